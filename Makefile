@@ -1,0 +1,62 @@
+# Every target sets up what it needs. A fresh machine needs Python 3.11, pip and a package index, nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format docs bench campaign clean
+
+help:  ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/.demo  ## Run the examples with an expert and a random agent, and show the tables
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev  ## Run the tests
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/.dev  ## Lint, format check, types, layering
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest tests/test_house.py
+
+format: $(VENV)/.dev  ## Format the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+docs: $(VENV)/.docs  ## Build the docs site; a broken link fails
+	@$(BIN)/mkdocs build --strict
+
+bench: $(VENV)/.dev  ## Run the benchmarks of this package alone; BENCH_PEERS=1 adds the peers
+	@$(BIN)/python benchmarks/rollouts.py
+
+campaign: $(VENV)/.dev  ## The long tests: kill -9 and resume
+	@$(BIN)/python -m pytest -m campaign
+
+clean:  ## Remove everything that was installed or built here
+	rm -rf $(VENV) .peers site dist build .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.made:
+	@echo "Making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "Installing reward-kit and what the examples need (about 60 MB)"
+	@$(PIP) --editable '.[games]'
+	@touch $@
+
+# torch comes first and pinned: whatever depends on it then takes this build and not one with gigabytes of CUDA.
+$(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "Installing PyTorch (about 200 MB, once)"
+	@$(PIP) 'torch==2.13.0'
+	@echo "Installing reward-kit and its development tools (about 120 MB)"
+	@$(PIP) --editable '.[games,train,dev]'
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: $(VENV)/.dev
+	@echo "Installing the docs tools"
+	@$(PIP) --editable '.[docs]'
+	@touch $@

@@ -1,0 +1,256 @@
+"""What one chat completion costs the client, by transport: the figures behind development/transport.md.
+
+    .venv/bin/python benchmarks/transport.py [-n 2000] [-c 32] [--rounds 3]
+
+An aiohttp server in a second process answers every request at once with the same small completion. Each client sends
+N requests, C at a time, in its own fresh process (so that no client pays for another's imports or garbage). Of the
+rounds the one with the least CPU time counts: the others were disturbed. CPU is that of the client process alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # measure this checkout, installed or not
+
+Call = Callable[[], Awaitable[Any]]
+BODY: dict[str, Any] = {
+    "model": "bench",
+    "messages": [
+        {"role": "system", "content": "Add the numbers with the tool, then say the result."},
+        {"role": "user", "content": "What is 17 + 25?"},
+    ],
+    "seed": 7,
+}
+ANSWER = json.dumps(
+    {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "bench",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "It is 42."}}],
+        "usage": {"prompt_tokens": 30, "completion_tokens": 5, "total_tokens": 35},
+    }
+).encode()
+
+
+def serve() -> None:
+    """Answer forever on a free port, whose number is the first line printed."""
+    from aiohttp import web
+
+    async def answer(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=ANSWER, content_type="application/json")
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        print(runner.addresses[0][1], flush=True)
+        await asyncio.Event().wait()
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def openai_sdk(url: str, concurrency: int) -> AsyncIterator[Call]:
+    """The SDK as it comes."""
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=url, api_key="x") as client:
+        yield lambda: client.chat.completions.create(**BODY)
+
+
+@asynccontextmanager
+async def openai_aiohttp(url: str, concurrency: int) -> AsyncIterator[Call]:
+    """The SDK over its own aiohttp adapter."""
+    from openai import AsyncOpenAI, DefaultAioHttpClient
+
+    async with DefaultAioHttpClient() as http, AsyncOpenAI(base_url=url, api_key="x", http_client=http) as client:
+        yield lambda: client.chat.completions.create(**BODY)
+
+
+@asynccontextmanager
+async def openai_raw(url: str, concurrency: int) -> AsyncIterator[Call]:
+    """The SDK over its aiohttp adapter, without building its response models."""
+    from openai import AsyncOpenAI, DefaultAioHttpClient
+
+    async with DefaultAioHttpClient() as http, AsyncOpenAI(base_url=url, api_key="x", http_client=http) as client:
+
+        async def call() -> Any:
+            return json.loads((await client.chat.completions.with_raw_response.create(**BODY)).content)
+
+        yield call
+
+
+def _httpx_like(name: str) -> Callable[[str, int], Any]:
+    @asynccontextmanager
+    async def client(url: str, concurrency: int) -> AsyncIterator[Call]:
+        module = importlib.import_module(name)
+        limits = module.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+        async with module.AsyncClient(limits=limits, timeout=60) as http:
+
+            async def call() -> Any:
+                return (await http.post(f"{url}/chat/completions", json=BODY)).json()
+
+            yield call
+
+    return client
+
+
+@asynccontextmanager
+async def plain_aiohttp(url: str, concurrency: int) -> AsyncIterator[Call]:
+    """aiohttp with its defaults, JSON by the standard library."""
+    import aiohttp
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=concurrency)) as session:
+
+        async def call() -> Any:
+            async with session.post(f"{url}/chat/completions", json=BODY) as response:
+                return json.loads(await response.read())
+
+        yield call
+
+
+@asynccontextmanager
+async def chat_endpoint(url: str, concurrency: int) -> AsyncIterator[Call]:
+    """`ChatEndpoint.complete`: what this package sends, with deadlines, retries and parsing."""
+    from reward_kit.providers import ChatEndpoint
+
+    endpoint = ChatEndpoint(url, "x")
+    yield lambda: endpoint.complete(BODY)
+    await endpoint.aclose()
+
+
+@asynccontextmanager
+async def openai_policy(url: str, concurrency: int) -> AsyncIterator[Call]:
+    """`OpenAIAgentPolicy`: a session opened, one action, the session closed."""
+    from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
+    from reward_kit.agent.policy_interface import EpisodeContext
+    from reward_kit.models import Message
+
+    policy = OpenAIAgentPolicy("bench", base_url=url, api_key="x")
+    conversation = [Message(**message) for message in BODY["messages"]]
+
+    async def call() -> Any:
+        session = await policy.open(EpisodeContext("r", 7))
+        output = await session.get_action(conversation)
+        await session.close_session()
+        return output
+
+    yield call
+    await policy.close()
+
+
+CLIENTS: dict[str, tuple[str, Callable[[str, int], Any]]] = {
+    "openai SDK": ("openai", openai_sdk),
+    "openai SDK + its aiohttp client": ("openai", openai_aiohttp),
+    "openai SDK + aiohttp, raw response": ("openai", openai_raw),
+    "httpx": ("httpx", _httpx_like("httpx")),
+    "httpx2": ("httpx2", _httpx_like("httpx2")),
+    "aiohttp": ("aiohttp", plain_aiohttp),
+    "ours: ChatEndpoint": ("reward_kit.providers.chat", chat_endpoint),
+    "ours: OpenAIAgentPolicy": ("reward_kit.agent.policies.openai_policy", openai_policy),
+}
+
+
+def _available(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+async def measure(name: str, url: str, requests: int, concurrency: int) -> dict[str, float]:
+    """CPU milliseconds per request and requests per second of one client."""
+    async with CLIENTS[name][1](url, concurrency) as call:
+        left = concurrency * 4  # connections and caches are warm before the clock starts
+
+        async def worker() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                await call()
+
+        await asyncio.gather(*(worker() for _ in range(concurrency)))
+        left = requests
+        cpu, wall = _cpu_s(), time.perf_counter()
+        await asyncio.gather(*(worker() for _ in range(concurrency)))
+        cpu, wall = _cpu_s() - cpu, time.perf_counter() - wall
+    return {"cpu_ms": 1000 * cpu / requests, "per_s": requests / wall}
+
+
+def _in_fresh_process(name: str, url: str, args: argparse.Namespace) -> dict[str, float]:
+    command = [sys.executable, __file__, "--client", name, "--url", url]
+    command += ["-n", str(args.requests), "-c", str(args.concurrency)]
+    answer: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return answer
+
+
+def _print_table(rows: dict[str, dict[str, float]], args: argparse.Namespace) -> None:
+    base = rows["aiohttp"]["cpu_ms"]
+    print(f"N={args.requests}, concurrency {args.concurrency}, best of {args.rounds}, {os.cpu_count()} cores")
+    print(f"| {'client':36} | CPU ms/request | requests/s | × aiohttp CPU |")
+    print(f"|{'-' * 38}|---------------:|-----------:|--------------:|")
+    for name, row in rows.items():
+        print(f"| {name:36} | {row['cpu_ms']:14.3f} | {row['per_s']:10.0f} | {row['cpu_ms'] / base:13.2f} |")
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Start the server, measure every client that is installed, print the table."""
+    server = subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
+        rows: dict[str, dict[str, float]] = {}
+        for name, (module, _) in CLIENTS.items():
+            if not _available(module):
+                print(f"{name}: not installed, left out")
+                continue
+            rounds = [_in_fresh_process(name, url, args) for _ in range(args.rounds)]
+            rows[name] = min(rounds, key=lambda row: row["cpu_ms"])
+        _print_table(rows, args)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def main() -> None:
+    """Compare all clients, or play one part of the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-n", "--requests", type=int, default=2000)
+    parser.add_argument("-c", "--concurrency", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--client", choices=CLIENTS, help=argparse.SUPPRESS)
+    parser.add_argument("--url", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve()
+    elif args.client:
+        print(json.dumps(asyncio.run(measure(args.client, args.url, args.requests, args.concurrency))))
+    else:
+        compare(args)
+
+
+if __name__ == "__main__":
+    main()

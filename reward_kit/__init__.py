@@ -1,0 +1,70 @@
+"""Evaluate language-model agents, and train them with credit for every step.
+
+The public names load on first use, so that `import reward_kit` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reward_kit.agent.models import StepData as StepData
+    from reward_kit.agent.models import StopReason as StopReason
+    from reward_kit.agent.policy_interface import AgentPolicy as AgentPolicy
+    from reward_kit.agent.policy_interface import EpisodeContext as EpisodeContext
+    from reward_kit.agent.policy_interface import PolicyOutput as PolicyOutput
+    from reward_kit.agent.rl_rollout_worker import RLRolloutWorker as RLRolloutWorker
+    from reward_kit.environments.base import ForkableResource as ForkableResource
+    from reward_kit.environments.base import StepOutcome as StepOutcome
+    from reward_kit.environments.tools import ToolRegistry as ToolRegistry
+    from reward_kit.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
+    from reward_kit.errors import RewardKitError as RewardKitError
+    from reward_kit.models import EvaluateResult as EvaluateResult
+    from reward_kit.models import Message as Message
+    from reward_kit.models import MetricResult as MetricResult
+    from reward_kit.models import StepOutput as StepOutput
+    from reward_kit.models import TaskDefinitionModel as TaskDefinitionModel
+    from reward_kit.models import ToolCall as ToolCall
+    from reward_kit.reward_agent.agent import AsyncRewardAgent as AsyncRewardAgent
+    from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps as system_apply_gigpo_to_batch_steps
+    from reward_kit.rl_processing import RLDataAligner as RLDataAligner
+    from reward_kit.typed_interface import reward_function as reward_function
+
+_HOMES = {
+    "AgentPolicy": "agent.policy_interface",
+    "AsyncRewardAgent": "reward_agent.agent",
+    "EpisodeContext": "agent.policy_interface",
+    "EvaluateResult": "models",
+    "ForkableResource": "environments.base",
+    "Message": "models",
+    "MetricResult": "models",
+    "PolicyOutput": "agent.policy_interface",
+    "RLDataAligner": "rl_processing",
+    "RLRolloutWorker": "agent.rl_rollout_worker",
+    "RewardKitError": "errors",
+    "SingleAgentEpisode": "episodes.single_agent_episode",
+    "StepData": "agent.models",
+    "StepOutcome": "environments.base",
+    "StepOutput": "models",
+    "StopReason": "agent.models",
+    "TaskDefinitionModel": "models",
+    "ToolCall": "models",
+    "ToolRegistry": "environments.tools",
+    "reward_function": "typed_interface",
+    "system_apply_gigpo_to_batch_steps": "rl_helpers",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'reward_kit' has no attribute {name!r}")
+    value = getattr(import_module(f"reward_kit.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

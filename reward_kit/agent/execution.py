@@ -1,0 +1,234 @@
+"""Carrying out one action: the messages it becomes, the calls it makes, and what came of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from reward_kit.agent.policy_interface import Action, tool_calls_of
+from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec, tool_spec
+from reward_kit.environments.tools import ToolRegistry
+from reward_kit.errors import (
+    ConfigError,
+    DeadlineError,
+    EnvironmentFailure,
+    Failure,
+    RewardKitError,
+    ToolError,
+    boundary,
+    did_you_mean,
+)
+from reward_kit.models import FunctionCall, Message, TaskDefinitionModel, ToolCall
+
+logger = logging.getLogger("reward_kit.agent")
+
+
+@dataclass(slots=True)
+class Execution:
+    """What came of one action.
+
+    Attributes:
+        messages: the tools' answers, or a nudge; they follow the assistant message.
+        observation: what the environment shows now; None where no resource was called.
+        reward: the sum of the environment's rewards, None where it gave none.
+        terminated: the environment ended the task.
+        truncated: the environment stopped for an outside reason.
+        wants_end: the agent called the task's terminate tool.
+        info: JSON-safe facts for the step.
+        failure: what broke, where something did.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    observation: Any = None
+    reward: float | None = None
+    terminated: bool = False
+    truncated: bool = False
+    wants_end: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """No further call of this action is carried out."""
+        return self.terminated or self.truncated or self.wants_end or self.failure is not None
+
+
+class Toolbox:
+    """Everything an agent can call in one episode: the resource's tools, the task's own, and the terminate tool.
+
+    Args:
+        task: its limits and its terminate tool.
+        resource: the episode's world.
+        registry: the task's own tools.
+    """
+
+    def __init__(
+        self, task: TaskDefinitionModel, resource: ForkableResource | None, registry: ToolRegistry | None
+    ) -> None:
+        self._resource, self._registry = resource, registry
+        self._terminate_tool = task.terminate_tool
+        self._tool_time_s, self._output_chars = task.limits.tool_time_s, task.limits.tool_output_chars
+        self._own = list(registry.get_openai_tools()) if registry else []
+        if self._terminate_tool:
+            self._own.append(terminate_spec(self._terminate_tool))
+
+    async def specs(self) -> list[ToolSpec] | None:
+        """The tools that can be called now, None where there are none.
+
+        Raises:
+            ConfigError: two tools have one name.
+        """
+        if self._resource is None:
+            return self._own or None
+        with boundary(EnvironmentFailure, "get_tools_spec"):
+            specs = await self._resource.get_tools_spec()
+        if not self._own:
+            return specs or None
+        names = [spec["function"]["name"] for spec in (*specs, *self._own)]
+        if len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ConfigError(f"two tools are called {', '.join(twice)}; rename one of them")
+        return [*specs, *self._own]
+
+    async def execute(self, action: Action, step: int, seconds_left: float | None) -> Execution:
+        """Make the calls of an action, one after another.
+
+        A call that fails answers the agent with the error. A resource that breaks, or does not answer in time, ends the
+        episode: its state is no longer known.
+        """
+        done = Execution()
+        calls = tool_calls_of(action)
+        for position, call in enumerate(calls):
+            text, facts = await self._call(call, done, seconds_left)
+            shown, cut = cut_text(text, self._output_chars)
+            name, call_id = call["name"], call_id_of(call, step, position)
+            done.messages.append(Message(role="tool", name=name, tool_call_id=call_id, content=shown))
+            done.info.setdefault("tools", []).append({"name": name, **facts, **({"cut": True} if cut else {})})
+        if calls:
+            done.info["is_action_valid"] = all(tool.get("is_valid", True) for tool in done.info["tools"])
+        return done
+
+    async def _call(
+        self, call: Mapping[str, Any], done: Execution, seconds_left: float | None
+    ) -> tuple[str, dict[str, Any]]:
+        """The text that answers one call, and facts about it."""
+        if done.is_over:
+            return "Not carried out: the episode is over.", {"skipped": True}
+        try:
+            return await self._carry_out(call, done, seconds_left)
+        except ToolError as error:
+            return f"Error: {error}", {"error": str(error), "is_valid": False}
+        except RewardKitError as error:
+            logger.info("%s failed", call["name"], exc_info=error)
+            done.failure = Failure.from_exception(error)
+            return f"Error: {error}", {"error": str(error), "is_valid": False}
+
+    async def _carry_out(
+        self, call: Mapping[str, Any], done: Execution, seconds_left: float | None
+    ) -> tuple[str, dict[str, Any]]:
+        name, arguments = call["name"], _arguments_of(call)
+        if name == self._terminate_tool:
+            done.wants_end = True
+            return "The episode ends.", {}
+        is_own = self._registry is not None and name in self._registry.get_tools()
+        if not is_own and self._resource is None:
+            known = self._registry.get_tools() if self._registry else []
+            raise ToolError(f"unknown tool {name!r}{did_you_mean(name, known)}")
+        limits = [seconds for seconds in (self._tool_time_s, seconds_left) if seconds is not None]
+        try:
+            with anyio.fail_after(min(limits) if limits else None):
+                return await (self._call_own(name, arguments) if is_own else self._call_resource(name, arguments, done))
+        except TimeoutError:
+            message = f"tool {name!r} did not answer within {min(limits):g} s (limits.tool_time_s)"
+            # The task's own tool may be tried again; a resource that was interrupted is in an unknown state.
+            raise (ToolError if is_own else DeadlineError)(message) from None
+
+    async def _call_own(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        assert self._registry is not None
+        return as_text(await self._registry.get_tool(name).call(arguments, self._resource)), {}
+
+    async def _call_resource(
+        self, name: str, arguments: Mapping[str, Any], done: Execution
+    ) -> tuple[str, dict[str, Any]]:
+        assert self._resource is not None
+        with boundary(EnvironmentFailure, f"{type(self._resource).__name__} in {name!r}"):
+            outcome = await self._resource.step(name, arguments)
+        if not isinstance(outcome, StepOutcome):
+            raise EnvironmentFailure(f"step({name!r}) returned {type(outcome).__name__}, not a StepOutcome")
+        done.observation = outcome.observation
+        done.terminated, done.truncated = outcome.terminated, outcome.truncated
+        if outcome.reward is not None:
+            done.reward = (done.reward or 0.0) + outcome.reward
+        facts = dict(outcome.info)
+        if facts.pop("is_action_valid", True) is False:
+            facts["is_valid"] = False
+        return as_text(outcome.observation), facts
+
+
+def terminate_spec(name: str) -> ToolSpec:
+    """The tool with which an agent ends its episode."""
+    parameters = {
+        "type": "object",
+        "properties": {"message": {"type": "string", "description": "a closing remark"}},
+        "additionalProperties": False,
+    }
+    return tool_spec(name, "End the episode. Call this when the task is done.", parameters)
+
+
+def call_id_of(call: Mapping[str, Any], step: int, position: int) -> str:
+    """The call's own id, or one made from its place in the episode, so that ids do not differ between equal runs."""
+    return str(call.get("id") or f"call_{step}_{position}")
+
+
+def assistant_message(action: Action, step: int) -> Message:
+    """The one message an action becomes in the conversation."""
+    calls = [
+        ToolCall(
+            id=call_id_of(call, step, position),
+            function=FunctionCall(name=call["name"], arguments=_arguments_text(call)),
+        )
+        for position, call in enumerate(tool_calls_of(action))
+    ]
+    message = Message(role="assistant", content=action.get("content") or ("" if not calls else None))
+    if calls:
+        message.tool_calls = calls
+    if action.get("reasoning_content"):
+        message.reasoning_content = action["reasoning_content"]
+    return message
+
+
+def _arguments_text(call: Mapping[str, Any]) -> str:
+    if "arguments_text" in call:
+        return str(call["arguments_text"])
+    return json.dumps(call.get("arguments") or {}, ensure_ascii=False)
+
+
+def _arguments_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "arguments_text" in call:
+        shown = str(call["arguments_text"])[:200]
+        raise ToolError(f"the arguments of {call['name']!r} are not a JSON object: {shown}")
+    arguments = call.get("arguments") or {}
+    if not isinstance(arguments, Mapping):
+        raise ToolError(f"the arguments of {call['name']!r} are a {type(arguments).__name__}, not an object")
+    return arguments
+
+
+def as_text(value: Any) -> str:
+    """What a tool returned, as the agent reads it: text as it is, None as "", everything else as JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def cut_text(text: str, limit: int) -> tuple[str, bool]:
+    """`text`, or its two ends with a visible note between them where it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text, False
+    half = limit // 2
+    note = f"\n[… {len(text) - 2 * half:,} of {len(text):,} characters left out …]\n"
+    return f"{text[:half]}{note}{text[len(text) - half :]}", True

@@ -1,0 +1,178 @@
+"""`StepData`, the view of one step that credit assignment works on, and `StopReason`, why an episode ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Any, overload
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from reward_kit.episodes.segments import Turn
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.models import Message
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. Each value is in exactly one of the two groups below."""
+
+    ANSWERED = "answered"
+    """The policy gave a text action, and the task ends on text."""
+    TERMINATE_ACTION = "terminate_action"
+    """The policy chose to end: a terminate action, or the task's terminate tool."""
+    STOP_PHRASE = "stop_phrase"
+    """An output contained one of the task's stop phrases."""
+    TERMINATION_REGEX = "termination_regex"
+    """An output matched the task's termination regex."""
+    ENVIRONMENT_TERMINATED = "environment_terminated"
+    """The environment ended the task, for better or worse."""
+    RECORDED = "recorded"
+    """The transcript was given to us, not collected."""
+    ENVIRONMENT_TRUNCATED = "environment_truncated"
+    """The environment stopped for an outside reason, such as its own time limit."""
+    MAX_STEPS = "max_steps"
+    """The step limit was reached."""
+    TOKEN_LIMIT = "token_limit"
+    """The episode used its tokens up."""
+    WALL_TIME_LIMIT = "wall_time_limit"
+    """The episode used its time up."""
+    ERROR = "error"
+    """Something failed; the failure is recorded on the episode."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """The task ended (`terminated`); otherwise the episode was cut off (`truncated`)."""
+        return self in _TERMINAL
+
+    @property
+    def is_limit(self) -> bool:
+        """A limit that somebody set was reached."""
+        return self in _LIMITS
+
+
+_TERMINAL = frozenset(
+    {
+        StopReason.ANSWERED,
+        StopReason.TERMINATE_ACTION,
+        StopReason.STOP_PHRASE,
+        StopReason.TERMINATION_REGEX,
+        StopReason.ENVIRONMENT_TERMINATED,
+        StopReason.RECORDED,
+    }
+)
+_LIMITS = frozenset(
+    {
+        StopReason.MAX_STEPS,
+        StopReason.TOKEN_LIMIT,
+        StopReason.WALL_TIME_LIMIT,
+        StopReason.ENVIRONMENT_TRUNCATED,
+    }
+)
+
+
+class History(Sequence[Message]):
+    """The first `stop` messages of a conversation, shared with it and not copied."""
+
+    __slots__ = ("_messages", "_stop")
+
+    def __init__(self, messages: Sequence[Message], stop: int) -> None:
+        self._messages = messages
+        self._stop = stop
+
+    def __len__(self) -> int:
+        return self._stop
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        if isinstance(index, slice):
+            return [self._messages[i] for i in range(*index.indices(self._stop))]
+        position = index + self._stop if index < 0 else index
+        if not 0 <= position < self._stop:
+            raise IndexError(f"message {index} of a history of {self._stop}")
+        return self._messages[position]
+
+    def __iter__(self) -> Iterator[Message]:
+        return (self._messages[i] for i in range(self._stop))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"History({list(self)!r})"
+
+
+class StepData(BaseModel):
+    """One policy action and what came of it.
+
+    Attributes:
+        system_step_index: counts policy actions from 0.
+        observation_data: what was new to the policy in this step: the environment's observation.
+        action_taken: the structured action.
+        raw_policy_output: the text as the model wrote it.
+        resulting_messages_history: the conversation after the step; a list, or a `History` that shares its messages.
+        policy_logprobs: `prompt_ids`, `token_ids`, `logprobs`, `policy_version`, `usage`, each absent where unknown.
+        policy_value_estimate: V(s) where the policy has a critic.
+        is_done: the last step of its episode.
+        step_info: `assistant_turn_index`, `state_key`, `environment_reward`, `is_action_valid`, tool outcomes.
+        base_reward: the reward of this step; None where nobody gave one.
+        advantage: what the action was worth above its peers; None before credit is assigned and where unscored.
+        return_to_go: the discounted return from this step on.
+    """
+
+    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
+
+    system_step_index: int
+    observation_data: Any
+    action_taken: dict[str, Any]
+    raw_policy_output: str | None = None
+    resulting_messages_history: History | list[Message] = Field(default_factory=list)
+    policy_logprobs: dict[str, Any] | None = None
+    policy_value_estimate: float | None = None
+    is_done: bool = False
+    step_info: dict[str, Any] = Field(default_factory=dict)
+    base_reward: float | None = None
+    advantage: float | None = None
+    return_to_go: float | None = None
+
+
+def steps_of(episode: SingleAgentEpisode) -> list[StepData]:
+    """The steps of an episode, as views: messages and tokens are shared, not copied for each step."""
+    ends = [*episode.assistant_turns[1:], len(episode.messages)]
+    turns = episode.tokens.turns()
+    steps = []
+    for t in range(len(episode)):
+        info = {"environment_reward": episode.get_rewards(t), **episode.get_infos(t + 1), "assistant_turn_index": t}
+        # The key names the state in which the action was taken; the next info holds the next state's.
+        info["state_key"] = episode.get_infos(t).get("state_key")
+        steps.append(
+            StepData(
+                system_step_index=t,
+                observation_data=episode.get_observations(t),
+                action_taken=episode.get_actions(t),
+                raw_policy_output=_output(episode, "raw_policy_output", t),
+                resulting_messages_history=History(episode.messages, ends[t]) if episode.messages else [],
+                policy_logprobs=_logprobs_of(episode, t, turns.get(t), info),
+                policy_value_estimate=_output(episode, "value_estimate", t),
+                is_done=episode.is_done and t == len(episode) - 1,
+                step_info=info,
+            )
+        )
+    return steps
+
+
+def _output(episode: SingleAgentEpisode, key: str, t: int) -> Any:
+    return episode.get_extra_model_outputs(key, t) if key in episode.extra_model_outputs else None
+
+
+def _logprobs_of(episode: SingleAgentEpisode, t: int, turn: Turn | None, info: dict[str, Any]) -> dict[str, Any] | None:
+    known: dict[str, Any] = dict(turn._asdict()) if turn else {}
+    if not turn and (logprobs := _output(episode, "logprobs", t)):
+        known["logprobs"] = logprobs
+    if "usage" in info:
+        known["usage"] = info["usage"]
+    return known or None

@@ -1,0 +1,162 @@
+"""Samples, the seeds and ids that derive from them, and the messages an episode of one begins with."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from reward_kit.errors import ConfigError
+from reward_kit.models import Message, TaskDefinitionModel
+
+if TYPE_CHECKING:
+    import jinja2
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One initial condition: a row of the task's dataset, or the task itself.
+
+    Attributes:
+        id: unique in its task.
+        row: the fields that message templates and reward functions may use.
+        ground_truth: handed to reward functions, never to the policy.
+        resource_config: laid over the task's `base_resource_config`.
+        where: file and line, for messages to the user.
+    """
+
+    id: str
+    row: Mapping[str, Any] = field(default_factory=dict)
+    ground_truth: Any = None
+    resource_config: Mapping[str, Any] = field(default_factory=dict)
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """The seeds of one episode. The environment's is shared by its group; the policy's is never shared."""
+
+    run: int
+    environment: int
+    policy: int
+    noise: int
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed from a purpose, the run's seed and ids; the same parts always give the same seed."""
+    text = "\0".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
+
+
+def derive_seeds(run_seed: int, sample_id: str, rollout_index: int, noise: str, policy_label: str = "") -> Seeds:
+    """Environment seed = f(run, sample); policy seed = f(run, sample, rollout index, policy).
+
+    Args:
+        run_seed: the run's.
+        sample_id: the sample's.
+        rollout_index: the position in the group.
+        noise: "independent" or "shared": whether the group's worlds draw different chances after their fork.
+        policy_label: tells apart several policies of one run.
+    """
+    noise_parts = (rollout_index,) if noise == "independent" else ()
+    return Seeds(
+        run=run_seed,
+        environment=derive_seed("environment", run_seed, sample_id),
+        policy=derive_seed("policy", run_seed, sample_id, rollout_index, policy_label),
+        noise=derive_seed("noise", run_seed, sample_id, *noise_parts),
+    )
+
+
+def make_group_id(run_seed: int, sample_id: str, policy_label: str = "") -> str:
+    """The id of the group of `sample_id`: readable, and unique in a run."""
+    slug = re.sub(r"[^A-Za-z0-9_-]+", "-", sample_id)[:40]
+    return f"{slug}-{derive_seed('group', run_seed, sample_id, policy_label) & 0xFFFFFFFF:08x}"
+
+
+def make_rollout_id(group_id: str, rollout_index: int) -> str:
+    """The id of one episode of a group."""
+    return f"{group_id}-{rollout_index}"
+
+
+class Prompt:
+    """The first messages of a task's episodes: its templates, compiled once.
+
+    Raises:
+        ConfigError: a template does not compile, or the task has nothing to begin with.
+    """
+
+    def __init__(self, task: TaskDefinitionModel) -> None:
+        self._task = task
+        self._messages = list(task.messages)
+        if task.initial_user_prompt is not None:
+            self._messages.append(Message(role="user", content=task.initial_user_prompt))
+        self._templates: dict[str, jinja2.Template] = {}
+        self._shows_observation = False
+        for message in self._messages:
+            for text in _texts(message):
+                self._compile(text)
+
+    def _compile(self, text: str) -> None:
+        if "{" not in text:
+            return
+        # Jinja2 costs 30 ms to import and many tasks have no template.
+        import jinja2
+        from jinja2 import meta, sandbox
+
+        environment = sandbox.SandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+        try:
+            used = meta.find_undeclared_variables(environment.parse(text))
+            self._templates[text] = environment.from_string(text)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"task {self._task.name!r}: message template {text[:60]!r}: {error}") from None
+        self._shows_observation |= "observation" in used
+
+    def render(self, sample: Sample, observation: str = "") -> list[Message]:
+        """The first messages of an episode of `sample`.
+
+        Args:
+            sample: its row fills the templates; a row's own `messages` are used where the task has none.
+            observation: the environment's first observation as text.
+
+        Raises:
+            ConfigError: a template uses a field that the row does not have.
+        """
+        if self._messages:
+            messages = [self._render_message(message, sample, observation) for message in self._messages]
+        else:
+            messages = [Message.model_validate(message) for message in sample.row.get("messages") or []]
+        if observation and not self._shows_observation:
+            messages.append(Message(role="user", content=observation))
+        return messages
+
+    def _render_message(self, message: Message, sample: Sample, observation: str) -> Message:
+        fields = {**sample.row, "observation": observation}
+        if isinstance(message.content, str):
+            return message.model_copy(update={"content": self._fill(message.content, fields, sample)})
+        parts = [
+            {**part, "text": self._fill(part["text"], fields, sample)} if isinstance(part.get("text"), str) else part
+            for part in message.content or []
+        ]
+        return message.model_copy(update={"content": parts or message.content})
+
+    def _fill(self, text: str, fields: Mapping[str, Any], sample: Sample) -> str:
+        if text not in self._templates:
+            return text
+        import jinja2
+
+        try:
+            return self._templates[text].render(fields)
+        except jinja2.TemplateError as error:
+            where = f" ({sample.where})" if sample.where else ""
+            known = ", ".join(sorted(map(str, sample.row))) or "none"
+            raise ConfigError(
+                f"sample {sample.id!r}{where}: message template {text[:60]!r}: {error}; the row's fields: {known}"
+            ) from None
+
+
+def _texts(message: Message) -> list[str]:
+    if isinstance(message.content, str):
+        return [message.content]
+    return [part["text"] for part in message.content or [] if isinstance(part.get("text"), str)]

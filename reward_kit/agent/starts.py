@@ -1,0 +1,173 @@
+"""Groups: the episodes of one sample, all from one and the same start.
+
+A `GroupStart` sets the sample's world up once, resets it, records the key of that state, and hands each episode a
+private fork of it whose key must be the same. A resource that cannot be forked gets fresh starts instead, recorded as
+unverified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import anyio
+
+from reward_kit.agent.samples import Sample, Seeds, derive_seeds, make_group_id, make_rollout_id
+from reward_kit.environments.base import ForkableResource
+from reward_kit.environments.registry import resource_class
+from reward_kit.errors import EnvironmentFailure, boundary
+from reward_kit.models import TaskDefinitionModel
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStart:
+    """One episode's identity, seeds and private world.
+
+    Attributes:
+        rollout_id: unique in a run.
+        group_id: shared by the episodes of one start.
+        rollout_index: the position in the group, from 0.
+        sample: what the episode is about.
+        seeds: everything random derives from them.
+        world: the live resource, owned by the episode; None where the task has tools only.
+        fork: how the world came about: "native", "replay" or "none" (a fresh start).
+        state_key: the key of the start, None without a resource.
+        verified: the start is proved to be the group's; None without a resource.
+    """
+
+    rollout_id: str
+    group_id: str
+    rollout_index: int
+    sample: Sample
+    seeds: Seeds
+    world: ForkableResource | None = None
+    fork: str | None = None
+    state_key: str | None = None
+    verified: bool | None = None
+
+
+class GroupStart:
+    """The one start of a group. Use it as an async context manager; `episode` may be called concurrently.
+
+    Args:
+        task: what is built.
+        sample: the group's.
+        run_seed: the run's seed.
+        policy_label: tells apart the groups of several policies on one sample.
+        environment: a world that is set up already, used in place of the task's `resource_type`; it is forked and
+            stays its owner's.
+    """
+
+    def __init__(
+        self,
+        task: TaskDefinitionModel,
+        sample: Sample,
+        run_seed: int,
+        *,
+        policy_label: str = "",
+        environment: ForkableResource | None = None,
+    ) -> None:
+        self.group_id = make_group_id(run_seed, sample.id, policy_label)
+        self._task, self._sample, self._run_seed, self._label = task, sample, run_seed, policy_label
+        self._given = environment
+        self._base: ForkableResource | None = None
+        self._key: str | None = None
+        self._lock = anyio.Lock()
+
+    async def __aenter__(self) -> GroupStart:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def episode(self, rollout_index: int) -> EpisodeStart:
+        """The start of the `rollout_index`-th episode. The caller closes its world.
+
+        Raises:
+            ConfigError: the resource does not exist or refuses its configuration.
+            EnvironmentFailure: the world cannot be made, or a fork is not in the state it was forked from.
+        """
+        start = self.identity(rollout_index)
+        if self._given is None and self._task.resource_type is None:
+            return start
+        base, key = await self._opened(start.seeds)
+        if base.fork_kind == "none":
+            world = await self._fresh_world(start.seeds)
+        else:
+            world = await self._verified_fork(base, key)
+        world.reseed_noise(start.seeds.noise)
+        verified = base.fork_kind != "none"
+        return replace(start, world=world, fork=base.fork_kind, state_key=key, verified=verified)
+
+    def identity(self, rollout_index: int) -> EpisodeStart:
+        """The start of the `rollout_index`-th episode before its world is made."""
+        seeds = derive_seeds(self._run_seed, self._sample.id, rollout_index, self._task.noise, self._label)
+        rollout_id = make_rollout_id(self.group_id, rollout_index)
+        return EpisodeStart(rollout_id, self.group_id, rollout_index, self._sample, seeds)
+
+    async def _verified_fork(self, base: ForkableResource, key: str) -> ForkableResource:
+        with boundary(EnvironmentFailure, f"fork of {_name(base)}"):
+            world = await base.fork()
+        fork_key = await self._state_key(world)
+        if fork_key != key:
+            await _close_shielded(world)
+            raise EnvironmentFailure(
+                f"{_name(base)}: a fork has state key {fork_key}, its origin {key}; fork() does not copy the state"
+            )
+        return world
+
+    async def close(self) -> None:
+        """Close the group's own world; the episodes' worlds are theirs."""
+        base, self._base = self._base, None
+        if base is not None and base is not self._given:
+            await _close_shielded(base)
+
+    async def _opened(self, seeds: Seeds) -> tuple[ForkableResource, str]:
+        async with self._lock:
+            if self._base is None:
+                if self._given is not None:
+                    with boundary(EnvironmentFailure, f"reset of {_name(self._given)}"):
+                        await self._given.reset(seeds.environment)
+                    self._base = self._given
+                else:
+                    self._base = await self._fresh_world(seeds)
+                self._key = await self._state_key(self._base)
+            return self._base, self._key or ""
+
+    async def _fresh_world(self, seeds: Seeds) -> ForkableResource:
+        kind = type(self._given) if self._given is not None else resource_class(self._task.resource_type or "")
+        world = kind()
+        try:
+            with boundary(EnvironmentFailure, f"setup of {_name(world)}"):
+                await world.setup(merged_config(self._task.base_resource_config, self._sample.resource_config))
+            with boundary(EnvironmentFailure, f"reset of {_name(world)}"):
+                await world.reset(seeds.environment)
+        except BaseException:
+            await _close_shielded(world)
+            raise
+        return world
+
+    async def _state_key(self, world: ForkableResource) -> str:
+        with boundary(EnvironmentFailure, f"state_key of {_name(world)}"):
+            return await world.state_key()
+
+
+def merged_config(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, key by key, at every depth; neither is changed."""
+    merged = dict(base)
+    for key, value in over.items():
+        inner = merged.get(key)
+        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        merged[key] = merged_config(inner, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+async def _close_shielded(world: ForkableResource) -> None:
+    """Close a world, also while the task that owns it is being cancelled."""
+    with anyio.CancelScope(shield=True):
+        await world.close()
+
+
+def _name(resource: ForkableResource) -> str:
+    return type(resource).__name__

@@ -1,0 +1,69 @@
+"""`reward-kit`: finds the verb, loads its file alone, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from reward_kit.errors import RewardKitError, did_you_mean
+
+VERBS: dict[str, str] = {
+    "run": "Run a task file: collect episodes, score them, show a table.",
+    "score": "Score transcripts you already have.",
+    "check": "Check a task file or a resource before it costs anything.",
+    "schema": "Print the JSON schema of task files, for your editor.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose verbs are imported when they are called, so that --help and a typo cost nothing."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """The verbs in the order a newcomer needs them."""
+        return list(VERBS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """The verb of this name, loaded now."""
+        if name not in VERBS:
+            return None
+        command: click.Command = import_module(f"reward_kit.cli.{name}").command
+        return command
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest verb offered for a misspelt one."""
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            context.fail(f"no command {args[0]!r}{did_you_mean(args[0], VERBS)}")
+        return super().resolve_command(context, args)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verbs with their summaries, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="reward-kit", prog_name="reward-kit")
+def program() -> None:
+    """Evaluate language-model agents, and train them with credit for every step.
+
+    Start with: reward-kit run examples/frozen_lake/task.yaml --policy random
+    """
+
+
+def main() -> None:
+    """The console entry point. Exit codes: 0 ok, 1 a gate failed, 2 usage or config, 3 the run failed, 130 stopped."""
+    try:
+        program(auto_envvar_prefix="REWARD_KIT")
+    except RewardKitError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The end of a command that leaves a run: the table, the next command, the gates, the exit code."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import click
+from rich.console import Console
+
+from reward_kit.runs.display import Display, DisplayKind
+from reward_kit.runs.runner import Control
+from reward_kit.runs.store import RunStore
+from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
+from reward_kit.runs.tables import summary_table
+
+
+def display_kind(asked: str | None) -> DisplayKind:
+    """What was asked for, else rich on a terminal and plain elsewhere."""
+    if asked in ("rich", "plain", "none"):
+        return asked  # type: ignore[return-value]
+    return "rich" if sys.stderr.isatty() else "plain"
+
+
+@asynccontextmanager
+async def interruptible(control: Control, display: Display) -> AsyncIterator[None]:
+    """Ctrl-C once finishes what is in flight, twice stops now; SIGTERM counts as Ctrl-C."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_watch_signals, control, display)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def _watch_signals(control: Control, display: Display) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            if control.stop_reason:
+                display.say("stopping now; what was in flight runs again on resume")
+                control.scope.cancel()
+            else:
+                control.finish("interrupted")
+                display.say("finishing what is in flight; Ctrl-C again stops now")
+
+
+def log_to(path: Path) -> None:
+    """Send what the package logs, full tracebacks among it, to a file."""
+    handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logger = logging.getLogger("reward_kit")
+    logger.addHandler(handler)
+    logger.propagate = False
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+
+
+def close_run(
+    store: RunStore,
+    rows: Sequence[EpisodeRow],
+    control: Control,
+    *,
+    title: str,
+    pass_threshold: float,
+    expected: int,
+    fail_under: float | None,
+    as_json: bool,
+    resume_command: Sequence[str] | None,
+) -> int:
+    """Write the summary, show it, and decide the exit code."""
+    summaries = summarise(rows, pass_threshold)
+    document = summary_to_json(summaries)
+    store.write_summary(document)
+    if as_json:
+        status = "interrupted" if control.stop_reason else "complete"
+        click.echo(json.dumps({"run": str(store.path), "status": status, **document}))
+    else:
+        _console().print(summary_table(summaries, title))
+    missing = expected - len(rows)
+    note = Console(stderr=True, soft_wrap=True, highlight=False)
+    if control.stop_reason:
+        note.print(f"Stopped ({control.stop_reason}): {len(rows)} of {expected} episodes are there.")
+    note.print(f"Written to {store.path}")
+    if (missing or control.stop_reason) and resume_command:
+        note.print(f"Go on with:  {shlex.join(resume_command)}")
+    else:
+        again = ["reward-kit", "score", str(store.path / "episodes.jsonl"), "--reward", "FILE.py:FUNCTION"]
+        note.print(f"Score these episodes again with another reward:  {shlex.join(again)}")
+    return _exit_code(summaries, control, fail_under, note)
+
+
+def _exit_code(summaries: Sequence[PolicySummary], control: Control, fail_under: float | None, note: Console) -> int:
+    if control.stop_reason == "interrupted":
+        return 130
+    if summaries and all(sum(summary.errors.values()) == summary.episodes for summary in summaries):
+        note.print("Every episode broke.", style="red")
+        return 3
+    if control.stop_reason:
+        return 1
+    if fail_under is not None:
+        below = [s.policy for s in summaries if s.score is None or s.score.mean < fail_under]
+        if below:
+            note.print(f"Gate failed: mean score below {fail_under:g} for {', '.join(below)}", style="red")
+            return 1
+    return 0
+
+
+def _console() -> Console:
+    """Standard output; wide enough for the table where it is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)

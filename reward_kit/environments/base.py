@@ -1,0 +1,174 @@
+"""The contract of every environment an agent acts in.
+
+A resource is one private world. Its life: `setup(config)` once, `reset(seed)` to an initial condition, then `step` by
+`step` until it terminates, and `close`. `fork` gives an independent world in the same state, so that the episodes of a
+group start from one and the same start; `fork_kind` says how:
+
+- `native`: the state is copied. Nothing that happens in one world is ever seen in the other.
+- `replay`: a new private world is set up and reset, and the recorded actions are taken again; every observation is
+  compared (`environments/replay.py`).
+- `none`: the resource acts on something outside that cannot be copied. A group then makes fresh starts, which are
+  recorded as unverified.
+
+`state_key` names the state for credit assignment: two states with one key have the same future. It covers everything
+that changes future outcomes and excludes time, step counts, session ids and noise. `check_resource` proves what a
+resource declares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+ForkKind = Literal["native", "replay", "none"]
+ToolSpec = dict[str, Any]
+"""A tool in OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What one action did.
+
+    Attributes:
+        observation: what the agent is told; text, or a JSON value that is shown as JSON.
+        reward: the environment's own reward, None where it gives none.
+        terminated: the task ended in the environment, for better or worse; there is no future to value.
+        truncated: the environment stopped for an outside reason, such as its own time limit.
+        info: JSON-safe facts. `is_action_valid: False` marks an action that the environment could not carry out.
+    """
+
+    observation: Any
+    reward: float | None = None
+    terminated: bool = False
+    truncated: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSnapshot:
+    """A final state as it is stored: `payload` in the format that `kind` names ("json", "sqlite", "files")."""
+
+    kind: str
+    payload: bytes
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the payload in hexadecimal: the name under which it is stored."""
+        return hashlib.sha256(self.payload).hexdigest()
+
+    @classmethod
+    def from_json(cls, value: Any) -> StateSnapshot:
+        """A snapshot of a JSON value."""
+        return cls("json", canonical_json(value).encode("utf-8", "surrogatepass"))
+
+
+class ForkableResource(ABC):
+    """One private, forkable world. Subclass it, and run `reward-kit check module:Class` on the result.
+
+    Attributes:
+        fork_kind: how `fork` works; see the module's docstring.
+        deterministic: the same seed and actions give the same observations, rewards and state keys.
+        takes_task_folder: a configuration key `task_folder`, the folder of the task file, is added for this resource,
+            so that it finds files by paths relative to it and refuses those that lead out of it.
+    """
+
+    fork_kind: ClassVar[ForkKind] = "none"
+    deterministic: ClassVar[bool] = True
+    takes_task_folder: ClassVar[bool] = False
+
+    @abstractmethod
+    async def setup(self, config: Mapping[str, Any]) -> None:
+        """Build the world from the task's `base_resource_config`. Called once, before anything else.
+
+        Raises:
+            ConfigError: a key is unknown or a value is wrong; the message names it.
+        """
+
+    @abstractmethod
+    async def reset(self, seed: int | None = None) -> None:
+        """Go to the initial condition. The same seed gives the same condition."""
+
+    async def fork(self) -> ForkableResource:
+        """An independent world in this state.
+
+        Raises:
+            NotImplementedError: where `fork_kind` is "none".
+        """
+        raise NotImplementedError(f"{type(self).__name__} declares fork_kind {self.fork_kind!r} and cannot be forked")
+
+    async def checkpoint(self) -> Any:
+        """The state as a value that `restore` takes, unaffected by what happens later."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
+
+    async def restore(self, state: Any) -> None:
+        """Go back to the state that `checkpoint` returned."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be restored")
+
+    @abstractmethod
+    async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
+        """Carry out one tool call.
+
+        Raises:
+            ToolError: the call cannot be carried out (unknown tool, bad arguments). The agent reads the message; the
+                world is unchanged. Any other exception ends the episode.
+        """
+
+    async def get_observation(self) -> Any:
+        """What an agent that arrives now is told; None where there is nothing to tell."""
+        return None
+
+    @abstractmethod
+    async def get_tools_spec(self) -> list[ToolSpec]:
+        """The tools an agent can call now, in OpenAI form."""
+
+    @abstractmethod
+    async def state_key(self) -> str:
+        """The name of the present state; equal keys have equal futures."""
+
+    async def final_state(self) -> StateSnapshot | None:
+        """The state for reward functions, taken before `close`; None where there is none to show."""
+        return None
+
+    async def close(self) -> None:
+        """Release everything. Called exactly once for each world, also after a failure."""
+        return
+
+    def reseed_noise(self, seed: int) -> None:
+        """Draw everything random from here on from `seed`. Deterministic worlds have nothing to do."""
+        return
+
+    def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
+        """Every action that makes sense now, as `{"name", "arguments"}`; None where they cannot be listed."""
+        return None
+
+    def expert_action(self) -> Mapping[str, Any] | None:
+        """The action an expert takes now, as a policy's action; None where the resource has no expert."""
+        return None
+
+
+def tool_spec(name: str, description: str, parameters: Mapping[str, Any] | None = None) -> ToolSpec:
+    """A tool in OpenAI form; `parameters` is a JSON schema, by default that of no parameters."""
+    schema = dict(parameters or {"type": "object", "properties": {}})
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def canonical_json(value: Any) -> str:
+    """JSON text that is equal for equal values: sorted keys, no spaces, Unicode kept."""
+    return _CANONICAL.encode(value)
+
+
+def hash_key(*parts: str) -> str:
+    """A 128-bit key for the given texts; their boundaries count."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()

@@ -1,0 +1,216 @@
+"""Files below one directory that no path can leave, whatever an agent or another process puts there.
+
+A path is taken apart once and walked name by name with `openat` and `O_NOFOLLOW`, from a descriptor of the directory
+that is held open. A symbolic link is therefore refused at the moment of use, so that one made between a check and the
+use leads nowhere. Nothing here trusts a path as a string.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from reward_kit.errors import ToolError
+
+EntryKind = Literal["file", "directory"]
+
+_MAX_PATH_BYTES = 4_096
+_MAX_NAME_BYTES = 255
+_MAX_PARTS = 64
+# Windows has none of these flags; the module must be importable there, and `SUPPORTED` says that it cannot be used.
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_DIRECTORY_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_FOLLOW
+# O_NONBLOCK, because opening a named pipe would otherwise wait for a writer for ever.
+_READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _NO_FOLLOW
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
+SUPPORTED = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file or directory of a tree, with all that counts of it."""
+
+    path: str
+    kind: EntryKind
+    content: bytes = b""
+    executable: bool = False
+
+
+def split_path(path: object) -> tuple[str, ...]:
+    """The names of a relative path; () for the directory itself.
+
+    Raises:
+        ToolError: it is absolute, has a `..`, a NUL byte or a name that no file can have.
+    """
+    if not isinstance(path, str):
+        raise ToolError(f"a path is text, got {path!r}")
+    shown = path if len(path) <= 80 else f"{path[:79]}…"
+    if "\0" in path:
+        raise ToolError(f"path {shown!r} contains a NUL byte")
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError:
+        raise ToolError(f"path {shown!r} is not valid Unicode text") from None
+    if path.startswith("/"):
+        raise ToolError(f"path {shown!r} is absolute; paths are relative to the working directory")
+    parts = tuple(part for part in path.split("/") if part not in ("", "."))
+    if ".." in parts:
+        raise ToolError(f"path {shown!r} contains '..'; paths cannot leave the working directory")
+    if size > _MAX_PATH_BYTES or len(parts) > _MAX_PARTS:
+        raise ToolError(f"path {shown!r} is too long: at most {_MAX_PATH_BYTES} bytes and {_MAX_PARTS} names")
+    for part in parts:
+        if len(part.encode()) > _MAX_NAME_BYTES:
+            raise ToolError(f"path {shown!r} has a name longer than {_MAX_NAME_BYTES} bytes")
+    return parts
+
+
+def show(parts: tuple[str, ...]) -> str:
+    """The path as messages name it."""
+    return repr("/".join(parts) or ".")
+
+
+@contextmanager
+def open_directory(root: int, parts: tuple[str, ...]) -> Iterator[int]:
+    """A descriptor of the directory at `parts` below the open directory `root`.
+
+    Raises:
+        ToolError: it does not exist, is no directory, or is or lies behind a symbolic link.
+    """
+    current = os.open(".", _DIRECTORY_FLAGS, dir_fd=root)
+    try:
+        for position, name in enumerate(parts):
+            with explained(current, name, parts[: position + 1]):
+                inner = os.open(name, _DIRECTORY_FLAGS, dir_fd=current)
+            os.close(current)
+            current = inner
+        yield current
+    finally:
+        os.close(current)
+
+
+@contextmanager
+def explained(directory: int, name: str, parts: tuple[str, ...]) -> Iterator[None]:
+    """Turn the system's refusal of a call on `name` into a `ToolError` that names the path and the reason."""
+    try:
+        yield
+    except OSError as error:
+        if kind_at(directory, name) == "symlink":
+            raise ToolError(f"{show(parts)} is a symbolic link; links are not followed") from None
+        reasons = {
+            errno.ENOENT: "does not exist",
+            errno.ENOTDIR: "is not a directory",
+            errno.EISDIR: "is a directory",
+            errno.EEXIST: "exists already",
+            errno.EINVAL: "cannot be moved into itself",
+        }
+        detail = reasons.get(error.errno or 0, os.strerror(error.errno or 0))
+        raise ToolError(f"{show(parts)} {detail}") from None
+
+
+def kind_at(directory: int, name: str) -> str | None:
+    """ "file", "directory", "symlink" or "other"; None where there is nothing."""
+    try:
+        mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+    except OSError:
+        return None
+    return _kind(mode)
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISREG(mode):
+        return "file"
+    if stat.S_ISDIR(mode):
+        return "directory"
+    return "symlink" if stat.S_ISLNK(mode) else "other"
+
+
+def read_file(directory: int, parts: tuple[str, ...], max_bytes: int) -> tuple[bytes, bool]:
+    """The content of the file `parts[-1]` in the open `directory`, and whether it is executable.
+
+    Raises:
+        ToolError: it is no regular file, or is larger than `max_bytes`.
+    """
+    with explained(directory, parts[-1], parts):
+        handle = os.open(parts[-1], _READ_FLAGS, dir_fd=directory)
+    try:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            raise ToolError(f"{show(parts)} is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            content = file.read(max_bytes + 1)
+    finally:
+        os.close(handle)
+    if len(content) > max_bytes:
+        raise ToolError(f"{show(parts)} is larger than {max_bytes} bytes")
+    return content, bool(mode & stat.S_IXUSR)
+
+
+def create_file(directory: int, name: str, content: bytes, executable: bool = False) -> None:
+    """Create a file that does not exist yet in the open `directory`."""
+    handle = os.open(name, _CREATE_FLAGS, 0o700 if executable else 0o600, dir_fd=directory)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+
+
+def list_names(directory: int) -> list[tuple[str, str]]:
+    """Names and kinds in the open `directory`, sorted by name."""
+    with os.scandir(directory) as found:
+        return sorted((entry.name, _kind(entry.stat(follow_symlinks=False).st_mode)) for entry in found)
+
+
+def scan(root: int, max_bytes: int, parts: tuple[str, ...] = ()) -> Iterator[Entry]:
+    """Every directory and regular file below `root`, parents first, names sorted. Links and devices are left out.
+
+    Raises:
+        ToolError: a file is larger than `max_bytes`, or something changed while it was read.
+    """
+    with open_directory(root, parts) as directory:
+        names = list_names(directory)
+        for name, kind in names:
+            path = (*parts, name)
+            if kind == "file":
+                content, executable = read_file(directory, path, max_bytes)
+                yield Entry("/".join(path), "file", content, executable)
+            elif kind == "directory":
+                yield Entry("/".join(path), "directory")
+                yield from scan(root, max_bytes, path)
+
+
+def materialise(root: int, entries: tuple[Entry, ...]) -> None:
+    """Create `entries` (parents first) below the empty open directory `root`."""
+    for entry in entries:
+        *way, name = entry.path.split("/")
+        with open_directory(root, tuple(way)) as directory:
+            if entry.kind == "directory":
+                os.mkdir(name, 0o700, dir_fd=directory)
+            else:
+                create_file(directory, name, entry.content, entry.executable)
+
+
+def remove(directory: int, name: str) -> None:
+    """Remove `name` from the open `directory` with everything below it; links are removed, never followed."""
+    if kind_at(directory, name) == "directory":
+        shutil.rmtree(name, dir_fd=directory)
+    else:
+        os.unlink(name, dir_fd=directory)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory of ours, also where something in it was made unwritable."""
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except OSError:
+        for folder, names, _files in os.walk(path):
+            for name in names:
+                inner = os.path.join(folder, name)  # noqa: PTH118
+                if not os.path.islink(inner):  # noqa: PTH114
+                    os.chmod(inner, 0o700)  # noqa: PTH101
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,134 @@
+"""Forks for worlds that cannot be copied: build a new one, take the same actions again, and compare what it answers.
+
+A subclass implements `_setup`, `_reset` and `_step` in the place of `setup`, `reset` and `step`, and takes no arguments
+when it is made. Its world must be private: whatever the replayed actions do happens once more.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reward_kit.environments.base import ForkableResource, StepOutcome
+from reward_kit.errors import EnvironmentFailure, ToolError
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One thing that was done to the world: an action with its outcome, or new noise (`outcome` is None)."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    outcome: StepOutcome | None
+
+
+class ReplayForkResource(ForkableResource):
+    """A resource whose `fork`, `checkpoint` and `restore` take the recorded actions again."""
+
+    fork_kind = "replay"
+
+    def __init__(self) -> None:
+        self._config: Mapping[str, Any] = {}
+        self._reset_seed: int | None = None
+        self._history: list[Replayed] = []
+
+    @abstractmethod
+    async def _setup(self, config: Mapping[str, Any]) -> None:
+        """As `setup`."""
+
+    @abstractmethod
+    async def _reset(self, seed: int) -> None:
+        """As `reset`; there is always a seed, so that it can be done again."""
+
+    @abstractmethod
+    async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
+        """As `step`."""
+
+    def _reseed(self, seed: int) -> None:
+        """As `reseed_noise`."""
+        return
+
+    async def setup(self, config: Mapping[str, Any]) -> None:
+        self._config = copy.deepcopy(dict(config))
+        await self._setup(config)
+
+    async def reset(self, seed: int | None = None) -> None:
+        self._reset_seed = secrets.randbits(32) if seed is None else seed
+        self._history = []
+        await self._reset(self._reset_seed)
+
+    async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
+        arguments = copy.deepcopy(dict(action_params))
+        # A ToolError leaves the world unchanged, so there is nothing to take again.
+        outcome = await self._step(action_name, action_params)
+        self._history.append(Replayed(action_name, arguments, copy.deepcopy(outcome)))
+        return outcome
+
+    def reseed_noise(self, seed: int) -> None:
+        self._history.append(Replayed("reseed_noise", {"seed": seed}, None))
+        self._reseed(seed)
+
+    async def fork(self) -> ForkableResource:
+        twin = type(self)()
+        try:
+            await twin.setup(self._config)
+            await twin._replay(self._reset_seed, self._history)
+            _compare("after the replay", "the state key", await self.state_key(), await twin.state_key())
+        except BaseException:
+            await twin.close()
+            raise
+        return twin
+
+    async def checkpoint(self) -> Any:
+        return (self._reset_seed, tuple(self._history))
+
+    async def restore(self, state: Any) -> None:
+        seed, history = state
+        await self._replay(seed, list(history))
+
+    async def _replay(self, seed: int | None, history: list[Replayed]) -> None:
+        """Reset this world and do all of `history` again.
+
+        Raises:
+            EnvironmentFailure: the world answers otherwise than it did; the message has the first difference.
+        """
+        await self.reset(seed)
+        for number, event in enumerate(history):
+            if event.outcome is None:
+                self.reseed_noise(event.arguments["seed"])
+                continue
+            where = f"step {number} ({event.name} {dict(event.arguments)!r})"
+            try:
+                outcome = await self.step(event.name, event.arguments)
+            except ToolError as error:
+                raise EnvironmentFailure(f"replay: {where} was refused this time: {error}") from error
+            for field in ("observation", "reward", "terminated", "truncated"):
+                _compare(where, f"the {field}", getattr(event.outcome, field), getattr(outcome, field))
+
+
+def _compare(where: str, what: str, before: Any, now: Any) -> None:
+    difference = first_difference(before, now)
+    if difference:
+        raise EnvironmentFailure(f"replay: {where}: {what} differs{difference}; this world cannot be forked by replay")
+
+
+def first_difference(before: Any, now: Any, path: str = "") -> str:
+    """Where and how two JSON values first differ, such as " at .position: 3 became 4"; "" where they are equal."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping) and before.keys() == now.keys():
+        pairs = ((f"{path}.{key}", before[key], now[key]) for key in before)
+    elif isinstance(before, list | tuple) and isinstance(now, list | tuple) and len(before) == len(now):
+        pairs = ((f"{path}[{index}]", before[index], now[index]) for index in range(len(before)))
+    elif before == now and type(before) is type(now):
+        return ""
+    else:
+        return f"{f' at {path}' if path else ''}: {_cut(before)} became {_cut(now)}"
+    return next((found for where, old, new in pairs if (found := first_difference(old, new, where))), "")
+
+
+def _cut(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:119]}…"

@@ -1,0 +1,180 @@
+"""Random arguments that fit a JSON schema, for the checker and for policies that act at random.
+
+Covers what tool schemas use: types and lists of types, enum, const, bounds, multipleOf, lengths, arrays, objects,
+references, and anyOf, oneOf and allOf. A `pattern` is not solved: a plain word is given in its place.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+_WORDS = ("a", "b", "alpha", "beta", "name", "value", "one two", "x.y", "0", "é", "")
+_MAX_DEPTH = 6
+
+
+def sample_arguments(schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Arguments for a tool.
+
+    Args:
+        schema: the tool's `parameters`, a JSON schema of an object.
+        rng: all randomness comes from it, so that one seed gives one result.
+    """
+    value = sample_value({"type": "object", **schema}, rng)
+    return value if isinstance(value, dict) else {}
+
+
+def sample_value(schema: Any, rng: random.Random, root: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
+    """A value that fits `schema`; `root` is the schema in which its references are looked up."""
+    if not isinstance(schema, Mapping):
+        schema = {}
+    root = schema if root is None else root
+    schema = _resolved(schema, rng, root)
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return rng.choice(list(schema["enum"]))
+    kind = schema.get("type") or _implied_type(schema)
+    if isinstance(kind, list):
+        kind = rng.choice(kind)
+    if kind == "object":
+        return _object(schema, rng, root, depth)
+    if kind == "array":
+        return _array(schema, rng, root, depth)
+    return _scalar(str(kind), schema, rng)
+
+
+def _resolved(schema: Mapping[str, Any], rng: random.Random, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`schema` without references and combinations: one branch of each is taken."""
+    for _ in range(32):
+        if "$ref" in schema:
+            rest = {key: value for key, value in schema.items() if key != "$ref"}
+            schema = {**_referenced(str(schema["$ref"]), root), **rest}
+        elif schema.get("allOf"):
+            merged: dict[str, Any] = {key: value for key, value in schema.items() if key != "allOf"}
+            for part in schema["allOf"]:
+                merged = _merged(merged, _resolved(part, rng, root))
+            schema = merged
+        elif branches := schema.get("anyOf") or schema.get("oneOf"):
+            rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
+            schema = _merged(rest, rng.choice(list(branches)))
+        else:
+            return schema
+    return {}
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    both = {**first, **second}
+    if "properties" in first and "properties" in second:
+        both["properties"] = {**first["properties"], **second["properties"]}
+    if "required" in first and "required" in second:
+        both["required"] = list(dict.fromkeys([*first["required"], *second["required"]]))
+    return both
+
+
+def _referenced(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Any = root
+    for part in reference.removeprefix("#").strip("/").split("/"):
+        found = found.get(part.replace("~1", "/").replace("~0", "~"), {}) if isinstance(found, Mapping) else {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _implied_type(schema: Mapping[str, Any]) -> str:
+    for kind, keys in (("object", {"properties"}), ("array", {"items", "prefixItems"}), ("string", {"minLength"})):
+        if keys & schema.keys():
+            return kind
+    return "integer" if {"minimum", "maximum"} & schema.keys() else "any"
+
+
+def _object(schema: Mapping[str, Any], rng: random.Random, root: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    properties: Mapping[str, Any] = schema.get("properties") or {}
+    required = set(schema.get("required") or ())
+    value = {
+        name: sample_value(inner, rng, root, depth + 1)
+        for name, inner in properties.items()
+        if name in required or (depth < _MAX_DEPTH and rng.random() < 0.5)
+    }
+    extra = schema.get("additionalProperties")
+    if isinstance(extra, Mapping):
+        wanted = max(int(schema.get("minProperties", 0)), 0 if depth >= _MAX_DEPTH else rng.randrange(3))
+        for number in range(max(0, wanted - len(value))):
+            value[f"key{number}"] = sample_value(extra, rng, root, depth + 1)
+    return value
+
+
+def _array(schema: Mapping[str, Any], rng: random.Random, root: Mapping[str, Any], depth: int) -> list[Any]:
+    prefix = [sample_value(inner, rng, root, depth + 1) for inner in schema.get("prefixItems") or ()]
+    low = int(schema.get("minItems", 0))
+    longest = low if depth >= _MAX_DEPTH else max(low, 3)
+    high = min(int(schema.get("maxItems", longest)), longest)
+    if schema.get("items") is False or (prefix and "items" not in schema):
+        return prefix
+    items, unique = prefix, bool(schema.get("uniqueItems"))
+    length = rng.randint(min(low, high), high)
+    for _ in range(20 * length):
+        if len(items) >= length:
+            break
+        item = sample_value(schema.get("items", {}), rng, root, depth + 1)
+        if not (unique and item in items):
+            items.append(item)
+    return items
+
+
+def _scalar(kind: str, schema: Mapping[str, Any], rng: random.Random) -> Any:
+    if kind == "any":
+        kind = rng.choice(("string", "integer", "boolean", "null"))
+    if kind == "boolean":
+        return rng.random() < 0.5
+    if kind == "null":
+        return None
+    if kind == "integer":
+        return _integer(schema, rng)
+    if kind == "number":
+        return _number(schema, rng)
+    return _text(schema, rng)
+
+
+def _text(schema: Mapping[str, Any], rng: random.Random) -> str:
+    low = int(schema.get("minLength", 0))
+    high = schema.get("maxLength")
+    examples = [example for example in schema.get("examples") or () if isinstance(example, str)]
+    if isinstance(schema.get("default"), str):
+        examples.append(schema["default"])
+    text = rng.choice(examples) if examples and rng.random() < 0.5 else rng.choice(_WORDS)
+    while len(text) < low:
+        text += rng.choice("abcdefgh")
+    return text if high is None else text[: int(high)]
+
+
+def _bounds(schema: Mapping[str, Any], step: float) -> tuple[float, float]:
+    low, high = float(schema.get("minimum", -math.inf)), float(schema.get("maximum", math.inf))
+    # Draft 4 wrote true beside minimum; later drafts write the bound itself.
+    for key, bound in (("exclusiveMinimum", schema.get("exclusiveMinimum")), ("exclusiveMaximum", None)):
+        bound = schema.get(key, bound)
+        if bound is None or bound is False:
+            continue
+        if key == "exclusiveMinimum":
+            low = (low if bound is True else max(low, float(bound))) + step
+        else:
+            high = (high if bound is True else min(high, float(bound))) - step
+    if math.isinf(low):
+        low = min(-10.0, high - 20) if not math.isinf(high) else -10.0
+    return low, (low + 20 if math.isinf(high) else high)
+
+
+def _integer(schema: Mapping[str, Any], rng: random.Random) -> int:
+    multiple = int(schema.get("multipleOf", 1)) or 1
+    low, high = _bounds(schema, 1)
+    first, last = math.ceil(low / multiple), math.floor(high / multiple)
+    return multiple * rng.randint(min(first, last), last)
+
+
+def _number(schema: Mapping[str, Any], rng: random.Random) -> float:
+    low, high = _bounds(schema, 0.0)
+    if multiple := schema.get("multipleOf"):
+        first, last = math.ceil(low / multiple), math.floor(high / multiple)
+        return float(multiple * rng.randint(min(first, last), last))
+    # Strictly inside, which exclusive bounds need.
+    return low + (high - low) * rng.uniform(0.01, 0.99)

@@ -1,0 +1,129 @@
+"""Opens a stored final state for a reward: a JSON value, a database to query, or files to read."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from reward_kit.environments.base import StateSnapshot
+from reward_kit.errors import EnvironmentFailure
+
+_QUERY_TIME_S = 30.0
+_ALLOWED = frozenset(
+    {
+        sqlite3.SQLITE_SELECT,
+        sqlite3.SQLITE_READ,
+        sqlite3.SQLITE_FUNCTION,
+        sqlite3.SQLITE_RECURSIVE,
+        sqlite3.SQLITE_PRAGMA,
+    }
+)
+
+
+class SqliteState:
+    """The database as the agent left it; read-only. Close it, or use it in a `with` statement.
+
+    Example:
+        (total,) = state.query("SELECT sum(amount) FROM orders WHERE customer = ?", 7)[0]
+    """
+
+    def __init__(self, payload: bytes) -> None:
+        self._connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+        self._deadline = float("inf")
+        try:
+            self._connection.deserialize(payload)
+            self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise EnvironmentFailure(f"the snapshot is no SQLite database: {error}") from error
+        self._connection.text_factory = lambda data: data.decode("utf-8", "replace")
+        self._connection.execute("PRAGMA query_only = ON")
+        # Views and triggers are the agent's; a query must not run for ever because of one.
+        self._connection.set_progress_handler(lambda: int(time.monotonic() > self._deadline), 10_000)
+        self._connection.set_authorizer(_authorize)
+
+    def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        """The rows of one SELECT, with `params` in the place of its question marks.
+
+        Raises:
+            EnvironmentFailure: the query fails, writes, or takes longer than 30 s.
+        """
+        self._deadline = time.monotonic() + _QUERY_TIME_S
+        try:
+            return self._connection.execute(sql, params).fetchall()
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            raise EnvironmentFailure(f"query on the final state: {error}: {sql}") from error
+
+    def tables(self) -> list[str]:
+        """The names of the tables, sorted."""
+        return [name for (name,) in self.query("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+
+    def close(self) -> None:
+        """Release the database; closing twice is harmless."""
+        self._connection.close()
+
+    def __enter__(self) -> SqliteState:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _authorize(action: int, first: str | None, second: str | None, _db: str | None, _by: str | None) -> int:
+    writes_pragma = action == sqlite3.SQLITE_PRAGMA and second is not None and not str(first).endswith(("info", "list"))
+    loads = action == sqlite3.SQLITE_FUNCTION and str(second).lower() in ("load_extension", "fts3_tokenizer")
+    return sqlite3.SQLITE_OK if action in _ALLOWED and not writes_pragma and not loads else sqlite3.SQLITE_DENY
+
+
+class FilesState(Mapping[str, str | bytes]):
+    """The files as the agent left them: path to text, or to bytes where a file is no UTF-8 text."""
+
+    def __init__(self, payload: bytes) -> None:
+        try:
+            value = json.loads(payload.decode("utf-8", "surrogateescape"))
+            self._files = {path: _content(entry) for path, entry in value["files"].items()}
+            self.directories: tuple[str, ...] = tuple(value["directories"])
+            self.executables = frozenset(path for path, entry in value["files"].items() if entry.get("executable"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EnvironmentFailure(f"the snapshot is no set of files: {error}") from error
+
+    def __getitem__(self, path: str) -> str | bytes:
+        return self._files[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _content(entry: Mapping[str, str]) -> str | bytes:
+    return entry["text"] if "text" in entry else base64.b64decode(entry["base64"], validate=True)
+
+
+def open_snapshot(snapshot: StateSnapshot) -> Any:
+    """What a reward sees of a final state.
+
+    Returns:
+        The JSON value of "json"; a `SqliteState` of "sqlite", to be closed; a `FilesState` of "files".
+
+    Raises:
+        EnvironmentFailure: the kind is unknown, or the payload is damaged.
+    """
+    if snapshot.kind == "sqlite":
+        return SqliteState(snapshot.payload)
+    if snapshot.kind == "files":
+        return FilesState(snapshot.payload)
+    if snapshot.kind != "json":
+        raise EnvironmentFailure(f"unknown kind of snapshot {snapshot.kind!r}; known: json, sqlite, files")
+    try:
+        return json.loads(snapshot.payload.decode("utf-8", "surrogatepass"))
+    except ValueError as error:
+        raise EnvironmentFailure(f"the snapshot is no JSON: {error}") from error

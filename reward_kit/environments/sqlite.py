@@ -1,0 +1,348 @@
+"""A private SQLite database from a seed script, for agents that write SQL; `sqlite_guard` says what it may do."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import anyio.to_thread
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome, ToolSpec, tool_spec
+from reward_kit.environments.config import read_config, task_path
+from reward_kit.environments.sqlite_guard import GuardedConnection, SqliteLimits
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean
+
+_SEED_TIME_S = 60.0
+_MAX_STATEMENTS = 100
+_MAX_CELL_CHARS = 4_000
+
+
+class SqliteConfig(BaseModel):
+    """The configuration of `sqlite`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    seed_sql_file: str | None = Field(default=None, description="an SQL script, relative to the task file")
+    seed_sql: str | None = Field(default=None, description="the script itself")
+    task_folder: str | None = Field(default=None, description="what seed_sql_file is relative to and must lie in")
+    statement_time_s: float = Field(default=5.0, gt=0)
+    max_rows: int = Field(default=200, gt=0, description="a longer result is cut, visibly")
+    max_database_bytes: int = Field(default=64_000_000, ge=65_536)
+    max_value_bytes: int = Field(default=262_144, ge=1_024, description="of one value or row")
+    read_only: bool = False
+    now: str = Field(default="2025-01-01 00:00:00", description="what 'now' and CURRENT_TIMESTAMP are, in UTC")
+
+    @field_validator("now")
+    @classmethod
+    def _is_a_moment(cls, text: str) -> str:
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text):
+            raise ValueError("must be written as YYYY-MM-DD HH:MM:SS")
+        return text
+
+    @model_validator(mode="after")
+    def _one_seed(self) -> SqliteConfig:
+        if self.seed_sql is not None and self.seed_sql_file is not None:
+            raise ValueError("seed_sql and seed_sql_file exclude one another")
+        return self
+
+    def limits(self) -> SqliteLimits:
+        """The part that guards the agent's statements."""
+        return SqliteLimits(
+            self.statement_time_s, self.max_database_bytes, self.max_value_bytes, self.read_only, self.now
+        )
+
+
+class SqliteResource(ForkableResource):
+    """A private in-memory database with `execute_sql`, `list_tables` and `describe_table`."""
+
+    fork_kind = "native"
+    takes_task_folder = True
+
+    def __init__(self) -> None:
+        self._settings = SqliteConfig()
+        self._initial = b""
+        self._pragmas: dict[str, int] = {}
+        self._seed = 0
+        self._database: GuardedConnection | None = None
+        self._key: tuple[tuple[int, int], str] | None = None
+
+    @property
+    def _open(self) -> GuardedConnection:
+        if self._database is None:
+            raise EnvironmentFailure("the sqlite resource is closed, or was not set up")
+        return self._database
+
+    async def setup(self, config: Mapping[str, Any]) -> None:
+        self._settings = read_config(SqliteConfig, config, "sqlite")
+        database = await anyio.to_thread.run_sync(_seeded, self._settings)
+        self._initial, self._pragmas = database.serialize(), database.pragmas()
+        self._replace(database)
+
+    async def reset(self, seed: int | None = None) -> None:
+        self._seed = seed or 0
+        await self.restore(self._initial)
+
+    async def fork(self) -> ForkableResource:
+        twin = type(self)()
+        twin._settings, twin._initial, twin._pragmas = self._settings, self._initial, self._pragmas
+        twin._seed = self._seed
+        twin._replace(await anyio.to_thread.run_sync(self._open.copy))
+        return twin
+
+    async def checkpoint(self) -> Any:
+        return await anyio.to_thread.run_sync(self._open.serialize)
+
+    async def restore(self, state: Any) -> None:
+        limits = self._settings.limits()
+        make = lambda: GuardedConnection.from_bytes(limits, state, self._pragmas)  # noqa: E731
+        self._replace(await anyio.to_thread.run_sync(make))
+
+    def reseed_noise(self, seed: int) -> None:
+        self._seed = seed
+        self._open.seed = seed
+
+    async def get_observation(self) -> Any:
+        return await anyio.to_thread.run_sync(_schema_text, self._open)
+
+    async def get_tools_spec(self) -> list[ToolSpec]:
+        return list(_SPECS.values())
+
+    async def state_key(self) -> str:
+        return await anyio.to_thread.run_sync(self._cached_key)
+
+    async def final_state(self) -> StateSnapshot:
+        return StateSnapshot("sqlite", await anyio.to_thread.run_sync(self._open.serialize))
+
+    async def close(self) -> None:
+        if self._database is not None:
+            database, self._database = self._database, None
+            await anyio.to_thread.run_sync(database.close)
+
+    async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
+        if action_name not in _SPECS:
+            raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, _SPECS)}")
+        argument = _argument(action_name, action_params)
+        database, max_rows = self._open, self._settings.max_rows
+        calls = {
+            "execute_sql": lambda: _execute_script(database, argument, max_rows),
+            "list_tables": lambda: _list_tables(database),
+            "describe_table": lambda: _describe_table(database, argument),
+        }
+        return StepOutcome(await anyio.to_thread.run_sync(calls[action_name]))
+
+    def _replace(self, database: GuardedConnection) -> None:
+        database.seed = self._seed
+        old, self._database, self._key = self._database, database, None
+        if old is not None:
+            old.close()
+
+    def _cached_key(self) -> str:
+        with self._open.trusted() as connection:
+            version = (connection.total_changes, connection.execute("PRAGMA schema_version").fetchone()[0])
+            if self._key is None or self._key[0] != version:
+                self._key = (version, _content_hash(connection))
+            return self._key[1]
+
+
+def _seeded(settings: SqliteConfig) -> GuardedConnection:
+    script, where = settings.seed_sql or "", "seed_sql"
+    if settings.seed_sql_file is not None:
+        where = f"seed_sql_file {settings.seed_sql_file!r}"
+        path = task_path(settings.seed_sql_file, settings.task_folder, "sqlite resource: seed_sql_file")
+        try:
+            script = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"sqlite resource: {where} cannot be read: {error}") from None
+    try:
+        return GuardedConnection.seeded(settings.limits(), script, _SEED_TIME_S)
+    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+        raise ConfigError(f"sqlite resource: {where}: {error}") from None
+
+
+def _argument(tool: str, given: Mapping[str, Any]) -> str:
+    """The tool's one argument; "" where it takes none."""
+    known: Mapping[str, Any] = _SPECS[tool]["function"]["parameters"]["properties"]
+    for name in given:
+        if name not in known:
+            raise ToolError(f"{tool}: unknown argument {name!r}{did_you_mean(str(name), known)}")
+    for name in known:
+        value = given.get(name)
+        if name not in given:
+            raise ToolError(f"{tool}: {name}: missing")
+        if not isinstance(value, str):
+            raise ToolError(f"{tool}: {name}: must be text, got {value!r}")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ToolError(f"{tool}: {name}: is not valid Unicode text") from None
+        if "\0" in value:
+            raise ToolError(f"{tool}: {name}: contains a NUL character")
+        return value
+    return ""
+
+
+_TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|;""", re.DOTALL)
+_COMMENTS = re.compile(r"--[^\n]*|/\*.*?(?:\*/|$)", re.DOTALL)
+
+
+def split_statements(script: str) -> list[str]:
+    """The statements of an SQL script, without those that are only a comment."""
+    statements, start = [], 0
+    for token in _TOKEN.finditer(script):
+        # A trigger's body has semicolons of its own; SQLite knows whether the statement ends here.
+        if token[0] == ";" and sqlite3.complete_statement(script[start : token.end()]):
+            statements.append(script[start : token.end()])
+            start = token.end()
+    statements.append(script[start:])
+    return [text.strip() for text in statements if _COMMENTS.sub("", text).strip(" \t\r\n;\f")]
+
+
+def _execute_script(database: GuardedConnection, query: str, max_rows: int) -> dict[str, Any]:
+    if len(query) > 50_000:
+        raise ToolError("the query is longer than 50000 characters")
+    statements = split_statements(query)
+    if not statements:
+        raise ToolError("the query has no statement")
+    if len(statements) > _MAX_STATEMENTS:
+        raise ToolError(f"the query has more than {_MAX_STATEMENTS} statements")
+    result: dict[str, Any] = {}
+    with database.atomic() as connection:
+        before = connection.total_changes
+        for statement in statements:
+            cursor = connection.execute(statement)
+            if cursor.description is not None:
+                result = _rows(cursor, max_rows)
+            cursor.close()
+        changed = connection.total_changes - before
+    if changed or "rows" not in result:
+        result["changed_rows"] = changed
+    return result
+
+
+def _rows(cursor: sqlite3.Cursor, max_rows: int) -> dict[str, Any]:
+    rows = cursor.fetchmany(max_rows)
+    result: dict[str, Any] = {
+        "columns": [column[0] for column in cursor.description],
+        "rows": [[_cell(value) for value in row] for row in rows],
+    }
+    if len(rows) == max_rows and cursor.fetchone() is not None:
+        result["cut"] = f"only the first {max_rows} rows are shown; there are more"
+    return result
+
+
+def _cell(value: Any) -> Any:
+    """A value of a row as JSON has it."""
+    if isinstance(value, bytes):
+        value = f"x'{value[: _MAX_CELL_CHARS // 2 + 1].hex()}'"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str) and len(value) > _MAX_CELL_CHARS:
+        return f"{value[:_MAX_CELL_CHARS]}… (cut)"
+    return value
+
+
+def _list_tables(database: GuardedConnection) -> list[dict[str, str]]:
+    with database.trusted() as connection:
+        found = connection.execute(
+            "SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' "
+            "ESCAPE '\\' ORDER BY name"
+        )
+        return [{"name": name, "type": kind} for name, kind in found]
+
+
+def _describe_table(database: GuardedConnection, name: str) -> dict[str, Any]:
+    known = {entry["name"].lower(): entry for entry in _list_tables(database)}
+    if name.lower() not in known:
+        raise ToolError(f"there is no table {name!r}{did_you_mean(name, known)}")
+    with database.atomic() as connection:
+        columns = connection.execute(
+            'SELECT name, type, "notnull", dflt_value, pk FROM pragma_table_info(?) ORDER BY cid', (name,)
+        ).fetchall()
+        keys = connection.execute(
+            'SELECT "from", "table", "to" FROM pragma_foreign_key_list(?) ORDER BY id, seq', (name,)
+        ).fetchall()
+    return {
+        **known[name.lower()],
+        "columns": [
+            {"name": column, "type": kind, "not_null": bool(not_null), "default": default, "primary_key": bool(key)}
+            for column, kind, not_null, default, key in columns
+        ],
+        "foreign_keys": [{"column": column, "table": table, "references": target} for column, table, target in keys],
+    }
+
+
+def _schema_text(database: GuardedConnection) -> str:
+    with database.trusted() as connection:
+        found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid").fetchall()
+    statements = [f"{sql};" for (sql,) in found]
+    return "The schema of the SQLite database:\n\n" + "\n".join(statements) if statements else "The database is empty."
+
+
+def _content_hash(connection: sqlite3.Connection) -> str:
+    """A hash of the schema and of every row in a fixed order.
+
+    Row ids count, because they decide the order of an unordered query and the next id; free pages do not.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    factory = connection.text_factory
+    connection.text_factory = _exact
+    try:
+        schema = connection.execute("SELECT type, name, tbl_name, sql, rootpage FROM sqlite_master ORDER BY rowid")
+        tables = []
+        for kind, name, table, sql, rootpage in schema.fetchall():
+            digest.update(repr((kind, name, table, sql)).encode("utf-8", "surrogatepass"))
+            if kind == "table" and rootpage:
+                tables.append(name)
+        for name in tables:
+            digest.update(b"\0table")
+            for row in _ordered_rows(connection, name):
+                digest.update(repr(row).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+    finally:
+        connection.text_factory = factory
+
+
+def _ordered_rows(connection: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
+    quoted = '"' + table.replace('"', '""') + '"'
+    empty = connection.execute(f"SELECT * FROM {quoted} LIMIT 0")
+    columns = [column[0].lower() for column in empty.description]
+    for row_id in ("rowid", "_rowid_", "oid"):
+        if row_id not in columns:
+            try:
+                cursor = connection.execute(f"SELECT {row_id}, * FROM {quoted} ORDER BY 1")
+            except sqlite3.OperationalError:
+                break  # WITHOUT ROWID
+            return cast(Iterator[tuple[Any, ...]], cursor)
+    order = ", ".join(str(number + 1) for number in range(len(columns)))
+    return cast(Iterator[tuple[Any, ...]], connection.execute(f"SELECT * FROM {quoted} ORDER BY {order}"))
+
+
+def _exact(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _one_text(name: str, description: str) -> dict[str, Any]:
+    properties = {name: {"type": "string", "description": description}}
+    return {"type": "object", "properties": properties, "required": [name], "additionalProperties": False}
+
+
+_SPECS: dict[str, ToolSpec] = {
+    "execute_sql": tool_spec(
+        "execute_sql",
+        "Run SQL (SQLite's dialect). All statements of a call take effect, or none.",
+        _one_text("query", "one or more SQL statements; the rows of the last query are returned"),
+    ),
+    "list_tables": tool_spec(
+        "list_tables",
+        "List the tables and views.",
+        {"type": "object", "properties": {}, "additionalProperties": False},
+    ),
+    "describe_table": tool_spec(
+        "describe_table", "Describe the columns of a table or view.", _one_text("name", "the name of the table")
+    ),
+}

@@ -1,0 +1,208 @@
+"""`ToolRegistry`: typed Python functions as tools.
+
+The JSON schema comes from the signature and the docstring through pydantic; a parameter is required only where it has
+no default. Arguments are validated before the function runs, so a function never sees a wrong type. A parameter
+annotated with `ForkableResource`, or a subclass, receives the episode's resource and is not shown to the agent.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, overload
+
+import anyio.to_thread
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from reward_kit.environments.base import ForkableResource, ToolSpec, tool_spec
+from reward_kit.errors import ConfigError, ToolError, boundary, did_you_mean
+from reward_kit.models import describe_validation_error
+
+ToolFunction = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One function with the schema of its arguments."""
+
+    name: str
+    function: ToolFunction
+    spec: ToolSpec
+    arguments: type[BaseModel]
+    resource_parameter: str | None
+
+    async def call(self, arguments: Mapping[str, Any], resource: ForkableResource | None = None) -> Any:
+        """Validate `arguments` and run the function; a synchronous one runs in a thread.
+
+        Raises:
+            ToolError: the arguments do not fit the schema, or the function raised.
+        """
+        values = self._validated(arguments)
+        if self.resource_parameter:
+            values[self.resource_parameter] = resource
+        with boundary(ToolError, f"tool {self.name!r}"):
+            if inspect.iscoroutinefunction(self.function):
+                return await self.function(**values)
+            result = await anyio.to_thread.run_sync(lambda: self.function(**values), abandon_on_cancel=True)
+            return await result if isinstance(result, Awaitable) else result
+
+    def _validated(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            parsed = self.arguments.model_validate(dict(arguments))
+        except pydantic.ValidationError as error:
+            problems = "; ".join(describe_validation_error(error, self.arguments))
+            raise ToolError(f"tool {self.name!r}: {problems}") from None
+        return {name: getattr(parsed, name) for name in self.arguments.model_fields}
+
+
+class ToolRegistry:
+    """A named set of tools.
+
+    Example:
+        registry = ToolRegistry("calculator")
+
+        @registry.tool
+        def add(x: int, y: int = 1) -> int:
+            '''Add two numbers.
+
+            Args:
+                x: the first number.
+                y: the second number.
+            '''
+            return x + y
+    """
+
+    def __init__(self, name: str, description: str | None = None) -> None:
+        self.name = name
+        self.description = description
+        self._tools: dict[str, Tool] = {}
+
+    @overload
+    def tool(self, function: ToolFunction, /) -> ToolFunction: ...
+
+    @overload
+    def tool(
+        self, /, *, name: str | None = None, description: str | None = None, parameters: Mapping[str, Any] | None = None
+    ) -> Callable[[ToolFunction], ToolFunction]: ...
+
+    def tool(
+        self,
+        function: ToolFunction | None = None,
+        /,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Register a function; use with or without arguments.
+
+        Args:
+            function: the function, sync or async.
+            name: the tool's name, by default the function's.
+            description: what the agent reads, by default the docstring's first paragraph.
+            parameters: a JSON schema shown instead of the derived one; arguments are still validated by signature.
+
+        Raises:
+            ConfigError: the name is taken, or a parameter has no type or is positional-only or variadic.
+        """
+
+        def register(target: ToolFunction) -> ToolFunction:
+            made = _make_tool(target, name or target.__name__, description, parameters)
+            if made.name in self._tools:
+                raise ConfigError(f"tool {made.name!r} is registered twice in registry {self.name!r}")
+            self._tools[made.name] = made
+            return target
+
+        return register if function is None else register(function)
+
+    def get_tool(self, name: str) -> Tool:
+        """The tool of this name.
+
+        Raises:
+            ToolError: there is none; the nearest name is offered.
+        """
+        if name not in self._tools:
+            raise ToolError(f"unknown tool {name!r}{did_you_mean(name, self._tools)}")
+        return self._tools[name]
+
+    def get_tools(self) -> dict[str, Tool]:
+        """All tools by name."""
+        return dict(self._tools)
+
+    def get_openai_tools(self) -> list[ToolSpec]:
+        """All tools in OpenAI form, in the order of registration."""
+        return [tool.spec for tool in self._tools.values()]
+
+
+def _make_tool(
+    function: ToolFunction, name: str, description: str | None, parameters: Mapping[str, Any] | None
+) -> Tool:
+    hints = typing.get_type_hints(function, include_extras=True)
+    summary, argument_docs = parse_docstring(inspect.getdoc(function) or "")
+    fields: dict[str, Any] = {}
+    resource_parameter = None
+    for parameter in inspect.signature(function).parameters.values():
+        annotation = hints.get(parameter.name, Any)
+        if isinstance(annotation, type) and issubclass(annotation, ForkableResource):
+            resource_parameter = parameter.name
+            continue
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ConfigError(f"tool {name!r}: parameter {parameter.name!r} must be an ordinary named parameter")
+        if parameter.name not in hints:
+            raise ConfigError(f"tool {name!r}: parameter {parameter.name!r} needs a type annotation")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (annotation, Field(default, description=argument_docs.get(parameter.name)))
+    arguments = pydantic.create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+    schema = parameters or _plain_schema(arguments)
+    return Tool(name, function, tool_spec(name, description or summary, schema), arguments, resource_parameter)
+
+
+def _plain_schema(arguments: type[BaseModel]) -> dict[str, Any]:
+    """The model's JSON schema without the titles that pydantic adds."""
+    schema = _without_titles(arguments.model_json_schema())
+    schema.setdefault("properties", {})
+    return typing.cast(dict[str, Any], schema)
+
+
+def _without_titles(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_without_titles(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    kept = {key: value for key, value in node.items() if not (key == "title" and isinstance(value, str))}
+    return {
+        key: {name: _without_titles(inner) for name, inner in value.items()}
+        if key in ("properties", "$defs")
+        else _without_titles(value)
+        for key, value in kept.items()
+    }
+
+
+_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Example|Examples|Note|Notes):\s*$")
+_ARGUMENT = re.compile(r"^\s+(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+
+
+def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """The first paragraph of a Google-style docstring, and its arguments' descriptions by name."""
+    summary: list[str] = []
+    arguments: dict[str, str] = {}
+    section, current, indent = "", "", 0
+    for line in text.splitlines():
+        if heading := _SECTION.match(line):
+            section = heading[1]
+        elif not section:
+            summary.append(line)
+        elif section in ("Args", "Arguments", "Parameters"):
+            depth = len(line) - len(line.lstrip())
+            entry = _ARGUMENT.match(line)
+            if entry and (not current or depth <= indent):
+                current, indent = entry[1], depth
+                arguments[current] = entry[2].strip()
+            elif current and line.strip():
+                arguments[current] = f"{arguments[current]} {line.strip()}".strip()
+    paragraph = "\n".join(summary).strip().split("\n\n")[0]
+    return " ".join(paragraph.split()), arguments

@@ -1,0 +1,86 @@
+"""JSON forms for what episodes hold: plain values as they are, everything else as `{"__type__": …}`.
+
+A plain dict that itself has a `__type__` key is wrapped, so decoding is the exact inverse of encoding.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from typing import Any
+
+import numpy as np
+
+from reward_kit.errors import EpisodeError
+from reward_kit.models import Message
+
+TAG = "__type__"
+
+
+def to_json_value(value: Any) -> Any:
+    """`value` with JSON types only, and no NaN or infinity.
+
+    Raises:
+        EpisodeError: a value has no JSON form; the message names its type.
+    """
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {TAG: "float", "value": repr(value)}
+    if isinstance(value, list):
+        return [to_json_value(item) for item in value]
+    if isinstance(value, dict):
+        return _encode_dict(value)
+    if isinstance(value, tuple):
+        return {TAG: "tuple", "value": [to_json_value(item) for item in value]}
+    if isinstance(value, Message):
+        return {TAG: "message", "value": to_json_value(value.to_chat())}
+    if isinstance(value, np.ndarray):
+        return _encode_array(value)
+    if isinstance(value, np.generic):
+        return {TAG: "scalar", "dtype": value.dtype.str, "value": to_json_value(value.item())}
+    if isinstance(value, bytes | bytearray):
+        return {TAG: "bytes", "value": base64.b64encode(value).decode("ascii")}
+    raise EpisodeError(f"a {type(value).__name__} has no JSON form; use plain values, NumPy arrays or bytes")
+
+
+def _encode_dict(value: dict[Any, Any]) -> dict[str, Any]:
+    if TAG in value or not all(isinstance(key, str) for key in value):
+        return {TAG: "dict", "value": [[to_json_value(key), to_json_value(item)] for key, item in value.items()]}
+    return {key: to_json_value(item) for key, item in value.items()}
+
+
+def _encode_array(value: np.ndarray[Any, Any]) -> dict[str, Any]:
+    if value.dtype.hasobject:
+        raise EpisodeError("an array of objects has no JSON form; use a list")
+    data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode("ascii")
+    return {TAG: "array", "dtype": value.dtype.str, "shape": list(value.shape), "value": data}
+
+
+def from_json_value(value: Any) -> Any:
+    """The inverse of `to_json_value`."""
+    if isinstance(value, list):
+        return [from_json_value(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if TAG not in value:
+        return {key: from_json_value(item) for key, item in value.items()}
+    kind, inner = value[TAG], value["value"]
+    match kind:
+        case "float":
+            return float(inner)
+        case "tuple":
+            return tuple(from_json_value(item) for item in inner)
+        case "message":
+            return Message.model_validate(from_json_value(inner))
+        case "dict":
+            return {from_json_value(key): from_json_value(item) for key, item in inner}
+        case "array":
+            flat = np.frombuffer(base64.b64decode(inner), dtype=np.dtype(value["dtype"]))
+            return flat.reshape(value["shape"]).copy()
+        case "scalar":
+            return np.dtype(value["dtype"]).type(from_json_value(inner))
+        case "bytes":
+            return base64.b64decode(inner)
+        case _:
+            raise EpisodeError(f"unknown value type {kind!r} in an episode's state")

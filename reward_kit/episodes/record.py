@@ -1,0 +1,116 @@
+"""The line of `episodes.jsonl` that an episode becomes, and back.
+
+Plain enough for `jq`: the conversation once, and steps that point into it. What a step's observation repeats of the
+conversation is left out. The clock stands apart under `timing`, so that two runs of one seed are equal without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from reward_kit.episodes.json_codec import from_json_value, to_json_value
+from reward_kit.episodes.segments import EpisodeTokens
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import EpisodeError
+from reward_kit.models import Message
+
+SCHEMA_VERSION = 1
+_IDENTITY = ("sample_id", "group_id", "rollout_index", "policy", "stop_reason", "failure")
+_FACTS = ("seeds", "start", "final_state", "usage", "sample", "ground_truth", "timing")
+
+
+def episode_to_record(episode: SingleAgentEpisode) -> dict[str, Any]:
+    """The episode as one JSON object; `episode_from_record` gives an equal episode."""
+    facts = {key: to_json_value(value) for key, value in episode.custom_data.items()}
+    record: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "rollout_id": episode.id_}
+    record |= {key: facts.pop(key, None) for key in _IDENTITY}
+    record |= {"terminated": episode.is_terminated, "truncated": episode.is_truncated}
+    record |= {"environment_return": episode.get_return(), "num_steps": len(episode)}
+    record |= {key: facts.pop(key, None) for key in _FACTS[:-3]}
+    record["messages"] = [to_json_value(message.to_chat()) for message in episode.messages]
+    record["steps"] = [_step(episode, t) for t in range(len(episode))]
+    if episode.is_reset:
+        record["final"] = _observation(episode, len(episode)) | {"info": to_json_value(_info(episode, len(episode)))}
+    if len(episode.tokens):
+        record["tokens"] = episode.tokens.get_state()
+    timing = facts.pop("timing", None)
+    record |= {key: facts.pop(key, None) for key in ("sample", "ground_truth")}
+    return record | ({"custom_data": facts} if facts else {}) | {"timing": timing}
+
+
+def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
+    """One step: what was seen, done and got. `info` is the outcome's, `state_key` the state acted in."""
+    before = _info(episode, t)
+    outputs = {key: column.get(t) for key, column in episode.extra_model_outputs.items()}
+    step: dict[str, Any] = {"state_key": before.pop("state_key", None)}
+    if t < len(episode.assistant_turns):
+        step["assistant_turn"] = episode.assistant_turns[t]
+    step |= _observation(episode, t)
+    step["action"] = to_json_value(episode.get_actions(t))
+    step["reward"] = to_json_value(episode.get_rewards(t))
+    if before:
+        step["info"] = to_json_value(before)
+    if outputs := {key: value for key, value in outputs.items() if value is not None}:
+        step["outputs"] = to_json_value(outputs)
+    return step
+
+
+def _info(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
+    return dict(episode.get_infos(t))
+
+
+def _observation(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
+    """The observation, left out where it is the text of the message that precedes the t-th action."""
+    observation = episode.get_observations(t)
+    if isinstance(observation, str) and observation == _preceding_text(episode.messages, episode.assistant_turns, t):
+        return {}
+    return {"observation": to_json_value(observation)}
+
+
+def _preceding_text(messages: list[Message], turns: Any, t: int) -> str | None:
+    position = (turns[t] if t < len(turns) else len(messages)) - 1
+    content = messages[position].content if 0 <= position < len(messages) else None
+    return content if isinstance(content, str) else None
+
+
+def episode_from_record(record: Mapping[str, Any]) -> SingleAgentEpisode:
+    """The inverse of `episode_to_record`.
+
+    Raises:
+        EpisodeError: the record is of another version or lacks a field.
+    """
+    if record.get("schema_version") != SCHEMA_VERSION:
+        version = record.get("schema_version")
+        raise EpisodeError(f"episode record of version {version!r}; this release reads version {SCHEMA_VERSION}")
+    try:
+        return _read(record)
+    except KeyError as error:
+        raise EpisodeError(f"episode record {record.get('rollout_id')!r} lacks {error}") from None
+
+
+def _read(record: Mapping[str, Any]) -> SingleAgentEpisode:
+    episode = SingleAgentEpisode(record["rollout_id"])
+    messages = [Message.model_validate(from_json_value(message)) for message in record["messages"]]
+    turns = [step["assistant_turn"] for step in record["steps"] if "assistant_turn" in step]
+    parts = [*record["steps"], record["final"]] if "final" in record else []
+    for t, part in enumerate(parts):
+        info = from_json_value(part.get("info") or {})
+        if part.get("state_key") is not None:
+            info["state_key"] = part["state_key"]
+        shown = from_json_value(part["observation"]) if "observation" in part else _preceding_text(messages, turns, t)
+        if t == 0:
+            episode.add_env_reset(shown, info)
+        else:
+            before = parts[t - 1]
+            action, reward = from_json_value(before["action"]), from_json_value(before["reward"])
+            outputs = from_json_value(before.get("outputs") or {})
+            episode.add_env_step(shown, action, reward, info, extra_model_outputs=outputs)
+    episode.is_terminated, episode.is_truncated = record["terminated"], record["truncated"]
+    episode.messages = messages
+    episode.assistant_turns.extend(turns)
+    if "tokens" in record:
+        episode.tokens = EpisodeTokens.from_state(record["tokens"])
+    kept = {key: from_json_value(record.get(key)) for key in (*_IDENTITY, *_FACTS)}
+    episode.custom_data = {**kept, **from_json_value(record.get("custom_data") or {})}
+    return episode

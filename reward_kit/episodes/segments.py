@@ -1,0 +1,191 @@
+"""The tokens of one episode, exactly as the model saw and sampled them; nothing is ever re-tokenised.
+
+Each turn hands over the whole prompt the model saw and the tokens it sampled. Where the prompt extends the stored
+sequence, only the new part is kept, so that the stored ids are `p a1 o1 a2 o2 … aN` and concatenate to what the model
+saw. Where it does not (the context was rewritten: stripped reasoning, truncation), a new segment begins with the
+reason. A segment is a training row.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from reward_kit.errors import EpisodeError
+
+FIRST_SEGMENT = "start"
+REWRITTEN = "context rewritten"
+
+
+class ActionSpan(NamedTuple):
+    """Where the tokens of one action lie: `start:stop` in the flat ids, in segment `segment`."""
+
+    step: int
+    segment: int
+    start: int
+    stop: int
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of tokens that concatenate: `start` in the flat ids, and why it began."""
+
+    start: int
+    prompt_length: int
+    reason: str
+
+
+class Turn(NamedTuple):
+    """One action's tokens: `prompt_ids` (P,), `token_ids` (N,), `logprobs` (N,), and the version that sampled."""
+
+    prompt_ids: npt.NDArray[np.int64]
+    token_ids: npt.NDArray[np.int64]
+    logprobs: npt.NDArray[np.float64]
+    policy_version: int
+
+
+class TokenRow(NamedTuple):
+    """One segment as a training row.
+
+    Attributes:
+        prompt_ids: (P,) the tokens before the first action.
+        completion_ids: (C,) `a1 o1 a2 o2 … aN`.
+        action_mask: (C,) 1 where the policy sampled.
+        logprobs: (C,) of the distribution really sampled; 0.0 where `action_mask` is 0.
+        steps: (C,) the step that each action token belongs to; -1 where `action_mask` is 0.
+        policy_versions: (C,) the version that sampled the token; -1 where `action_mask` is 0.
+    """
+
+    prompt_ids: npt.NDArray[np.int64]
+    completion_ids: npt.NDArray[np.int64]
+    action_mask: npt.NDArray[np.int8]
+    logprobs: npt.NDArray[np.float64]
+    steps: npt.NDArray[np.int64]
+    policy_versions: npt.NDArray[np.int64]
+
+
+class EpisodeTokens:
+    """All tokens of one episode, in segments."""
+
+    __slots__ = ("ids", "logprobs", "segments", "spans")
+
+    def __init__(self) -> None:
+        self.ids: array[int] = array("i")
+        self.logprobs: array[float] = array("d")
+        self.segments: list[Segment] = []
+        self.spans: list[ActionSpan] = []
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EpisodeTokens) and self.get_state() == other.get_state()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def add_turn(
+        self,
+        step: int,
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        logprobs: Sequence[float] | None = None,
+        policy_version: int = 0,
+        reason: str = REWRITTEN,
+    ) -> None:
+        """Record one action.
+
+        Args:
+            step: the action's index in its episode.
+            prompt_ids: (P,) everything the model saw.
+            token_ids: (N,) what it sampled.
+            logprobs: (N,) of the distribution really sampled; None where unknown, stored as NaN.
+            policy_version: the version of the weights that sampled.
+            reason: why the context was rewritten, used where `prompt_ids` does not extend what is stored.
+
+        Raises:
+            EpisodeError: lengths of ids and log-probabilities differ, or the steps do not ascend.
+        """
+        if logprobs is not None and len(logprobs) != len(token_ids):
+            raise EpisodeError(f"step {step}: {len(token_ids)} token ids but {len(logprobs)} log-probabilities")
+        if self.spans and step <= self.spans[-1].step:
+            raise EpisodeError(f"step {step} comes after step {self.spans[-1].step}")
+        prompt = array("i", prompt_ids)
+        self._append_unsampled(self._new_part(prompt, reason))
+        start = len(self.ids)
+        self.ids.extend(token_ids)
+        self.logprobs.extend(logprobs if logprobs is not None else [float("nan")] * len(token_ids))
+        self.spans.append(ActionSpan(step, len(self.segments) - 1, start, len(self.ids), policy_version))
+
+    def _new_part(self, prompt: array[int], reason: str) -> array[int]:
+        """The part of `prompt` that is not stored yet, after opening a segment where it extends nothing."""
+        if self.segments:
+            stored = self.ids[self.segments[-1].start :]
+            if prompt[: len(stored)] == stored:
+                return prompt[len(stored) :]
+        self.segments.append(Segment(len(self.ids), len(prompt), reason if self.segments else FIRST_SEGMENT))
+        return prompt
+
+    def _append_unsampled(self, ids: array[int]) -> None:
+        self.ids.extend(ids)
+        self.logprobs.extend([0.0] * len(ids))
+
+    def turns(self) -> dict[int, Turn]:
+        """What each action's model saw and sampled, by step; its arrays are views of one copy."""
+        ids, logprobs = np.array(self.ids, dtype=np.int64), np.array(self.logprobs, dtype=np.float64)
+        return {
+            span.step: Turn(
+                ids[self.segments[span.segment].start : span.start],
+                ids[span.start : span.stop],
+                logprobs[span.start : span.stop],
+                span.policy_version,
+            )
+            for span in self.spans
+        }
+
+    def rows(self) -> Iterator[TokenRow]:
+        """One training row for each segment."""
+        ids = np.array(self.ids, dtype=np.int64)
+        logprobs = np.array(self.logprobs, dtype=np.float64)
+        steps = np.full(len(ids), -1, dtype=np.int64)
+        versions = np.full(len(ids), -1, dtype=np.int64)
+        for span in self.spans:
+            steps[span.start : span.stop] = span.step
+            versions[span.start : span.stop] = span.policy_version
+        ends = [segment.start for segment in self.segments[1:]] + [len(ids)]
+        for segment, end in zip(self.segments, ends, strict=True):
+            first = segment.start + segment.prompt_length
+            part = slice(first, end)
+            mask = (steps[part] >= 0).astype(np.int8)
+            yield TokenRow(ids[segment.start : first], ids[part], mask, logprobs[part], steps[part], versions[part])
+
+    def get_state(self) -> dict[str, Any]:
+        """A JSON-safe form. NaN log-probabilities become None; unsampled ones, always 0.0, are left out."""
+        return {
+            "ids": self.ids.tolist(),
+            "segments": [[s.start, s.prompt_length, s.reason] for s in self.segments],
+            "actions": [[s.step, s.segment, s.start, s.stop, s.policy_version] for s in self.spans],
+            "logprobs": [[_none_if_nan(x) for x in self.logprobs[s.start : s.stop]] for s in self.spans],
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> EpisodeTokens:
+        """The inverse of `get_state`."""
+        tokens = cls()
+        tokens.ids = array("i", state["ids"])
+        tokens.logprobs = array("d", bytes(8 * len(tokens.ids)))
+        tokens.segments = [Segment(*segment) for segment in state["segments"]]
+        tokens.spans = [ActionSpan(*span) for span in state["actions"]]
+        for span, values in zip(tokens.spans, state["logprobs"], strict=True):
+            restored = [float("nan") if value is None else value for value in values]
+            tokens.logprobs[span.start : span.stop] = array("d", restored)
+        return tokens
+
+
+def _none_if_nan(value: float) -> float | None:
+    return None if value != value else value

@@ -1,0 +1,199 @@
+"""What can go wrong, where it is caught, and what is kept of it.
+
+1. Every boundary to code or data that is not ours has one flat error type below: configuration, provider, policy,
+   environment, tool, reward function, alignment, store. They do not inherit from one another.
+2. `boundary(ErrorType, what)` surrounds a call across such a boundary. Whatever escapes is re-raised as that type with
+   the original as its cause; errors that are already ours, and cancellation, pass unchanged.
+3. Two places turn an error into a record: the rollout worker (on the episode) and the reward agent (on the score). Both
+   call `Failure.from_exception`; the siblings of a failed episode or reward go on.
+4. The command line prints one line for a `RewardKitError` that reaches it and leaves with its `exit_code`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+FailureClass = Literal["timeout", "crash", "limit", "invalid_result", "refused", "provider_error"]
+FAILURE_CLASSES: tuple[str, ...] = get_args(FailureClass)
+
+_PACKAGE_FOLDER = str(Path(__file__).parent)
+_MESSAGE_LIMIT = 2_000
+
+
+class RewardKitError(Exception):
+    """Base of every error this package raises on purpose.
+
+    `failure_class` is how the failure is counted when it is recorded on an episode or a score.
+    """
+
+    failure_class: ClassVar[FailureClass] = "crash"
+    exit_code: ClassVar[int] = 3
+
+
+class ConfigError(RewardKitError):
+    """A task file, dataset, option or path is wrong. Raised before anything is written."""
+
+    failure_class = "refused"
+    exit_code = 2
+
+
+class ProviderError(RewardKitError):
+    """A model endpoint could not be reached, refused, or answered something that is no answer."""
+
+    failure_class = "provider_error"
+
+
+class PolicyError(RewardKitError):
+    """An `AgentPolicy` raised, or returned something that is no action."""
+
+
+class EnvironmentFailure(RewardKitError):
+    """A `ForkableResource` raised, or broke its contract."""
+
+
+class ToolError(RewardKitError):
+    """A tool refused its arguments or raised. The agent reads the message and may try again."""
+
+
+class RewardError(RewardKitError):
+    """A reward function raised or could not be called."""
+
+
+class InvalidResultError(RewardKitError):
+    """A reward function returned something that is not a result."""
+
+    failure_class = "invalid_result"
+
+
+class AlignmentError(RewardKitError):
+    """A `StepOutput` names no step of the episode, or two of them name the same one."""
+
+    failure_class = "invalid_result"
+
+
+class DeadlineError(RewardKitError):
+    """A call took longer than it was allowed to."""
+
+    failure_class = "timeout"
+
+
+class LimitError(RewardKitError):
+    """A limit other than time was reached: size, memory, number of calls."""
+
+    failure_class = "limit"
+
+
+class EpisodeError(RewardKitError, ValueError):
+    """An episode was used against its contract, such as a step after its end."""
+
+
+class StoreError(RewardKitError):
+    """A run directory cannot be read or written."""
+
+
+@contextmanager
+def boundary(error_type: type[RewardKitError], what: str) -> Iterator[None]:
+    """Classify whatever escapes the block.
+
+    Args:
+        error_type: the type of this boundary.
+        what: what was being done, for the message ("tool 'move'").
+
+    Raises:
+        RewardKitError: unchanged where it is one already; otherwise `error_type`, with the original as its cause.
+    """
+    try:
+        yield
+    except RewardKitError:
+        raise
+    except TimeoutError as error:
+        raise DeadlineError(f"{what}: timed out{_detail(error)}") from error
+    except Exception as error:
+        raise error_type(f"{what}: {type(error).__name__}{_detail(error)}") from error
+
+
+def _detail(error: BaseException) -> str:
+    text = safe_str(error)
+    return f": {text}" if text else ""
+
+
+def safe_str(value: Any) -> str:
+    """`str(value)`, or a placeholder where a hostile `__str__` raises; cut to a readable length."""
+    try:
+        text = str(value)
+    except Exception as error:  # noqa: BLE001 - hostile code may raise anything here
+        text = f"<{type(value).__name__} whose text cannot be read: {type(error).__name__}>"
+    return text if len(text) <= _MESSAGE_LIMIT else f"{text[:_MESSAGE_LIMIT]}… ({len(text)} characters)"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as it is kept on an episode or a score.
+
+    Attributes:
+        failure_class: one of `FAILURE_CLASSES`.
+        where: the error type's name, which is the boundary it came from.
+        message: one line for people.
+        traceback: the user's frames first, at most 15 lines; empty where no foreign code was involved.
+    """
+
+    failure_class: FailureClass
+    where: str
+    message: str
+    traceback: str = ""
+
+    @classmethod
+    def from_exception(cls, error: BaseException) -> Failure:
+        """Record `error`; anything that is not ours counts as a crash."""
+        failure_class: FailureClass = error.failure_class if isinstance(error, RewardKitError) else "crash"
+        frames = user_traceback(error.__cause__ or error)
+        return cls(failure_class, type(error).__name__, safe_str(error), frames)
+
+    def to_json(self) -> dict[str, str]:
+        """The JSON form; `class` is the word the files use."""
+        return {
+            "class": self.failure_class,
+            "where": self.where,
+            "message": self.message,
+            "traceback": self.traceback,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, str]) -> Failure:
+        """The inverse of `to_json`."""
+        if data["class"] not in FAILURE_CLASSES:
+            raise StoreError(f"unknown failure class {data['class']!r}; known: {', '.join(FAILURE_CLASSES)}")
+        return cls(data["class"], data["where"], data["message"], data.get("traceback", ""))  # type: ignore[arg-type]
+
+
+def user_traceback(error: BaseException, max_lines: int = 15) -> str:
+    """The traceback of `error` as its author wants to read it: the error, then their own frames, innermost first.
+
+    Frames of this package and of installed libraries are left out unless nothing else is there.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_foreign(frame.filename)]
+    lines = [f"{type(error).__name__}: {safe_str(error)}".splitlines()[0]]
+    for frame in reversed(own):
+        lines += [f"  {frame.filename}:{frame.lineno} in {frame.name}", f"    {frame.line}"]
+    return "\n".join(lines[:max_lines]) if own else ""
+
+
+def _is_foreign(filename: str) -> bool:
+    installed = "site-packages" in filename or "/lib/python3" in filename
+    return installed or filename.startswith((_PACKAGE_FOLDER, "<frozen"))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """ "; did you mean 'x'?" for the nearest known word, else the list of known words, for the end of a message."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if nearest:
+        return f"; did you mean {nearest[0]!r}?"
+    return f"; known: {', '.join(names)}" if names else ""

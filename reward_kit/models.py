@@ -1,0 +1,296 @@
+"""The data that crosses our edges: messages, results of reward functions, and the task file.
+
+Everything here is pydantic and refuses what it does not know: a misspelt key is an error that names the field and shows
+the value, never a default that nobody asked for. `Message` alone keeps unknown keys, because transcripts come from
+providers that add their own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from reward_kit.errors import did_you_mean
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class FunctionCall(BaseModel):
+    """The function a tool call names, with its arguments as the JSON text the model wrote."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(BaseModel):
+    """One tool call of an assistant message, in OpenAI chat form. Accepts the `openai` package's own objects."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(BaseModel):
+    """One message of a conversation, in OpenAI chat form.
+
+    `content` is text, a list of content parts (`{"type": "text", "text": …}`, …) or None.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Role
+    content: str | list[dict[str, Any]] | None = ""
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
+    reasoning_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the message: its content, or its text parts joined; "" where there is none."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(str(part.get("text", "")) for part in self.content or [])
+
+    def to_chat(self) -> dict[str, Any]:
+        """The message as providers and files want it: no unset optional fields, `content` always there."""
+        data: dict[str, Any] = {"role": self.role, "content": self.content}
+        for key, value in (("name", self.name), ("tool_call_id", self.tool_call_id)):
+            if value is not None:
+                data[key] = value
+        if self.tool_calls:
+            data["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.function_call:
+            data["function_call"] = self.function_call.model_dump()
+        if self.reasoning_content is not None:
+            data["reasoning_content"] = self.reasoning_content
+        return {**data, **(self.model_extra or {})}
+
+
+def _finite_number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a score is a number, not a bool")
+    if isinstance(value, int | float) and not math.isfinite(value):
+        raise ValueError("a score is finite; leave the episode unscored by raising an error instead")
+    return value
+
+
+Score = Annotated[float, BeforeValidator(_finite_number)]
+
+
+class _MappingModel(BaseModel):
+    """Results can be read as attributes and as mappings: `result.score` and `result["score"]`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in type(self).model_fields:
+            raise KeyError(f"{key!r} is no field of {type(self).__name__}{did_you_mean(key, type(self).model_fields)}")
+        return getattr(self, key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in type(self).model_fields
+
+    def __iter__(self) -> Iterator[str]:  # type: ignore[override]
+        return iter(type(self).model_fields)
+
+    def _as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """`self[key]`, or `default` where there is no such field."""
+        return getattr(self, key) if key in type(self).model_fields else default
+
+    def keys(self) -> KeysView[str]:
+        """The field names."""
+        return self._as_dict().keys()
+
+    def values(self) -> ValuesView[Any]:
+        """The field values."""
+        return self._as_dict().values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """The fields as pairs."""
+        return self._as_dict().items()
+
+
+class MetricResult(_MappingModel):
+    """One named component of a score, in [0, 1]."""
+
+    is_score_valid: bool = True
+    score: Score = Field(ge=0.0, le=1.0)
+    reason: str
+
+
+class StepOutput(_MappingModel):
+    """The reward of one step. `step_index` counts the policy's actions from 0; 3 and "3" are the same step."""
+
+    step_index: int | str
+    base_reward: Score
+    metrics: dict[str, MetricResult] = Field(default_factory=dict)
+    reason: str | None = None
+
+
+class EvaluateResult(_MappingModel):
+    """What a reward function says of one rollout.
+
+    A result with `is_score_valid=False` or with `error` set leaves the rollout unscored: its `score` is not used.
+    """
+
+    score: Score
+    is_score_valid: bool = True
+    reason: str | None = None
+    metrics: dict[str, MetricResult] = Field(default_factory=dict)
+    step_outputs: list[StepOutput] | None = None
+    error: str | None = None
+
+
+class ResourceServerConfig(BaseModel):
+    """How to start the server behind an `http` resource; `{port}` is filled in."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    start_command: str
+    health_check_url: str
+
+
+class EvaluationCriteriaModel(BaseModel):
+    """What a reward may compare a final state with. Handed to reward functions as `evaluation_criteria`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    final_state_query: str | None = None
+    ground_truth_function_calls: list[list[str]] | None = None
+    ground_truth_comparable_state: dict[str, Any] | None = None
+
+
+class LimitsModel(BaseModel):
+    """Bounds on one episode. None means no bound."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    wall_time_s: float | None = Field(default=None, gt=0)
+    total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens of all its steps")
+    tool_time_s: float | None = Field(default=60.0, gt=0, description="one call of one tool")
+    policy_time_s: float | None = Field(default=None, gt=0, description="one action of the policy")
+    tool_output_chars: int = Field(default=16_000, gt=0, description="a longer tool output is cut, visibly")
+
+
+class PolicyModel(BaseModel):
+    """Which policy acts, and its own keys; the policy refuses keys it does not know."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = Field(description="openai, scripted, random, expert, human, or module:Class")
+
+    def options(self) -> dict[str, Any]:
+        """The keys besides `type`."""
+        return dict(self.model_extra or {})
+
+
+class TaskDefinitionModel(BaseModel):
+    """A task: what is asked, in which resource, how an episode ends, and how it is scored.
+
+    Paths are relative to the task file. `messages` and `initial_user_prompt` are Jinja2 templates over the fields of
+    the sample's row and `observation`, the environment's first observation; where no template uses it, that
+    observation is appended as a user message.
+    """
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    name: str = Field(min_length=1)
+    description: str = ""
+    resource_type: str | None = Field(default=None, description="a built-in resource's name, or module:Class")
+    base_resource_config: dict[str, Any] = Field(default_factory=dict)
+    tools_module_path: str | None = Field(default=None, description="file.py or dotted module with a ToolRegistry")
+    reward_function_path: str | None = Field(default=None, description="file.py:function or package.module:function")
+    goal_description: str | None = Field(default=None, description="handed to reward functions")
+    evaluation_criteria: EvaluationCriteriaModel | None = None
+    initial_user_prompt: str | None = None
+    messages: list[Message] = Field(default_factory=list)
+    resource_server: ResourceServerConfig | None = None
+    num_rollouts: int = Field(default=1, ge=1, description="rollouts of the task itself, where it has no dataset")
+    dataset_path: str | None = None
+    num_rollouts_per_sample: int = Field(default=1, ge=1)
+    max_episode_steps: int = Field(default=10, ge=1, alias="poc_max_turns")
+    termination_regex: str | None = Field(default=None, description="searched in each output of the policy")
+    stop_phrases: list[str] = Field(default_factory=list, description="an output that contains one ends the episode")
+    terminate_tool: str | None = Field(default=None, description="offer a tool of this name with which the agent ends")
+    on_text: Literal["end", "continue"] | None = Field(
+        default=None, description="what an action without tool calls does; default: end without tools, else continue"
+    )
+    nudge: str = "Please continue with a tool call."
+    noise: Literal["independent", "shared"] = "independent"
+    ground_truth: Any = None
+    pass_threshold: float = Field(default=1.0, description="a score of at least this counts as a pass")
+    policy: PolicyModel | None = None
+    limits: LimitsModel = Field(default_factory=LimitsModel)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name_for_the_step_limit(cls, data: Any) -> Any:
+        if isinstance(data, dict) and {"max_episode_steps", "poc_max_turns"} <= data.keys():
+            raise ValueError("max_episode_steps and poc_max_turns are two names of one key; keep max_episode_steps")
+        return data
+
+    @field_validator("termination_regex")
+    @classmethod
+    def _regex_compiles(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"not a regular expression: {error}") from error
+        return pattern
+
+
+def describe_validation_error(error: pydantic.ValidationError, known: type[BaseModel] | None = None) -> list[str]:
+    """One line per problem: the field, the offending value, what is wrong, and the nearest known key.
+
+    Args:
+        error: what pydantic raised.
+        known: the model whose field names are offered for an unknown key.
+    """
+    lines = []
+    for problem in error.errors(include_url=False):
+        field = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+        if problem["type"] == "extra_forbidden":
+            names = _field_names_at(known, problem["loc"][:-1]) if known else []
+            lines.append(f"{field}: unknown key{did_you_mean(str(problem['loc'][-1]), names)}")
+        elif problem["type"] == "missing":
+            lines.append(f"{field}: missing")
+        else:
+            shown = repr(problem["input"])
+            shown = shown if len(shown) <= 80 else f"{shown[:79]}…"
+            lines.append(f"{field}: {problem['msg'].removeprefix('Value error, ')} (got {shown})")
+    return lines
+
+
+def _field_names_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """The field names of the model that `path` leads to, [] where it leads to none."""
+    for part in path:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        inner = _model_types(field.annotation) if field else []
+        if not inner:
+            return []
+        model = inner[0]
+    return [field.alias or name for name, field in model.model_fields.items()] + list(model.model_fields)
+
+
+def _model_types(annotation: Any) -> list[type[BaseModel]]:
+    """The pydantic models that an annotation mentions."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in getattr(annotation, "__args__", ()) for found in _model_types(part)]

@@ -1,0 +1,56 @@
+"""The one way out to model endpoints: transport, retries, prices, and who is called with which key.
+
+Names are loaded when they are first used, so that importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reward_kit.providers.chat import ChatEndpoint
+    from reward_kit.providers.completion import ChatCompletion, Usage
+    from reward_kit.providers.encoding import EncodedMessages
+    from reward_kit.providers.environment import EndpointSettings, resolve_endpoint
+    from reward_kit.providers.prices import Price, PriceTable, load_prices
+    from reward_kit.providers.retry import RetryPolicy
+    from reward_kit.providers.transport import Transport
+
+__all__ = [
+    "ChatCompletion",
+    "ChatEndpoint",
+    "EncodedMessages",
+    "EndpointSettings",
+    "Price",
+    "PriceTable",
+    "RetryPolicy",
+    "Transport",
+    "Usage",
+    "load_prices",
+    "resolve_endpoint",
+]
+
+_HOMES = {
+    "ChatCompletion": "completion",
+    "ChatEndpoint": "chat",
+    "EncodedMessages": "encoding",
+    "EndpointSettings": "environment",
+    "Price": "prices",
+    "PriceTable": "prices",
+    "RetryPolicy": "retry",
+    "Transport": "transport",
+    "Usage": "completion",
+    "load_prices": "prices",
+    "resolve_endpoint": "environment",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,117 @@
+"""What a failing endpoint did, in one sentence a reader can act on, and whether asking again could help.
+
+`TransientError` and `IdleTimeoutError` live between a transport and `retry.with_retries`, which raises the flat
+`ProviderError` or `DeadlineError` when it gives up. No secret reaches a message: the caller passes those it sent, and
+they are blotted out before a text is cut to length, so that no half of one survives the cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from reward_kit.errors import DeadlineError, ProviderError
+from reward_kit.providers.retry_after import parse_retry_after
+
+RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+"""Timeouts, conflicts, rate limits and server trouble; from 520 on what Cloudflare and Anthropic call the same."""
+
+EXCERPT_CHARS = 200
+_PROVIDER_TEXT_CHARS = 1_000
+
+
+class TransientError(ProviderError):
+    """The endpoint failed in a way that another attempt may not.
+
+    Attributes:
+        retry_after_s: how many seconds the endpoint asked to be left alone, None where it did not say.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class IdleTimeoutError(DeadlineError):
+    """The endpoint sent nothing for too long; another attempt may meet a livelier server."""
+
+
+def read_json(status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = ()) -> Any:
+    """The JSON value of an answer that came back whole.
+
+    Args:
+        status: the HTTP status.
+        headers: the answer's headers, looked up without regard to case.
+        body: the answer's body.
+        where: the URL, for messages.
+        secrets: texts that must not appear in a message.
+
+    Raises:
+        TransientError: a status worth another attempt, HTML, or something that is no JSON.
+        ProviderError: any other status that is not a success.
+    """
+    if not 200 <= status < 300:
+        raise status_error(status, headers, body, where, secrets)
+    if looks_like_html(headers, body):
+        raise TransientError(f"{where} answered status {status} with an HTML page: {excerpt(body, secrets)}")
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        shown = excerpt(body, secrets) or "(empty)"
+        raise TransientError(f"{where} answered status {status} with something that is not JSON: {shown}") from None
+
+
+def looks_like_html(headers: Mapping[str, str], body: bytes = b"") -> bool:
+    """Whether an answer is a web page, by its type or its first character."""
+    return "html" in headers.get("Content-Type", "").lower() or body[:64].lstrip()[:1] == b"<"
+
+
+def status_error(
+    status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = ()
+) -> ProviderError:
+    """The error for an HTTP status that is not a success, with the provider's own text."""
+    if 300 <= status < 400:
+        return ProviderError(f"{where} redirects (HTTP {status}) to {headers.get('Location')!r}; set base_url to it")
+    text, code = _provider_text(body)
+    message = f"{where} answered HTTP {status}: {excerpt(text, secrets, _PROVIDER_TEXT_CHARS) or '(no text)'}"
+    # An empty account answers 429 like a rate limit does, but no wait fills it.
+    if status in RETRIED_STATUSES and code != "insufficient_quota":
+        return TransientError(message, parse_retry_after(headers))
+    return ProviderError(message)
+
+
+def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> ProviderError:
+    """The error for a success status whose body is `{"error": …}`, as routers answer once they have begun."""
+    code = error.get("code") if isinstance(error, Mapping) else None
+    text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
+    message = f"{where} answered with an error in place of a completion: {text}"
+    return TransientError(message) if code in RETRIED_STATUSES else ProviderError(message)
+
+
+def excerpt(text: bytes | str, secrets: Iterable[str] = (), limit: int = EXCERPT_CHARS) -> str:
+    """The first `limit` characters in one line, without secrets."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    text = " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def _provider_text(body: bytes) -> tuple[str, Any]:
+    """The provider's message and error code; the whole body where it has another form."""
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        return body.decode("utf-8", "replace")[: 4 * _PROVIDER_TEXT_CHARS], None
+    error = data.get("error", data) if isinstance(data, Mapping) else data
+    return _text_of(error), error.get("code") if isinstance(error, Mapping) else None
+
+
+def _text_of(error: Any) -> str:
+    if isinstance(error, Mapping):
+        for key in ("message", "detail", "error"):
+            if isinstance(error.get(key), str):
+                return str(error[key])
+    return error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)

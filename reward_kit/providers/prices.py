@@ -1,0 +1,94 @@
+"""What tokens cost, from a file that the user keeps, because prices change more often than this package.
+
+    # US dollars per million tokens
+    gpt-4.1-mini: {input: 0.40, output: 1.60, cached: 0.10}
+
+A model that the file does not name has no cost: None, never 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reward_kit.errors import ConfigError, did_you_mean
+
+_FIELDS = ("input", "output", "cached")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars per million tokens; `cached` is for prompt tokens that the provider had in its cache."""
+
+    input: float
+    output: float
+    cached: float
+
+
+@dataclass(frozen=True, slots=True)
+class PriceTable:
+    """The price of each model."""
+
+    models: Mapping[str, Price]
+
+    def cost(self, model: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float | None:
+        """US dollars for one completion; `prompt_tokens` include the cached ones. None for an unknown model."""
+        price = self.models.get(model)
+        if price is None:
+            return None
+        cached = min(cached_tokens, prompt_tokens)
+        dollars = (prompt_tokens - cached) * price.input + cached * price.cached + completion_tokens * price.output
+        return dollars / 1e6
+
+
+def load_prices(path: str | Path) -> PriceTable:
+    """The prices in a YAML or JSON file: model -> input, output and optionally cached (else the input's price).
+
+    Raises:
+        ConfigError: the file cannot be read or has another form; the message names file and field.
+    """
+    path = Path(path)
+    data = _read(path)
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path}: expected a mapping of model names to prices, got {type(data).__name__}")
+    return PriceTable({str(model): _price(value, f"{path}: {model}") for model, value in data.items()})
+
+
+def _read(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"price file {path} cannot be read: {error}") from error
+    if path.suffix == ".json":
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{path}: not JSON: {error}") from error
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+
+
+def _price(value: Any, where: str) -> Price:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: expected {{input: …, output: …}} in US dollars per million tokens, got {value!r}")
+    for key in value:
+        if key not in _FIELDS:
+            raise ConfigError(f"{where}.{key}: unknown key{did_you_mean(str(key), _FIELDS)}")
+    price = {key: _dollars(value.get(key), f"{where}.{key}") for key in _FIELDS if key != "cached" or key in value}
+    return Price(price["input"], price["output"], price.get("cached", price["input"]))
+
+
+def _dollars(value: Any, where: str) -> float:
+    if value is None:
+        raise ConfigError(f"{where}: missing; give US dollars per million tokens")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{where}: expected US dollars per million tokens, a number of at least 0, got {value!r}")
+    return float(value)

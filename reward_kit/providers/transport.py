@@ -1,0 +1,151 @@
+"""The one place that sends bytes to a model endpoint: a POST over aiohttp, with every way it can fail told apart.
+
+Why aiohttp and not an SDK is measured in `development/transport.md`. Everything above this file talks to
+`Transport.post`, so a test or a recorder replaces one method. aiohttp is imported when the first request is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from reward_kit.errors import DeadlineError, ProviderError
+from reward_kit.providers.faults import IdleTimeoutError, TransientError, excerpt, read_json
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_POOL_SIZE = 1_000
+_DRAIN_S = 0.25
+
+
+class Transport:
+    """POST requests over one pool of kept-alive connections, made with the first request.
+
+    Args:
+        idle_timeout_s: seconds without a single byte from the endpoint after which an attempt ends.
+        total_timeout_s: seconds after which an attempt ends in any case.
+        trust_env: take proxies and credentials from the environment (`HTTPS_PROXY`, `~/.netrc`).
+    """
+
+    def __init__(
+        self, *, idle_timeout_s: float = 60.0, total_timeout_s: float = 600.0, trust_env: bool = False
+    ) -> None:
+        self._idle_timeout_s = idle_timeout_s
+        self._total_timeout_s = total_timeout_s
+        self._trust_env = trust_env
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def post(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        on_chunk: Callable[[bytes], bool] | None = None,
+    ) -> Any:
+        """Send one request and read its answer.
+
+        Args:
+            url: where to; shown in messages, so it carries no secret.
+            headers: sent as they are. The credential in `Authorization` is blotted out of every message.
+            body: sent as it is.
+            on_chunk: takes the bytes of an event stream as they arrive and returns True once it needs no more.
+
+        Returns:
+            The JSON value of the answer; None where it was an event stream and went to `on_chunk`.
+
+        Raises:
+            TransientError: dropped, refused or cut connection, a status worth retrying, HTML, no JSON.
+            ProviderError: any other failure of the endpoint.
+            IdleTimeoutError: no byte came for `idle_timeout_s`.
+            DeadlineError: the attempt took longer than `total_timeout_s`.
+        """
+        import aiohttp
+
+        session = await self._session_of_this_loop()
+        secrets = _secrets_in(headers)
+        try:
+            async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+                if on_chunk and response.status == 200 and response.content_type == "text/event-stream":
+                    await _feed(response.content, on_chunk)
+                    return None
+                answer = await response.read()
+                return read_json(response.status, response.headers, answer, url, secrets)
+        except (aiohttp.ClientError, OSError) as error:  # OSError covers TimeoutError
+            raise self._fault(error, url, secrets) from error
+
+    async def aclose(self) -> None:
+        """Close every connection. A later request opens new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _session_of_this_loop(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._loop is not loop:
+            # A second `asyncio.run` brings a new loop; the connections of the old one are dead with it. The new session
+            # is in place before the first await, so that concurrent requests share it.
+            old, self._session, self._loop = self._session, self._new_session(), loop
+            if old is not None:
+                await old.close()
+        return self._session
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=_POOL_SIZE, ttl_dns_cache=300),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(
+                total=self._total_timeout_s, sock_connect=self._idle_timeout_s, sock_read=self._idle_timeout_s
+            ),
+            trust_env=self._trust_env,
+            headers={"User-Agent": "reward-kit"},
+        )
+
+    def _fault(self, error: Exception, url: str, secrets: list[str]) -> ProviderError | DeadlineError:
+        """Our error for one of aiohttp's."""
+        import aiohttp
+
+        if isinstance(error, aiohttp.ServerTimeoutError):
+            return IdleTimeoutError(
+                f"{url} sent nothing for idle_timeout_s={self._idle_timeout_s:g}; raise idle_timeout_s, or stream the "
+                "answer (stream: true) so that bytes come while the model writes"
+            )
+        if isinstance(error, TimeoutError):
+            return DeadlineError(
+                f"{url} did not finish its answer within total_timeout_s={self._total_timeout_s:g}; "
+                "raise total_timeout_s, or lower max_tokens"
+            )
+        detail = excerpt(str(error) or type(error).__name__, secrets)
+        if isinstance(error, aiohttp.ClientPayloadError):
+            return TransientError(f"{url} cut its answer short: {detail}")
+        if isinstance(error, aiohttp.ClientConnectorDNSError | aiohttp.ClientSSLError):
+            return ProviderError(f"{url} cannot be reached; check base_url: {detail}")
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return TransientError(f"{url} refused the connection; is the server running? {detail}")
+        if isinstance(error, aiohttp.ClientConnectionError | OSError):
+            return TransientError(f"{url} dropped the connection: {detail}")
+        return ProviderError(f"{url} cannot be talked to: {type(error).__name__}: {detail}")
+
+
+def _secrets_in(headers: Mapping[str, str]) -> list[str]:
+    secret = headers.get("Authorization", "").removeprefix("Bearer ")
+    return [secret] if secret else []
+
+
+async def _feed(content: aiohttp.StreamReader, on_chunk: Callable[[bytes], bool]) -> None:
+    """Hand over an event stream until its reader has enough."""
+    import aiohttp
+
+    async for chunk in content.iter_any():
+        if on_chunk(chunk):
+            # Reading to the end lets the connection be used again; a server that keeps it open is not waited for, and
+            # nothing that happens to the connection now can harm the answer.
+            with suppress(aiohttp.ClientError, OSError):
+                async with asyncio.timeout(_DRAIN_S):
+                    await content.read()
+            return

@@ -1,0 +1,163 @@
+"""One score: what a reward function is given of an episode, the call, and what is kept of its answer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from reward_kit.agent.models import StepData, steps_of
+from reward_kit.environments.base import StateSnapshot
+from reward_kit.environments.snapshots import open_snapshot
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import Failure, InvalidResultError, RewardError, RewardKitError, boundary
+from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel
+from reward_kit.typed_interface import RewardSpec
+
+logger = logging.getLogger("reward_kit.reward_agent")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequest:
+    """One rollout as a reward function may see it.
+
+    Attributes:
+        rollout_id: names the rollout in results.
+        messages: the whole conversation.
+        ground_truth: the sample's.
+        assistant_turns: the position in `messages` of each step's assistant message.
+        sample: the sample's row.
+        environment_return: the sum of the environment's rewards, None where it gave none.
+        stop_reason: why the episode ended.
+        final_state: the resource's final state as stored.
+        episode: for rewards that name `step_data`; None for a transcript.
+        extra: further named values, such as the task's `goal_description`.
+    """
+
+    rollout_id: str
+    messages: Sequence[Message]
+    ground_truth: Any = None
+    assistant_turns: Sequence[int] = ()
+    sample: Mapping[str, Any] = field(default_factory=dict)
+    environment_return: float | None = None
+    stop_reason: str | None = None
+    final_state: StateSnapshot | None = None
+    episode: SingleAgentEpisode | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, episode: SingleAgentEpisode, task: TaskDefinitionModel | None = None) -> ScoringRequest:
+        """The request for an episode that the rollout worker collected."""
+        facts = episode.custom_data
+        stored = facts.get("final_state")
+        gave_reward = any(info.get("environment_reward", 0.0) is not None for info in episode.get_infos(slice(1, None)))
+        extra = {}
+        if task is not None:
+            criteria = task.evaluation_criteria
+            extra = {
+                "task_name": task.name,
+                "goal_description": task.goal_description,
+                "evaluation_criteria": criteria.model_dump() if criteria else None,
+            }
+        return cls(
+            rollout_id=episode.id_,
+            messages=episode.messages,
+            ground_truth=facts.get("ground_truth"),
+            assistant_turns=episode.assistant_turns.tolist(),
+            sample=facts.get("sample") or {},
+            environment_return=episode.get_return() if gave_reward else None,
+            stop_reason=facts.get("stop_reason"),
+            final_state=StateSnapshot(stored["kind"], stored["payload"]) if stored else None,
+            episode=episode,
+            extra=extra,
+        )
+
+    def named_values(self, wanted: frozenset[str] | None) -> dict[str, Any]:
+        """Everything a pointwise reward may name; what is costly only where it is in `wanted` (None: all).
+
+        Messages are copies: a reward that changes them changes nothing.
+        """
+        values = {
+            "messages": [message.model_copy(deep=bool(message.tool_calls)) for message in self.messages],
+            "ground_truth": self.ground_truth,
+            "assistant_turns": list(self.assistant_turns),
+            "sample": dict(self.sample),
+            "environment_return": self.environment_return,
+            "stop_reason": self.stop_reason,
+            "rollout_id": self.rollout_id,
+            **self.extra,
+        }
+        if wanted is None or "step_data" in wanted:
+            values["step_data"] = self._steps()
+        if wanted is None or "state" in wanted:
+            values["state"] = open_snapshot(self.final_state) if self.final_state else None
+        return values
+
+    def _steps(self) -> list[StepData]:
+        return steps_of(self.episode) if self.episode is not None else []
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One rollout's score, or why it has none.
+
+    Attributes:
+        rollout_id: the rollout.
+        result: what the reward function returned; None where it failed.
+        failure: why there is no score.
+        duration_s: how long the call took.
+    """
+
+    rollout_id: str
+    result: EvaluateResult | None = None
+    failure: Failure | None = None
+    duration_s: float = 0.0
+
+    @property
+    def score(self) -> float | None:
+        """The score; None where the rollout is unscored. Unscored is not zero."""
+        return self.result.score if self.result is not None and self.failure is None else None
+
+
+async def score_one(spec: RewardSpec, request: ScoringRequest, deadline_s: float | None = None) -> Scored:
+    """Call a reward on one rollout, in this process. A synchronous function runs in a thread.
+
+    A batch reward is called with a batch of one.
+    """
+    began = time.perf_counter()
+    result, failure = None, None
+    try:
+        with boundary(RewardError, f"reward {spec.id!r}"), anyio.fail_after(deadline_s):
+            result = await _call(spec, request)
+        failure = _declared_failure(spec, result)
+    except RewardKitError as error:
+        logger.info("episode %s cannot be scored", request.rollout_id, exc_info=error)
+        failure = Failure.from_exception(error)
+    return Scored(request.rollout_id, result, failure, time.perf_counter() - began)
+
+
+async def _call(spec: RewardSpec, request: ScoringRequest) -> EvaluateResult:
+    given = request.named_values(spec.parameters)
+    if spec.mode == "batch":
+        given |= {"rollouts_messages": [given.pop("messages")], "ground_truths": [given.pop("ground_truth")]}
+    arguments = spec.arguments(given)
+    if spec.is_async:
+        returned = await spec.function(**arguments)
+    else:
+        returned = await anyio.to_thread.run_sync(lambda: spec.function(**arguments), abandon_on_cancel=True)
+    checked = spec.check(returned, 1)
+    result: EvaluateResult = checked[0] if spec.mode == "batch" else checked
+    return result
+
+
+def _declared_failure(spec: RewardSpec, result: EvaluateResult) -> Failure | None:
+    """The failure that a result declares itself: an error, or a score that is not valid."""
+    if result.error is None and result.is_score_valid:
+        return None
+    reason = result.error or result.reason or "is_score_valid is false"
+    return Failure.from_exception(InvalidResultError(f"reward {spec.id!r} declared no valid score: {reason}"))

@@ -1,0 +1,120 @@
+"""Live progress on standard error: running score with its interval, rate, errors and time left.
+
+`rich` redraws one line on a terminal; `plain` prints a line now and then, for logs; `none` is silent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from types import TracebackType
+from typing import Literal, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from reward_kit.runs.statistics import mean_interval
+from reward_kit.runs.summary import EpisodeRow
+
+DisplayKind = Literal["rich", "plain", "none"]
+
+
+class Display:
+    """Shows a run's progress. Use it as a context manager; it listens to the run.
+
+    Args:
+        kind: "rich", "plain" or "none".
+        total: the number of episodes.
+        console: where it draws, standard error by default.
+    """
+
+    def __init__(self, kind: DisplayKind, total: int, console: Console | None = None) -> None:
+        self._kind, self._total = kind, total
+        self._console = console or Console(stderr=True)
+        self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
+        self._began = time.monotonic()
+        self._stopped = self._errors = self._scored = self._resumed = 0
+        self._scores: dict[str, list[float]] = defaultdict(list)
+        self._samples: dict[str, list[str]] = defaultdict(list)
+        self._next_line = 0.0
+        self._note = ""
+
+    def __enter__(self) -> Self:
+        # What was told before the display opened was there already; it says nothing about the rate.
+        self._began, self._resumed = time.monotonic(), self._stopped
+        if self._live is not None:
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def say(self, note: str) -> None:
+        """Show a note beside the progress."""
+        self._note = note
+        if self._kind != "none":
+            self._console.print(note, style="yellow", highlight=False)
+
+    def episode_stopped(self, row: EpisodeRow) -> None:
+        """An episode is over."""
+        self._stopped += 1
+        self._errors += row.is_error
+        self._print_now_and_then()
+
+    def episode_scored(self, row: EpisodeRow) -> None:
+        """An episode has a score, or an error in place of one."""
+        self._scored += 1
+        self._errors += row.score_error is not None
+        if row.score is not None:
+            self._scores[row.policy].append(row.score)
+            self._samples[row.policy].append(row.sample_id)
+
+    def __rich__(self) -> Table:
+        grid = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=max(self._total, 1), completed=self._stopped, width=30)
+        grid.add_row(bar, Text(self._line()))
+        return grid
+
+    def _line(self) -> str:
+        """The progress as one line of text."""
+        seconds = max(time.monotonic() - self._began, 1e-3)
+        rate = (self._stopped - self._resumed) / seconds
+        left = (self._total - self._stopped) / rate if rate > 0 else None
+        parts = [f"{self._stopped}/{self._total}", *self._score_parts(), f"{rate:.1f}/s"]
+        if self._errors:
+            parts.append(f"{self._errors} errors")
+        if self._stopped > self._scored and self._scored:
+            parts.append(f"{self._stopped - self._scored} unscored")
+        if left is not None and self._stopped < self._total:
+            parts.append(f"{_duration(left)} left")
+        return "  ".join(parts)
+
+    def _score_parts(self) -> list[str]:
+        parts = []
+        for policy, scores in self._scores.items():
+            interval = mean_interval(scores, self._samples[policy])
+            shown = f"{interval.mean:.3f}"
+            if interval.low is not None and interval.high is not None:
+                shown += f" ± {(interval.high - interval.low) / 2:.3f}"
+            parts.append(f"{policy} {shown}" if len(self._scores) > 1 else f"score {shown}")
+        return parts
+
+    def _print_now_and_then(self) -> None:
+        if self._kind != "plain":
+            return
+        now = time.monotonic()
+        if self._stopped == self._total or now >= self._next_line:
+            self._next_line = now + 5.0
+            self._console.print(self._line(), highlight=False)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

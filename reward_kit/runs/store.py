@@ -1,0 +1,236 @@
+"""A run directory: append-only JSON lines that a kill at any moment leaves readable.
+
+`run.json` says what is run; `episodes.jsonl` gets one line when an episode stops, `scores.jsonl` one when it is
+scored; `states/` holds final states by their SHA-256; `summary.json` is written at the end. A line is one `write`; the
+torn last line that a kill can leave is cut off when the run is opened again. A lock keeps a second process out.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from reward_kit.environments.base import StateSnapshot
+from reward_kit.episodes.record import episode_from_record, episode_to_record
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import ConfigError, StoreError
+
+SCHEMA_VERSION = 1
+_SECRET = re.compile(r"api_?key$|token$|secret|password|authorization", re.IGNORECASE)
+
+
+def new_run_path(log_dir: Path, task_name: str) -> Path:
+    """`<log_dir>/<task>-<utc>-<id>`; the names sort by time within a task."""
+    slug = re.sub(r"[^A-Za-z0-9_-]+", "-", task_name).strip("-")[:60] or "task"
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    return log_dir / f"{slug}-{now}-{secrets.token_hex(3)}"
+
+
+def latest_run(log_dir: Path, task_name: str | None = None) -> Path:
+    """The newest run in `log_dir`, of one task where a name is given.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    runs = [path.parent for path in log_dir.glob("*/run.json")]
+    if task_name is not None:
+        runs = [path for path in runs if read_json(path / "run.json").get("task_name") == task_name]
+    if not runs:
+        of_task = f" of task {task_name!r}" if task_name else ""
+        raise ConfigError(f"no run{of_task} in {log_dir}; start one, or name its directory with --resume RUN")
+    return max(runs, key=lambda path: str(read_json(path / "run.json").get("timing", {}).get("started_at", "")))
+
+
+class RunStore:
+    """One run directory, open for writing by this process alone. Use it as a context manager.
+
+    Raises:
+        StoreError: the directory cannot be written, or another process has it open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files: dict[str, int] = {}
+
+    @classmethod
+    def create(cls, path: Path, header: Mapping[str, Any]) -> RunStore:
+        """Make the directory with its `run.json`."""
+        try:
+            path.mkdir(parents=True)
+        except OSError as error:
+            raise StoreError(f"cannot make the run directory {path}: {error.strerror}") from error
+        store = cls(path)
+        started = {"started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")}
+        store.write_header({"schema_version": SCHEMA_VERSION, **header, "status": "running", "timing": started})
+        return store
+
+    def __enter__(self) -> Self:
+        self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise StoreError(f"{self.path} is open in another process; wait for it to end") from None
+        for name in ("episodes.jsonl", "scores.jsonl"):
+            _cut_torn_line(self.path / name)
+            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+            self._files[name] = os.open(self.path / name, flags, 0o644)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for descriptor in (*self._files.values(), self._lock):
+            os.close(descriptor)
+        self._files.clear()
+
+    def append_episode(self, episode: SingleAgentEpisode) -> dict[str, Any]:
+        """Write one episode; its final state goes to `states/` first. Returns the line as written."""
+        record = episode_to_record(episode)
+        if state := episode.custom_data.get("final_state"):
+            record["final_state"] = self._keep_state(StateSnapshot(state["kind"], state["payload"]))
+        self._append("episodes.jsonl", record)
+        return record
+
+    def append_score(self, record: Mapping[str, Any]) -> None:
+        """Write one score."""
+        self._append("scores.jsonl", {"schema_version": SCHEMA_VERSION, **record})
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> None:
+        # ASCII escapes keep lone surrogates writable; every JSON reader undoes them.
+        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+        descriptor = self._files[name]
+        before = os.fstat(descriptor).st_size
+        try:
+            if os.write(descriptor, line) != len(line):
+                raise OSError("the disk took only a part of the line")
+        except OSError as error:
+            os.ftruncate(descriptor, before)
+            raise StoreError(f"cannot write {self.path / name}: {error}") from error
+
+    def _keep_state(self, snapshot: StateSnapshot) -> dict[str, str]:
+        digest = snapshot.digest
+        path = self.path / "states" / f"{digest}.{snapshot.kind}"
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            _write_atomically(path, snapshot.payload)
+        return {"kind": snapshot.kind, "sha256": digest}
+
+    def write_header(self, header: Mapping[str, Any]) -> None:
+        """Replace `run.json`."""
+        _write_atomically(self.path / "run.json", _pretty(header))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replace `summary.json`."""
+        _write_atomically(self.path / "summary.json", _pretty(summary))
+
+    def finish(self, status: str, seconds: float) -> None:
+        """Note in `run.json` how the run ended and how long this process worked on it."""
+        header = read_json(self.path / "run.json")
+        timing = header.pop("timing", {})
+        timing["worked_s"] = round(timing.get("worked_s", 0.0) + seconds, 3)
+        self.write_header({**header, "status": status, "timing": timing})
+
+
+def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run's `episodes.jsonl`; a torn last line is left out."""
+    return _read_lines(path / "episodes.jsonl")
+
+
+def read_scores(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run's `scores.jsonl`; a torn last line is left out."""
+    return _read_lines(path / "scores.jsonl")
+
+
+def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
+    """The episode of one line of the run at `path`, with its final state.
+
+    Raises:
+        StoreError: its final state is missing or is not what its name says.
+    """
+    episode = episode_from_record(record)
+    if stored := record.get("final_state"):
+        file = path / "states" / f"{stored['sha256']}.{stored['kind']}"
+        if not file.is_file():
+            raise StoreError(f"episode {episode.id_}: its final state {file} is missing")
+        snapshot = StateSnapshot(stored["kind"], file.read_bytes())
+        if snapshot.digest != stored["sha256"]:
+            raise StoreError(f"episode {episode.id_}: its final state {file} was changed")
+        episode.custom_data["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
+    return episode
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object.
+
+    Raises:
+        StoreError: the file is missing or is none.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read {path}: {error}") from None
+    if not isinstance(data, dict):
+        raise StoreError(f"{path} is not a JSON object")
+    return data
+
+
+def without_secrets(value: Any) -> Any:
+    """`value` with everything under a key that names a secret replaced."""
+    if isinstance(value, Mapping):
+        hidden = {key: bool(_SECRET.search(str(key))) and isinstance(item, str) for key, item in value.items()}
+        return {key: "(hidden)" if hidden[key] else without_secrets(item) for key, item in value.items()}
+    return [without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise StoreError(f"{path}:{number}: not JSON: {error}") from None
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        position = end
+        while position > 0:
+            start = max(0, position - 65_536)
+            file.seek(start)
+            newline = file.read(position - start).rfind(b"\n")
+            if newline >= 0:
+                position = start + newline + 1
+                break
+            position = start
+        if position < end:
+            file.truncate(position)
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _pretty(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(data, indent=2, allow_nan=False, default=str).encode("ascii") + b"\n"

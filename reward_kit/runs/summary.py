@@ -1,0 +1,155 @@
+"""What a run comes to: one row per policy, with the errors, the failures and the limits kept apart.
+
+An *error* is something that broke (the episode has no score). A *failure* is an episode that was scored and did not
+pass. A *limit* is an episode that was cut off by a bound that somebody set; it may still be scored.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from reward_kit.agent.models import StopReason
+from reward_kit.runs.statistics import Interval, mean_interval, pass_at_k, pass_hat_k
+
+
+@dataclass(slots=True)
+class EpisodeRow:
+    """The few facts of one episode that the summary needs. `score` is None while, or because, it is unscored."""
+
+    rollout_id: str
+    sample_id: str
+    policy: str
+    stop_reason: str
+    num_steps: int
+    environment_return: float | None
+    error_class: str | None
+    error_message: str | None
+    error_traceback: str | None
+    usage: Mapping[str, float]
+    score: float | None = None
+    score_error: str | None = None
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> EpisodeRow:
+        """The row of one line of `episodes.jsonl`."""
+        failure = record.get("failure") or {}
+        return cls(
+            rollout_id=record["rollout_id"],
+            sample_id=record["sample_id"],
+            policy=record["policy"],
+            stop_reason=record["stop_reason"],
+            num_steps=record["num_steps"],
+            environment_return=record["environment_return"],
+            error_class=failure.get("class"),
+            error_message=failure.get("message"),
+            error_traceback=failure.get("traceback"),
+            usage=record.get("usage") or {},
+        )
+
+    def add_score(self, record: Mapping[str, Any]) -> None:
+        """Take the episode's line of `scores.jsonl`."""
+        failure = record.get("failure") or {}
+        self.score = record.get("score")
+        self.score_error = failure.get("class")
+        self.error_message = self.error_message or failure.get("message")
+        self.error_traceback = self.error_traceback or failure.get("traceback")
+
+    @property
+    def is_error(self) -> bool:
+        """Something broke, in the episode or in its scoring."""
+        return self.error_class is not None or self.score_error is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySummary:
+    """One policy's row of the closing table; every figure leaves the unscored out and counts them."""
+
+    policy: str
+    episodes: int
+    scored: int
+    score: Interval | None
+    pass_at_1: float | None
+    k: int
+    pass_at_k: float | None
+    pass_hat_k: float | None
+    errors: Mapping[str, int]
+    failures: int
+    limits: int
+    stop_reasons: Mapping[str, int]
+    mean_steps: float
+    mean_return: float | None
+    tokens: int
+    cost: float | None
+    first_error: str | None
+    first_traceback: str | None
+
+    @property
+    def error_rate(self) -> float:
+        """The share of episodes that broke."""
+        return sum(self.errors.values()) / self.episodes if self.episodes else 0.0
+
+
+def summarise(rows: Iterable[EpisodeRow], pass_threshold: float) -> list[PolicySummary]:
+    """One summary per policy, in order of first appearance by name."""
+    by_policy: dict[str, list[EpisodeRow]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.rollout_id):
+        by_policy[row.policy].append(row)
+    return [_summarise_policy(policy, by_policy[policy], pass_threshold) for policy in sorted(by_policy)]
+
+
+def _summarise_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float) -> PolicySummary:
+    scored = [row for row in rows if row.score is not None]
+    scores = [row.score for row in scored if row.score is not None]
+    passes = _passes_by_sample(scored, threshold)
+    # pass^k and pass@k need k attempts of every sample that counts.
+    k = min((n for n, _ in passes), default=0)
+    broken = Counter(row.error_class or row.score_error or "" for row in rows if row.is_error)
+    returns = [row.environment_return for row in rows if row.environment_return is not None and not row.error_class]
+    first = next((row for row in rows if row.is_error), None)
+    return PolicySummary(
+        policy=policy,
+        episodes=len(rows),
+        scored=len(scored),
+        score=mean_interval(scores, [row.sample_id for row in scored]) if scores else None,
+        pass_at_1=_mean([pass_at_k(n, c, 1) for n, c in passes]),
+        k=k,
+        pass_at_k=_mean([pass_at_k(n, c, k) for n, c in passes]) if k > 1 else None,
+        pass_hat_k=_mean([pass_hat_k(n, c, k) for n, c in passes]) if k > 1 else None,
+        errors=dict(sorted(broken.items())),
+        failures=sum(score < threshold for score in scores),
+        limits=sum(StopReason(row.stop_reason).is_limit for row in rows),
+        stop_reasons=dict(sorted(Counter(row.stop_reason for row in rows).items())),
+        mean_steps=sum(row.num_steps for row in rows) / len(rows),
+        mean_return=_mean(returns),
+        tokens=int(sum(row.usage.get("prompt_tokens", 0) + row.usage.get("completion_tokens", 0) for row in rows)),
+        cost=_total_cost(rows),
+        first_error=first.error_message if first else None,
+        first_traceback=first.error_traceback if first else None,
+    )
+
+
+def _passes_by_sample(rows: Iterable[EpisodeRow], threshold: float) -> list[tuple[int, int]]:
+    """(attempts, passes) of every sample."""
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows:
+        counts[row.sample_id][0] += 1
+        counts[row.sample_id][1] += row.score is not None and row.score >= threshold
+    return [(n, c) for n, c in counts.values()]
+
+
+def _total_cost(rows: Iterable[EpisodeRow]) -> float | None:
+    """The sum of what is known; None where no price is known of any episode that used tokens."""
+    costs = [row.usage["cost"] for row in rows if "cost" in row.usage]
+    return float(sum(costs)) if costs else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def summary_to_json(summaries: Sequence[PolicySummary]) -> dict[str, Any]:
+    """The form of `summary.json`."""
+    return {"schema_version": 1, "policies": [asdict(summary) for summary in summaries]}

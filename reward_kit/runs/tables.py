@@ -1,0 +1,81 @@
+"""The closing table of a run: what each policy scored, how sure that is, and what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from reward_kit.runs.statistics import Interval
+from reward_kit.runs.summary import PolicySummary
+
+
+def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableType:
+    """One column per policy, side by side, and below it the first error of each."""
+    table = Table(title=title, box=box.SIMPLE_HEAVY, title_justify="left", title_style="bold")
+    table.add_column("", style="dim", no_wrap=True)
+    for summary in summaries:
+        table.add_column(summary.policy, justify="right", overflow="fold")
+    for name, cells in _lines(summaries):
+        table.add_row(name, *cells)
+    return Group(table, *(_first_error(summary) for summary in summaries if summary.first_error))
+
+
+def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
+    k = max((summary.k for summary in summaries), default=0)
+    lines = [
+        ("mean score", [_interval(summary.score) for summary in summaries]),
+        ("pass@1", [_share(summary.pass_at_1) for summary in summaries]),
+    ]
+    if k > 1:
+        lines += [
+            (f"pass@{k}", [_share(summary.pass_at_k) for summary in summaries]),
+            (f"pass^{k}", [_share(summary.pass_hat_k) for summary in summaries]),
+        ]
+    lines += [
+        ("episodes (scored)", [f"{summary.episodes} ({summary.scored})" for summary in summaries]),
+        ("failures", [str(summary.failures) for summary in summaries]),
+        ("errors", [_counts(summary.errors) for summary in summaries]),
+        ("limits", [str(summary.limits) for summary in summaries]),
+        ("stop reasons", [_counts(summary.stop_reasons) for summary in summaries]),
+        ("environment return", [_number(summary.mean_return) for summary in summaries]),
+        ("steps per episode", [f"{summary.mean_steps:.1f}" for summary in summaries]),
+    ]
+    if any(summary.tokens for summary in summaries):
+        lines.append(("tokens", [f"{summary.tokens:,}" for summary in summaries]))
+        lines.append(("cost", [_cost(summary.cost) for summary in summaries]))
+    return lines
+
+
+def _interval(interval: Interval | None) -> str:
+    if interval is None:
+        return "unscored"
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:.3f}"
+    return f"{interval.mean:.3f}  [{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _cost(value: float | None) -> str:
+    return "unknown" if value is None else f"${value:.4f}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return "\n".join(f"{name} {count}" for name, count in counts.items()) or "0"
+
+
+def _first_error(summary: PolicySummary) -> Text:
+    """What broke first, with the user's own frames where there are any."""
+    lines = [line[:200] for line in (summary.first_error or "").splitlines()[:1]]
+    lines += (summary.first_traceback or "").splitlines()[1:]
+    return Text(f"first error of {summary.policy}: " + "\n".join(lines[:14]), style="red")

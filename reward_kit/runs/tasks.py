@@ -1,0 +1,280 @@
+"""From a task file to a task that can run: validated keys, samples, tools, reward, and a world that can be made.
+
+Everything that can be wrong is found here, before anything is written: each problem is one line that names the file,
+the line, the key and the value, and the command leaves with exit code 2.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+
+from reward_kit.agent.samples import Prompt, Sample
+from reward_kit.agent.starts import GroupStart
+from reward_kit.environments.registry import resource_class
+from reward_kit.environments.tools import ToolRegistry
+from reward_kit.errors import ConfigError, EnvironmentFailure, did_you_mean
+from reward_kit.loading import load_module, load_object
+from reward_kit.models import TaskDefinitionModel, describe_validation_error
+from reward_kit.runs.yaml_lines import LocatedYaml
+from reward_kit.typed_interface import RewardSpec, reward_spec
+
+_PATH_KEYS = ("seed_sql_file", "source_dir")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task with everything loaded that its file names.
+
+    Attributes:
+        definition: the validated file.
+        path: the file.
+        samples: its initial conditions, in dataset order.
+        rollouts_per_sample: how many episodes each gets.
+        tools: the task's own tools, None where it has none.
+        reward: the reward function, None where the task only collects.
+        digest: SHA-256 over the task file and its dataset, to notice a change before a resume.
+    """
+
+    definition: TaskDefinitionModel
+    path: Path
+    samples: tuple[Sample, ...]
+    rollouts_per_sample: int
+    tools: ToolRegistry | None = None
+    reward: RewardSpec | None = None
+    digest: str = ""
+    warnings: tuple[str, ...] = field(default=())
+
+
+def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
+    """Load a task file and everything it names.
+
+    Args:
+        path: the YAML file.
+        overrides: keys laid over the file's, dotted for inner ones (`limits.wall_time_s`).
+
+    Raises:
+        ConfigError: something is wrong; the message has one line per problem.
+    """
+    located = LocatedYaml(path)
+    definition = _validated(located, overrides or {})
+    folder = path.resolve().parent
+    definition = _with_absolute_paths(definition, folder)
+    samples = tuple(_samples(definition, folder))
+    has_dataset = definition.dataset_path is not None
+    reward_path = definition.reward_function_path
+    task = Task(
+        definition=definition,
+        path=path,
+        samples=samples,
+        rollouts_per_sample=definition.num_rollouts_per_sample if has_dataset else definition.num_rollouts,
+        tools=load_tools(definition.tools_module_path, folder) if definition.tools_module_path else None,
+        reward=reward_spec(load_object(reward_path, folder)) if reward_path else None,
+        digest=_digest(path, folder / definition.dataset_path if definition.dataset_path else None),
+    )
+    _check_prompts(task)
+    return task
+
+
+def _validated(located: LocatedYaml, overrides: Mapping[str, Any]) -> TaskDefinitionModel:
+    if not isinstance(located.data, dict):
+        raise ConfigError(f"{located.path}: a task file is a mapping of keys, this one is {located.data!r:.60}")
+    data = _overlaid(located.data, overrides)
+    try:
+        return TaskDefinitionModel.model_validate(data)
+    except pydantic.ValidationError as error:
+        problems = describe_validation_error(error, TaskDefinitionModel)
+        places = [located.where(tuple(problem["loc"])) for problem in error.errors()]
+        raise ConfigError("\n".join(f"{p}: {text}" for p, text in zip(places, problems, strict=True))) from None
+
+
+def _overlaid(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` with dotted `overrides` on it; neither is changed."""
+    result = json.loads(json.dumps(data, default=str)) if overrides else data
+    for dotted, value in overrides.items():
+        *parents, last = dotted.split(".")
+        inner = result
+        for key in parents:
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"-T {dotted}=…: {key!r} is no mapping")
+        inner[last] = value
+    return result
+
+
+def _with_absolute_paths(definition: TaskDefinitionModel, folder: Path) -> TaskDefinitionModel:
+    """The definition with the paths in its resource configuration made absolute; they are relative to the file."""
+    config = dict(definition.base_resource_config)
+    for key in _PATH_KEYS:
+        if isinstance(config.get(key), str):
+            config[key] = str((folder / config[key]).resolve())
+    changes: dict[str, Any] = {"base_resource_config": config}
+    if (definition.resource_type or "").partition(":")[0].endswith(".py"):
+        changes["resource_type"] = str(folder / (definition.resource_type or ""))
+    return definition.model_copy(update=changes)
+
+
+def load_tools(location: str, folder: Path) -> ToolRegistry:
+    """The one `ToolRegistry` that a tools module defines.
+
+    Raises:
+        ConfigError: the module does not import, or defines none, or several.
+    """
+    module = load_module(location, folder)
+    found = {name: value for name, value in vars(module).items() if isinstance(value, ToolRegistry)}
+    registries = {id(registry): registry for registry in found.values()}
+    if len(registries) != 1:
+        names = ", ".join(found) or "none"
+        raise ConfigError(f"tools_module_path: {location} must define one ToolRegistry; found {names}")
+    return next(iter(registries.values()))
+
+
+def _samples(definition: TaskDefinitionModel, folder: Path) -> Iterator[Sample]:
+    if definition.dataset_path is None:
+        yield Sample(definition.name, ground_truth=definition.ground_truth)
+        return
+    seen: dict[str, str] = {}
+    for where, row in read_rows(folder / definition.dataset_path):
+        sample = _sample(row, where, len(seen), definition)
+        if sample.id in seen:
+            raise ConfigError(f"{where}: sample id {sample.id!r} stands already at {seen[sample.id]}")
+        seen[sample.id] = where
+        yield sample
+    if not seen:
+        raise ConfigError(f"dataset {folder / definition.dataset_path} has no rows")
+
+
+def _sample(row: dict[str, Any], where: str, index: int, definition: TaskDefinitionModel) -> Sample:
+    config = row.get("resource_config") or {}
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where}: resource_config is a {type(config).__name__}, not a mapping")
+    ground_truth = row.get("ground_truth", definition.ground_truth)
+    return Sample(str(row.get("id", f"sample-{index}")), row, ground_truth, config, where)
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a JSONL, CSV or YAML dataset, each with its `file:line`.
+
+    Raises:
+        ConfigError: the file does not exist, is of another kind, or a row is no mapping.
+    """
+    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".yaml": _read_yaml, ".yml": _read_yaml}
+    if path.suffix not in readers:
+        raise ConfigError(f"dataset {path}: unknown kind {path.suffix!r}; known: {', '.join(readers)}")
+    if not path.is_file():
+        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        raise ConfigError(f"dataset {path} does not exist{near if 'did you mean' in near else ''}")
+    for where, row in readers[path.suffix](path):
+        if not isinstance(row, dict):
+            raise ConfigError(f"{where}: a row is a mapping of fields, this one is a {type(row).__name__}")
+        yield where, row
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                yield f"{path}:{number}", json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"{path}:{number}: not JSON: {error}") from None
+
+
+def _read_csv(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file)
+        for row in rows:
+            if None in row or None in row.values():
+                raise ConfigError(f"{path}:{rows.line_num}: the row does not have the header's {len(row) - 1} columns")
+            yield f"{path}:{rows.line_num}", dict(row)
+
+
+def _read_yaml(path: Path) -> Iterator[tuple[str, Any]]:
+    located = LocatedYaml(path)
+    if not isinstance(located.data, list):
+        raise ConfigError(f"{path}: a YAML dataset is a list of rows")
+    for index, row in enumerate(located.data):
+        yield located.where((index,)), row
+
+
+def _check_prompts(task: Task) -> None:
+    """Render every sample's messages once: a missing field is found before the run, not in its middle."""
+    prompt = Prompt(task.definition)
+    problems: list[str] = []
+    for sample in task.samples:
+        try:
+            messages = prompt.render(sample)
+        except ConfigError as error:
+            problems.append(str(error))
+        except pydantic.ValidationError as error:
+            problems += [f"{sample.where}: messages.{line}" for line in describe_validation_error(error)]
+        else:
+            if not messages and task.definition.resource_type is None:
+                raise ConfigError(f"{task.path}: nothing to begin with; give messages or initial_user_prompt")
+    if problems:
+        more = [f"… and {len(problems) - 3} more"] if len(problems) > 3 else []
+        raise ConfigError("\n".join([*problems[:3], *more]))
+
+
+async def check_world(task: Task) -> None:
+    """Make the first sample's world once and close it, so that a wrong resource is found before the run.
+
+    Raises:
+        ConfigError: the resource does not exist, refuses its configuration, or cannot be reset.
+    """
+    if task.definition.resource_type is None:
+        return
+    resource_class(task.definition.resource_type)
+    try:
+        async with GroupStart(task.definition, task.samples[0], 0) as group:
+            start = await group.episode(0)
+            if start.world is not None:
+                await start.world.close()
+    except EnvironmentFailure as error:
+        raise ConfigError(f"{task.path}: resource {task.definition.resource_type!r}: {error}") from error
+
+
+def selected(task: Task, limit: int | None = None, sample_ids: Iterable[str] = ()) -> tuple[Sample, ...]:
+    """The samples to run.
+
+    Raises:
+        ConfigError: an id is not in the dataset.
+    """
+    by_id = {sample.id: sample for sample in task.samples}
+    for sample_id in sample_ids:
+        if sample_id not in by_id:
+            raise ConfigError(f"no sample {sample_id!r}{did_you_mean(sample_id, by_id)}")
+    chosen = tuple(by_id[sample_id] for sample_id in sample_ids) or task.samples
+    return chosen[:limit] if limit is not None else chosen
+
+
+def _digest(*paths: Path | None) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        if path is not None:
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`key=value` from the command line; the value is YAML.
+
+    Raises:
+        ConfigError: there is no `=`, or the value is not YAML.
+    """
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"-T {text!r}: write key=value")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"-T {text!r}: the value is not YAML: {error}") from None

@@ -1,0 +1,58 @@
+"""YAML with line numbers, so that an error about a key can say where the key stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from reward_kit.errors import ConfigError
+
+KeyPath = tuple[str | int, ...]
+
+
+class LocatedYaml:
+    """A YAML document: its `data`, and the line of every key and list item.
+
+    Raises:
+        ConfigError: the file does not exist or is not YAML; the message has the line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read {path}: {error}") from None
+        self._lines: dict[KeyPath, int] = {}
+        try:
+            loader = yaml.SafeLoader(text)
+            node = loader.get_single_node()
+            self._locate(node, ())
+            self.data: Any = loader.construct_document(node) if node is not None else None
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f"{path}:{mark.line + 1}" if mark else str(path)
+            raise ConfigError(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from None
+
+    def where(self, location: KeyPath) -> str:
+        """`file:line` of the nearest key on the way to `location` that stands in the file."""
+        while location and location not in self._lines:
+            location = location[:-1]
+        return f"{self.path}:{self._lines.get(location, 1)}"
+
+    def _locate(self, node: yaml.Node | None, path: KeyPath) -> None:
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                name = str(key.value)
+                if name in seen:
+                    raise ConfigError(f"{self.path}:{key.start_mark.line + 1}: {name!r} stands there twice")
+                seen.add(name)
+                self._lines[(*path, name)] = key.start_mark.line + 1
+                self._locate(value, (*path, name))
+        elif isinstance(node, yaml.SequenceNode):
+            for index, value in enumerate(node.value):
+                self._lines[(*path, index)] = value.start_mark.line + 1
+                self._locate(value, (*path, index))

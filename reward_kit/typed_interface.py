@@ -1,0 +1,249 @@
+"""`@reward_function`: a plain Python function as a reward whose number can be trusted.
+
+The decorator reads the signature once, when the file loads, and refuses what could never be called. At each call it
+passes only the parameters that the function names, shapes messages and ground truth to the resolved annotations, and
+validates what comes back. The function stays an ordinary function: sync or async, callable by hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+import pydantic
+
+from reward_kit.errors import ConfigError, InvalidResultError
+from reward_kit.models import EvaluateResult, Message, describe_validation_error
+
+Mode = Literal["pointwise", "batch"]
+Function = Callable[..., Any]
+_SPEC = "__reward_spec__"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSpec:
+    """What the decorator knows of a reward function.
+
+    Attributes:
+        function: the function as it was written.
+        mode: "pointwise": one rollout a call; "batch": all rollouts of a batch in one call.
+        id: names the reward in files; by default the function's name.
+        requirements: packages it needs, as in a requirements file.
+        resources: what the host provides to it, by name.
+        parameters: the names it takes; None where it takes any (`**kwargs`).
+        is_async: it is a coroutine function.
+    """
+
+    function: Function
+    mode: Mode
+    id: str
+    requirements: tuple[str, ...]
+    resources: Mapping[str, Any]
+    parameters: frozenset[str] | None
+    is_async: bool
+    _shapes: Mapping[str, Callable[[Any], Any]]
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Of `given`, what the function names, each shaped to its annotation.
+
+        Raises:
+            InvalidResultError: a value does not fit the annotation.
+        """
+        named = {k: v for k, v in given.items() if self.parameters is None or k in self.parameters}
+        for name, shape in self._shapes.items():
+            if name in named:
+                named[name] = shape(named[name])
+        return named
+
+    def check(self, returned: Any, count: int | None = None) -> Any:
+        """`returned` as an `EvaluateResult`, or a list of `count` of them in batch mode.
+
+        Raises:
+            InvalidResultError: it is none; the message names the field and the value.
+        """
+        if self.mode == "pointwise":
+            return as_result(returned, self.id)
+        if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
+            raise InvalidResultError(f"{self.id}: a batch reward returns a list, not {type(returned).__name__}")
+        if count is not None and len(returned) != count:
+            raise InvalidResultError(f"{self.id}: {len(returned)} results for {count} rollouts")
+        return [as_result(item, f"{self.id}[{index}]") for index, item in enumerate(returned)]
+
+
+def as_result(returned: Any, what: str) -> EvaluateResult:
+    """`returned` as an `EvaluateResult`; a mapping is validated.
+
+    Raises:
+        InvalidResultError: it is none.
+    """
+    if isinstance(returned, EvaluateResult):
+        return returned
+    if isinstance(returned, Mapping):
+        try:
+            return EvaluateResult.model_validate(dict(returned))
+        except pydantic.ValidationError as error:
+            problems = "; ".join(describe_validation_error(error, EvaluateResult))
+            raise InvalidResultError(f"{what}: {problems}") from None
+    if inspect.isawaitable(returned):
+        raise InvalidResultError(f"{what} returned a coroutine; declare the function with `async def`")
+    raise InvalidResultError(f"{what} returned {type(returned).__name__}; return an EvaluateResult")
+
+
+@overload
+def reward_function(_func: Function, /) -> Function: ...
+
+
+@overload
+def reward_function(
+    _func: None = None,
+    /,
+    *,
+    mode: Mode = "pointwise",
+    id: str | None = None,
+    requirements: Sequence[str] | None = None,
+    resources: Mapping[str, Any] | None = None,
+) -> Callable[[Function], Function]: ...
+
+
+def reward_function(
+    _func: Function | None = None,
+    /,
+    *,
+    mode: Mode = "pointwise",
+    id: str | None = None,
+    requirements: Sequence[str] | None = None,
+    resources: Mapping[str, Any] | None = None,
+) -> Any:
+    """Make a function a reward.
+
+    Args:
+        mode: "pointwise" for `f(messages, ground_truth=None, **kwargs) -> EvaluateResult`, "batch" for
+            `f(rollouts_messages, ground_truths, **kwargs) -> list[EvaluateResult]`.
+        id: names the reward in files.
+        requirements: packages it needs.
+        resources: what the host provides to it.
+
+    Raises:
+        ConfigError: the mode is unknown or the signature lacks the mode's first parameter; found when the file loads.
+
+    Example:
+        @reward_function
+        def exact(messages: list[Message], ground_truth: str) -> EvaluateResult:
+            return EvaluateResult(score=float(messages[-1].text == ground_truth))
+    """
+
+    def decorate(function: Function) -> Function:
+        spec = _read_signature(function, mode, id, tuple(requirements or ()), dict(resources or {}))
+        wrapper = _async_wrapper(spec) if spec.is_async else _sync_wrapper(spec)
+        setattr(wrapper, _SPEC, spec)
+        return wrapper
+
+    return decorate if _func is None else decorate(_func)
+
+
+def reward_spec(function: Function) -> RewardSpec:
+    """The spec of a reward function; a plain function is read as a pointwise one.
+
+    Raises:
+        ConfigError: it is no function, or its signature is wrong.
+    """
+    spec = getattr(function, _SPEC, None)
+    if isinstance(spec, RewardSpec):
+        return spec
+    if not callable(function):
+        raise ConfigError(f"a reward is a function, not {type(function).__name__}")
+    return reward_spec(reward_function(function))
+
+
+def _sync_wrapper(spec: RewardSpec) -> Function:
+    @functools.wraps(spec.function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = _bind(spec, args, kwargs)
+        return spec.check(spec.function(**spec.arguments(given)), _count(given))
+
+    return call
+
+
+def _async_wrapper(spec: RewardSpec) -> Function:
+    @functools.wraps(spec.function)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        given = _bind(spec, args, kwargs)
+        returned: Awaitable[Any] = spec.function(**spec.arguments(given))
+        return spec.check(await returned, _count(given))
+
+    return call
+
+
+def _bind(spec: RewardSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = list(inspect.signature(spec.function).parameters)
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _count(given: Mapping[str, Any]) -> int | None:
+    rollouts = given.get("rollouts_messages")
+    return len(rollouts) if isinstance(rollouts, Sequence) else None
+
+
+_FIRST = {"pointwise": "messages", "batch": "rollouts_messages"}
+
+
+def _read_signature(
+    function: Function, mode: str, id: str | None, requirements: tuple[str, ...], resources: dict[str, Any]
+) -> RewardSpec:
+    name = getattr(function, "__name__", type(function).__name__)
+    if mode not in _FIRST:
+        raise ConfigError(f"reward {name!r}: mode {mode!r} is unknown; it is 'pointwise' or 'batch'")
+    parameters = inspect.signature(function).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    positional = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_ONLY or p.kind is p.VAR_POSITIONAL]
+    if positional:
+        raise ConfigError(f"reward {name!r}: parameters are passed by name; {positional[0]!r} cannot be")
+    if _FIRST[mode] not in parameters and not takes_any:
+        raise ConfigError(
+            f"reward {name!r}: a {mode} reward takes {_FIRST[mode]!r}; write def {name}({_FIRST[mode]}, …)"
+        )
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise ConfigError(f"reward {name!r}: an annotation cannot be resolved: {error}") from error
+    shaped = ("messages", "ground_truth", "rollouts_messages", "ground_truths")
+    shapes = {key: _shape(hints[key], f"reward {name!r}, {key}") for key in shaped if key in hints}
+    is_async = inspect.iscoroutinefunction(function)
+    names = None if takes_any else frozenset(parameters)
+    return RewardSpec(function, mode, id or name, requirements, resources, names, is_async, shapes)  # type: ignore[arg-type]
+
+
+def _shape(annotation: Any, what: str) -> Callable[[Any], Any]:
+    """A function that shapes a value to `annotation`: dicts to `Message`s or `Message`s to dicts, as it says."""
+    if not _mentions(annotation, Message):
+        wants_dicts = _mentions(annotation, dict)
+        return _dumped if wants_dicts else _unchanged
+    adapter = pydantic.TypeAdapter(annotation)
+
+    def validate(value: Any) -> Any:
+        try:
+            return adapter.validate_python(value)
+        except pydantic.ValidationError as error:
+            raise InvalidResultError(f"{what}: {'; '.join(describe_validation_error(error))}") from None
+
+    return validate
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _dumped(value: Any) -> Any:
+    if isinstance(value, Message):
+        return value.to_chat()
+    return [_dumped(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _mentions(annotation: Any, wanted: type) -> bool:
+    if annotation is wanted or typing.get_origin(annotation) is wanted:
+        return True
+    return any(_mentions(part, wanted) for part in typing.get_args(annotation))

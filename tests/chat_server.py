@@ -1,0 +1,269 @@
+"""A real OpenAI-compatible server for tests: it answers by script, misbehaves on demand, and keeps what it was asked.
+
+    async with ChatServer([status(429, {"Retry-After": "0"}), answer("42")]) as server:
+        ...  # an endpoint at server.base_url; afterwards server.requests
+
+A script is a list of behaviours, used one a request, or a function from the request's body to a behaviour. Behaviours
+answer in the form asked for: `answer` and `tool_calls` stream where the request says `stream`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from aiohttp import web
+
+Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+Script = Sequence[Behaviour] | Callable[[dict[str, Any]], Behaviour]
+USAGE = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One request as it came."""
+
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+
+class ChatServer:
+    """Serves `/v1/chat/completions` on a free port of 127.0.0.1 in the running loop."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._runner: web.AppRunner | None = None
+        self.requests: list[Received] = []
+        self.base_url = ""
+
+    async def __aenter__(self) -> ChatServer:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._handle)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        """The bodies of the requests, in order."""
+        return [request.body for request in self.requests]
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.requests.append(Received(dict(request.headers), body))
+        return await self._behaviour(body)(request, body)
+
+    def _behaviour(self, body: dict[str, Any]) -> Behaviour:
+        if callable(self._script):
+            return self._script(body)
+        number = len(self.requests)
+        if number > len(self._script):
+            return status(400, text=f"the script has {len(self._script)} answers, this is request {number}")
+        return self._script[number - 1]
+
+
+def answer(
+    text: str | None = "ok",
+    *,
+    calls: Sequence[tuple[str, Any]] = (),
+    finish_reason: str | None = None,
+    usage: dict[str, Any] | None = USAGE,
+    call_ids: bool = True,
+    message: dict[str, Any] | None = None,
+    choice: dict[str, Any] | None = None,
+    top: dict[str, Any] | None = None,
+) -> Behaviour:
+    """A completion. `message`, `choice` and `top` are further keys of the message, the choice and the whole."""
+    said: dict[str, Any] = {"role": "assistant", "content": text, **(message or {})}
+    if calls:
+        said["tool_calls"] = [_call(n, *call, with_id=call_ids) for n, call in enumerate(calls)]
+    reason = finish_reason or ("tool_calls" if calls else "stop")
+    whole = {"index": 0, "message": said, "finish_reason": reason, **(choice or {})}
+    completion = {"id": "chatcmpl-1", "object": "chat.completion", "model": "m", "choices": [whole], **(top or {})}
+    if usage is not None:
+        completion["usage"] = usage
+
+    async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await _stream(request, completion) if body.get("stream") else web.json_response(completion)
+
+    return behave
+
+
+def tool_calls(calls: Sequence[tuple[str, Any]], text: str | None = None, **rest: Any) -> Behaviour:
+    """A completion that calls tools: (name, arguments) pairs; arguments that are text are sent as they are."""
+    return answer(text, calls=calls, **rest)
+
+
+def status(code: int, headers: dict[str, str] | None = None, text: str | None = None, error: Any = None) -> Behaviour:
+    """An HTTP status with the provider's error text, or with any JSON value as its `error`."""
+    body = {"error": {"message": text or f"scripted {code}"} if error is None else error}
+
+    async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(body, status=code, headers=headers)
+
+    return behave
+
+
+def raw(body: str, content_type: str = "application/json", code: int = 200) -> Behaviour:
+    """Any text under any type."""
+
+    async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(text=body, content_type=content_type, status=code)
+
+    return behave
+
+
+def html() -> Behaviour:
+    """A proxy's page with status 200."""
+    return raw("<html><body>Please wait while the gateway starts</body></html>", "text/html")
+
+
+def events(*data: Any, done: bool = True) -> Behaviour:
+    """A raw event stream; values that are no text are sent as JSON."""
+
+    async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        return await _send_events(request, data, done)
+
+    return behave
+
+
+def dropped() -> Behaviour:
+    """The connection closes before any answer."""
+
+    async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        _hang_up(request)
+        return web.Response()
+
+    return behave
+
+
+def cut_body() -> Behaviour:
+    """The body is shorter than its announced length."""
+
+    async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(b'{"choices": [{"message": {"content": "half')
+        _hang_up(request)
+        return response
+
+    return behave
+
+
+def cut_stream(connection: bool = False) -> Behaviour:
+    """A stream that ends in the middle: cleanly, or with its connection."""
+
+    async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        response = await _open_stream(request)
+        await _event(response, {"choices": [{"index": 0, "delta": {"content": "half an ans"}}]})
+        if connection:
+            _hang_up(request)
+        return response
+
+    return behave
+
+
+def silent() -> Behaviour:
+    """Nothing at all, until the server is closed."""
+    return slow(3600.0, answer("too late"))
+
+
+def trickle(pause_s: float = 0.01) -> Behaviour:
+    """A stream that never idles and never ends."""
+
+    async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        response = await _open_stream(request)
+        while True:
+            await response.write(b": still here\n\n")
+            await asyncio.sleep(pause_s)
+
+    return behave
+
+
+def slow(delay_s: float, then: Behaviour) -> Behaviour:
+    """Another behaviour, after a while."""
+
+    async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(delay_s)
+        return await then(request, body)
+
+    return behave
+
+
+def _call(number: int, name: str, arguments: Any, *, with_id: bool) -> dict[str, Any]:
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    call = {"type": "function", "function": {"name": name, "arguments": text}}
+    return {"id": f"call_{name}_{number}", **call} if with_id else call
+
+
+def _hang_up(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.close()
+
+
+async def _open_stream(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    return response
+
+
+async def _event(response: web.StreamResponse, data: Any) -> None:
+    text = data if isinstance(data, str) else json.dumps(data)
+    await response.write(f"data: {text}\n\n".encode())
+
+
+async def _send_events(request: web.Request, data: Sequence[Any], done: bool) -> web.StreamResponse:
+    response = await _open_stream(request)
+    for item in data:
+        await _event(response, item)
+    if done:
+        await _event(response, "[DONE]")
+    return response
+
+
+async def _stream(request: web.Request, completion: dict[str, Any]) -> web.StreamResponse:
+    """A completion in pieces of three characters, as OpenAI and vLLM stream it."""
+    top = {key: value for key, value in completion.items() if key not in ("choices", "usage")}
+    choice = completion["choices"][0]
+    chunks: list[dict[str, Any]] = [{"delta": delta} for delta in _deltas(choice["message"])]
+    for entry in (choice.get("logprobs") or {}).get("content") or []:
+        chunks.append({"delta": {}, "logprobs": {"content": [entry]}})
+    chunks += [{"delta": {}, "token_ids": [token]} for token in choice.get("token_ids") or []]
+    chunks.append({"delta": {}, "finish_reason": choice["finish_reason"]})
+    data = [{**top, "choices": [{"index": 0, **chunk}]} for chunk in chunks]
+    if "usage" in completion:
+        data.append({**top, "choices": [], "usage": completion["usage"]})
+    return await _send_events(request, data, done=True)
+
+
+def _deltas(message: dict[str, Any]) -> list[dict[str, Any]]:
+    deltas: list[dict[str, Any]] = [{"role": "assistant"}]
+    for key in ("reasoning_content", "content"):
+        deltas += [{key: piece} for piece in _pieces(message.get(key) or "")]
+    calls = message.get("tool_calls") or []
+    for n, call in enumerate(calls):
+        head = {"index": n, **call, "function": {"name": call["function"]["name"], "arguments": ""}}
+        deltas.append({"tool_calls": [head]})
+    # Parallel calls grow side by side, so that a client that ignores the index mixes them up.
+    queues = [_pieces(call["function"]["arguments"]) for call in calls]
+    for turn in range(max(map(len, queues), default=0)):
+        for n, queue in enumerate(queues):
+            if turn < len(queue):
+                deltas.append({"tool_calls": [{"index": n, "function": {"arguments": queue[turn]}}]})
+    return deltas
+
+
+def _pieces(text: str) -> list[str]:
+    return [text[start : start + 3] for start in range(0, len(text), 3)]

@@ -1,0 +1,262 @@
+"""Every way an endpoint can fail is told apart, shown without secrets, and retried exactly where that can help."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+
+from reward_kit.errors import DeadlineError, ProviderError
+from reward_kit.providers import ChatEndpoint, RetryPolicy, Transport
+from reward_kit.providers.faults import EXCERPT_CHARS, excerpt
+from tests.chat_server import (
+    ChatServer,
+    answer,
+    cut_body,
+    cut_stream,
+    dropped,
+    events,
+    html,
+    raw,
+    silent,
+    slow,
+    status,
+    trickle,
+)
+
+SECRET = "sk-very-secret-0123456789"
+FAST = RetryPolicy(base_s=0.001, cap_s=0.002)
+ONCE = RetryPolicy(max_attempts=1)
+REQUEST = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+STREAMED = {**REQUEST, "stream": True}
+
+
+@asynccontextmanager
+async def endpoint(server: ChatServer, **options):
+    chat = ChatEndpoint(server.base_url, SECRET, **{"retry": FAST, **options})
+    yield chat
+    await chat.aclose()
+
+
+TRANSIENT = {
+    **{
+        f"status {code}": (status(code), f"HTTP {code}: scripted {code}")
+        for code in (408, 409, 429, 500, 502, 503, 504)
+    },
+    "dropped connection": (dropped(), "dropped the connection"),
+    "cut body": (cut_body(), "cut its answer short"),
+    "html": (html(), "with an HTML page: <html><body>Please wait"),
+    "html by type only": (raw("Please wait", "text/html"), "with an HTML page: Please wait"),
+    "html by content only": (raw(" \n<!doctype html>", "application/json"), "with an HTML page: <!doctype"),
+    "not json": (raw("upstream error", "text/plain"), "with something that is not JSON: upstream error"),
+    "empty body": (raw(""), "not JSON: (empty)"),
+    "hostile json": (raw("[" * 100_000), "not JSON"),
+    "routed rate limit": (raw('{"error": {"code": 429, "message": "slow down"}}'), "slow down"),
+}
+TRANSIENT_STREAMS = {
+    "cut stream": (cut_stream(), "cut its stream short"),
+    "cut connection": (cut_stream(connection=True), "cut its answer short"),
+    "no json event": (events("{oops"), "not a JSON object: {oops"),
+    "error event": (events({"error": {"code": 503, "message": "worker died"}}), "worker died"),
+    "html": (html(), "HTML page"),
+}
+
+
+@pytest.mark.parametrize("behaviour, said", TRANSIENT.values(), ids=TRANSIENT)
+async def test_a_transient_fault_is_retried_and_named(behaviour, said):
+    async with ChatServer([behaviour, behaviour, answer("at last"), behaviour]) as server, endpoint(server) as chat:
+        completion = await chat.complete(REQUEST)
+        assert (completion.message.content, completion.retries) == ("at last", 2)
+        async with endpoint(server, retry=ONCE) as impatient:
+            with pytest.raises(ProviderError) as caught:
+                await impatient.complete(REQUEST)
+        assert said in str(caught.value)
+        assert type(caught.value) is ProviderError
+
+
+@pytest.mark.parametrize("behaviour, said", TRANSIENT_STREAMS.values(), ids=TRANSIENT_STREAMS)
+async def test_a_transient_fault_of_a_stream_is_retried_and_named(behaviour, said):
+    async with ChatServer([behaviour, answer("at last"), behaviour]) as server, endpoint(server) as chat:
+        completion = await chat.complete(STREAMED)
+        assert (completion.message.content, completion.retries) == ("at last", 1)
+        async with endpoint(server, retry=ONCE) as impatient:
+            with pytest.raises(ProviderError) as caught:
+                await impatient.complete(STREAMED)
+        assert said in str(caught.value)
+
+
+PERMANENT = {
+    **{f"status {code}": (status(code), f"HTTP {code}: scripted {code}") for code in (400, 401, 403, 404, 422)},
+    "status 501": (status(501), "HTTP 501"),
+    "text error": (status(400, error="bad model"), "HTTP 400: bad model"),
+    "fastapi detail": (raw('{"detail": "no such route"}', code=404), "HTTP 404: no such route"),
+    "listed detail": (raw('{"detail": [{"loc": ["seed"]}]}', code=422), '"loc": ["seed"]'),
+    "plain text": (raw("nope", "text/plain", 403), "HTTP 403: nope"),
+    "empty account": (status(429, error={"message": "no money", "code": "insufficient_quota"}), "no money"),
+    "redirect": (status(307, {"Location": "https://elsewhere/v1"}), "'https://elsewhere/v1'; set base_url to it"),
+    "no choices": (raw('{"object": "list"}'), 'without choices: {"object": "list"}'),
+    "empty choices": (raw('{"choices": []}'), "without choices"),
+    "null choices": (raw('{"choices": null}'), "without choices"),
+    "no message": (raw('{"choices": [{"text": "old"}]}'), "whose choice has no message"),
+    "no object": (raw("[1, 2]"), "without choices: [1, 2]"),
+    "content of no kind": (raw('{"choices": [{"message": {"content": 5}}]}'), "in no known form"),
+    "call without function": (raw('{"choices": [{"message": {"tool_calls": [{}]}}]}'), "in no known form"),
+    "error in success": (raw('{"error": {"message": "context too long", "code": 400}}'), "context too long"),
+}
+
+
+@pytest.mark.parametrize("behaviour, said", PERMANENT.values(), ids=PERMANENT)
+async def test_a_permanent_fault_fails_at_once_with_the_providers_text(behaviour, said):
+    async with ChatServer([behaviour]) as server, endpoint(server) as chat:
+        with pytest.raises(ProviderError) as caught:
+            await chat.complete(REQUEST)
+        assert said in str(caught.value)
+        assert len(server.requests) == 1
+
+
+async def test_a_stream_of_no_chunks_has_no_choices():
+    async with ChatServer([events()]) as server, endpoint(server) as chat:
+        with pytest.raises(ProviderError, match="without choices"):
+            await chat.complete(STREAMED)
+
+
+async def test_a_refused_connection_says_so():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound but not listening: nobody else gets the port either
+        chat = ChatEndpoint(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", retry=FAST)
+        with pytest.raises(ProviderError, match=r"refused the connection; is the server running\?.*gave up after 5"):
+            await chat.complete(REQUEST)
+        await chat.aclose()
+
+
+async def test_an_unknown_host_fails_without_retries():
+    chat = ChatEndpoint("http://no-such-host.invalid/v1", retry=RetryPolicy(base_s=3600.0, cap_s=3600.0))
+    with pytest.raises(ProviderError, match="cannot be reached; check base_url"):
+        await chat.complete(REQUEST)
+    await chat.aclose()
+
+
+async def test_an_idle_endpoint_is_asked_again():
+    script = ChatServer(lambda _: silent() if len(script.requests) == 1 else answer("awake"))
+    async with script as server, endpoint(server, idle_timeout_s=0.1) as chat:
+        completion = await chat.complete(REQUEST)
+        assert completion.message.content == "awake"
+        assert completion.retries >= 1
+
+
+async def test_an_endpoint_that_stays_idle_is_named():
+    async with ChatServer([silent()]) as server, endpoint(server, idle_timeout_s=0.05, retry=ONCE) as chat:
+        with pytest.raises(DeadlineError, match=r"sent nothing for idle_timeout_s=0.05; raise idle_timeout_s"):
+            await chat.complete(REQUEST)
+
+
+async def test_an_endless_stream_meets_the_total_timeout_and_is_not_retried():
+    server = ChatServer(lambda _: trickle())
+    async with server, endpoint(server, total_timeout_s=0.1, idle_timeout_s=30.0) as chat:
+        with pytest.raises(DeadlineError, match=r"within total_timeout_s=0.1; raise total_timeout_s"):
+            await chat.complete(STREAMED)
+        assert len(server.requests) <= 1
+
+
+async def test_slow_but_within_the_limits_is_an_answer():
+    async with ChatServer([slow(0.02, answer("patience"))]) as server, endpoint(server) as chat:
+        assert (await chat.complete(REQUEST)).message.content == "patience"
+
+
+async def test_the_attempts_end():
+    async with ChatServer(lambda _: status(503)) as server, endpoint(server) as chat:
+        with pytest.raises(ProviderError, match=r"HTTP 503.*gave up after 5 attempts \(max_attempts\)"):
+            await chat.complete(REQUEST)
+        assert len(server.requests) == 5
+
+
+async def test_a_retry_after_beyond_the_budget_fails_at_once_and_says_so():
+    script = [status(429, {"Retry-After": "120"})]
+    async with ChatServer(script) as server, endpoint(server, retry=RetryPolicy(budget_s=60.0)) as chat:
+        with pytest.raises(ProviderError, match=r"Retry-After of 120 s is more than .* retry_budget_s=60"):
+            await chat.complete(REQUEST)
+        assert len(server.requests) == 1
+
+
+async def test_a_retry_after_within_the_budget_is_waited_for():
+    waits: list[float] = []
+
+    class Recorded(RetryPolicy):
+        def wait_s(self, retry: int, retry_after_s: float | None, jitter: random.Random) -> float:
+            waits.append(retry_after_s)
+            return 0.0
+
+    headers = [{"Retry-After": "7"}, {"Retry-After": "0.25"}, {"retry-after-ms": "1500", "Retry-After": "9"}, {}]
+    script = [*(status(429, h) for h in headers), answer()]
+    async with ChatServer(script) as server, endpoint(server, retry=Recorded()) as chat:
+        assert (await chat.complete(REQUEST)).retries == 4
+    assert waits == [7.0, 0.25, 1.5, None]
+
+
+@pytest.mark.parametrize("request_", [REQUEST, STREAMED], ids=["whole", "streamed"])
+async def test_a_key_that_the_provider_echoes_stays_out_of_the_message(request_):
+    echo = [status(401, text=f"Incorrect key: {SECRET}"), raw(f"<html>{SECRET}", "text/html"), raw(f"x{SECRET}")]
+    async with ChatServer([*echo, raw(f'{{"a": "{SECRET}"}}')]) as server, endpoint(server, retry=ONCE) as chat:
+        for _ in range(4):
+            with pytest.raises(ProviderError) as caught:
+                await chat.complete(request_)
+            assert SECRET not in repr(caught.value)
+            assert "***" in str(caught.value)
+        assert server.requests[0].headers["Authorization"] == f"Bearer {SECRET}"
+        assert SECRET not in repr(chat)
+
+
+def test_an_excerpt_has_200_characters_and_no_half_of_a_secret():
+    text = "a" * (EXCERPT_CHARS - 3) + SECRET + "b" * 1_000
+    assert excerpt(text, [SECRET]) == "a" * (EXCERPT_CHARS - 3) + "***…"
+
+
+async def test_cancellation_passes_and_leaves_the_endpoint_usable():
+    arrived = asyncio.Event()
+
+    async def announced(request, body):
+        arrived.set()
+        return await silent()(request, body)
+
+    async with ChatServer([announced, answer("next")]) as server, endpoint(server) as chat:
+        task = asyncio.create_task(chat.complete(REQUEST))
+        await arrived.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await chat.complete(REQUEST)).message.content == "next"
+
+
+async def test_a_stream_that_stays_open_after_its_end_marker_is_not_waited_for():
+    async def stays_open(request, body):
+        response = await answer("done")(request, body)
+        await asyncio.sleep(3600)
+        return response
+
+    async with ChatServer([stays_open]) as server, endpoint(server) as chat:
+        assert (await chat.complete(STREAMED)).message.content == "done"
+
+
+async def test_connections_are_kept_and_reopened_after_close():
+    async with ChatServer(lambda _: answer()) as server:
+        transport = Transport()
+        for _ in range(2):
+            data = await transport.post(f"{server.base_url}/chat/completions", {}, b"{}")
+            assert data["choices"][0]["message"]["content"] == "ok"
+            await transport.aclose()
+
+
+def test_one_endpoint_serves_two_event_loops():
+    chat = ChatEndpoint("http://unused.invalid")
+
+    async def once() -> str:
+        nonlocal chat
+        async with ChatServer([answer("here")]) as server:
+            chat._url = f"{server.base_url}/chat/completions"
+            return (await chat.complete(REQUEST)).message.text
+
+    assert [asyncio.run(once()), asyncio.run(once())] == ["here", "here"]
+    asyncio.run(chat.aclose())
