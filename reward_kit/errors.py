@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ from typing import Any, ClassVar, Literal, get_args
 FailureClass = Literal["timeout", "crash", "limit", "invalid_result", "refused", "provider_error"]
 FAILURE_CLASSES: tuple[str, ...] = get_args(FailureClass)
 
-_PACKAGE_FOLDER = str(Path(__file__).parent)
+_PACKAGE_FOLDER = f"{Path(__file__).parent}{os.sep}"
+_INSTALLED = ("site-packages", "dist-packages", str(Path(os.__file__).parent) + os.sep)
 _MESSAGE_LIMIT = 2_000
 
 
@@ -99,7 +101,7 @@ class StoreError(RewardKitError):
 
 @contextmanager
 def boundary(error_type: type[RewardKitError], what: str) -> Iterator[None]:
-    """Classify whatever escapes the block.
+    """Classify whatever escapes the block, `SystemExit` included: a script that exits does not end the run.
 
     Args:
         error_type: the type of this boundary.
@@ -114,7 +116,7 @@ def boundary(error_type: type[RewardKitError], what: str) -> Iterator[None]:
         raise
     except TimeoutError as error:
         raise DeadlineError(f"{what}: timed out{_detail(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise error_type(f"{what}: {type(error).__name__}{_detail(error)}") from error
 
 
@@ -175,24 +177,23 @@ class Failure:
 def user_traceback(error: BaseException, max_lines: int = 15) -> str:
     """The traceback of `error` as its author wants to read it: the error, then their own frames, innermost first.
 
-    Frames of this package and of installed libraries are left out unless nothing else is there.
+    Frames of installed libraries are left out unless nothing else is there, those of this package always.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _is_foreign(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_internal(frame.filename)]
+    own = [frame for frame in frames if not any(part in frame.filename for part in _INSTALLED)] or frames
     lines = [f"{type(error).__name__}: {safe_str(error)}".splitlines()[0]]
     for frame in reversed(own):
         lines += [f"  {frame.filename}:{frame.lineno} in {frame.name}", f"    {frame.line}"]
     return "\n".join(lines[:max_lines]) if own else ""
 
 
-def _is_foreign(filename: str) -> bool:
-    installed = "site-packages" in filename or "/lib/python3" in filename
-    return installed or filename.startswith((_PACKAGE_FOLDER, "<frozen"))
+def _is_internal(filename: str) -> bool:
+    return filename.startswith((_PACKAGE_FOLDER, "<frozen"))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """ "; did you mean 'x'?" for the nearest known word, else the list of known words, for the end of a message."""
-    names = sorted(known)
+    names = sorted(set(known))
     nearest = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if nearest:
         return f"; did you mean {nearest[0]!r}?"

@@ -83,7 +83,7 @@ def _import(load: Any, what: str) -> ModuleType:
         module: ModuleType = load()
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = user_traceback(error)
         raise ConfigError(
             f"{what} cannot be imported: {type(error).__name__}: {safe_str(error)}" + (f"\n{frames}" if frames else "")

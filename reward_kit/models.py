@@ -1,13 +1,14 @@
 """The data that crosses our edges: messages, results of reward functions, and the task file.
 
 Everything here is pydantic and refuses what it does not know: a misspelt key is an error that names the field and shows
-the value, never a default that nobody asked for. `Message` alone keeps unknown keys, because transcripts come from
-providers that add their own.
+the value, never a default that nobody asked for. `Message` and its tool calls alone keep unknown keys, because
+transcripts come from providers that add their own and want them back.
 """
 
 from __future__ import annotations
 
 import math
+import numbers
 import re
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Annotated, Any, Literal
@@ -23,7 +24,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 class FunctionCall(BaseModel):
     """The function a tool call names, with its arguments as the JSON text the model wrote."""
 
-    model_config = ConfigDict(from_attributes=True)
+    model_config = ConfigDict(from_attributes=True, extra="allow")
 
     name: str
     arguments: str = "{}"
@@ -32,7 +33,7 @@ class FunctionCall(BaseModel):
 class ToolCall(BaseModel):
     """One tool call of an assistant message, in OpenAI chat form. Accepts the `openai` package's own objects."""
 
-    model_config = ConfigDict(from_attributes=True)
+    model_config = ConfigDict(from_attributes=True, extra="allow")
 
     id: str
     type: Literal["function"] = "function"
@@ -54,6 +55,11 @@ class Message(BaseModel):
     tool_calls: list[ToolCall] | None = None
     function_call: FunctionCall | None = None
     reasoning_content: str | None = None
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _no_call_is_none(cls, calls: list[ToolCall] | None) -> list[ToolCall] | None:
+        return calls or None
 
     @property
     def text(self) -> str:
@@ -77,12 +83,17 @@ class Message(BaseModel):
         return {**data, **(self.model_extra or {})}
 
 
-def _finite_number(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("a score is a number, not a bool")
-    if isinstance(value, int | float) and not math.isfinite(value):
+def _finite_number(value: Any) -> float:
+    # NumPy's numbers are registered as Real, its bool is not.
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"a score is a number, not a {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise ValueError("a score is finite; leave the episode unscored by raising an error instead")
-    return value
+    return number
 
 
 Score = Annotated[float, BeforeValidator(_finite_number)]
@@ -91,7 +102,7 @@ Score = Annotated[float, BeforeValidator(_finite_number)]
 class _MappingModel(BaseModel):
     """Results can be read as attributes and as mappings: `result.score` and `result["score"]`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", revalidate_instances="always")
 
     def __getitem__(self, key: str) -> Any:
         if key not in type(self).model_fields:
@@ -282,7 +293,9 @@ def _field_names_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list
         if isinstance(part, int):
             continue
         field = model.model_fields.get(part)
-        inner = _model_types(field.annotation) if field else []
+        if field is None:  # a key of a dict of models, or the name of a union's branch
+            continue
+        inner = _model_types(field.annotation)
         if not inner:
             return []
         model = inner[0]

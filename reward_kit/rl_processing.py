@@ -142,6 +142,12 @@ class CreditBatch:
     failures: dict[str, Failure]
     credit: StepCredit | None = None
 
+    def summary(self) -> dict[str, float]:
+        """The mean `score` of the scored episodes, left out where there is none, and the number of `unscored` ones."""
+        scores = [score for score in self.scores if score is not None]
+        mean = {"score": sum(scores) / len(scores)} if scores else {}
+        return {**mean, "unscored": float(len(self.scores) - len(scores))}
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """The lines of `credit.jsonl`, one per step; None where the episode is unscored.
 

@@ -8,8 +8,8 @@ batch of B rows, all padded on the right:
     input_ids       (B,T)  the two without a gap: what the model runs on
     everything else (B,T)  lies on the axis of `input_ids`
 
-On that axis: `attention_mask` is 1 on tokens and 0 on padding, `completion_mask` is 1 on the completion, `action_mask` is
-1 where the policy sampled, `loss_mask` = completion_mask · action_mask, 0 also where the action has no advantage.
+On that axis: `attention_mask` is 1 on tokens and 0 on padding, `completion_mask` is 1 on the completion, `action_mask`
+is 1 where the policy sampled, `loss_mask` = completion_mask · action_mask, 0 also where the action has no advantage.
 `position_ids` count from 0. `logprobs` are those of the sampler, 0.0 off the actions. `step_rewards` stand on each
 action's last token; `advantages` and `returns` on all tokens of the action. `policy_versions` are -1 off the actions.
 """
@@ -98,11 +98,10 @@ def build_rows(
         ConfigError: there are not as many step lists as episodes.
         EpisodeError: an episode's tokens belong to a step that is not among its steps.
     """
-    if step_data_lists is None:
-        step_data_lists = [[] for _ in episodes]
-        values = [_StepValues.none(len(episode)) for episode in episodes]
-    elif len(step_data_lists) != len(episodes):
+    if step_data_lists is not None and len(step_data_lists) != len(episodes):
         raise ConfigError(f"{len(episodes)} episodes need {len(episodes)} step lists; got {len(step_data_lists)}")
+    if step_data_lists is None:
+        values = [_StepValues.none(len(episode)) for episode in episodes]
     else:
         values = [_StepValues.of(steps) for steps in step_data_lists]
     rows: list[tuple[TokenRow, _StepValues]] = []

@@ -80,11 +80,11 @@ def as_result(returned: Any, what: str) -> EvaluateResult:
     Raises:
         InvalidResultError: it is none.
     """
-    if isinstance(returned, EvaluateResult):
-        return returned
-    if isinstance(returned, Mapping):
+    if isinstance(returned, EvaluateResult | Mapping):
+        # A result is checked again, since its author may have assigned to its fields.
+        kind = type(returned) if isinstance(returned, EvaluateResult) else EvaluateResult
         try:
-            return EvaluateResult.model_validate(dict(returned))
+            return kind.model_validate(returned if isinstance(returned, EvaluateResult) else dict(returned))
         except pydantic.ValidationError as error:
             problems = "; ".join(describe_validation_error(error, EvaluateResult))
             raise InvalidResultError(f"{what}: {problems}") from None
@@ -179,8 +179,15 @@ def _async_wrapper(spec: RewardSpec) -> Function:
 
 
 def _bind(spec: RewardSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = list(inspect.signature(spec.function).parameters)
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    """The arguments of a call by hand, by name, as Python would bind them; unknown names may be dropped later."""
+    parameters = inspect.signature(spec.function).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(names):
+        raise TypeError(f"{spec.id}() takes {len(names)} positional arguments but {len(args)} were given")
+    placed = dict(zip(names, args, strict=False))
+    if twice := placed.keys() & kwargs.keys():
+        raise TypeError(f"{spec.id}() got several values for {sorted(twice)[0]!r}")
+    return {**placed, **kwargs}
 
 
 def _count(given: Mapping[str, Any]) -> int | None:
@@ -206,15 +213,23 @@ def _read_signature(
         raise ConfigError(
             f"reward {name!r}: a {mode} reward takes {_FIRST[mode]!r}; write def {name}({_FIRST[mode]}, …)"
         )
+    code = _code_of(function)
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
+        hints = typing.get_type_hints(code, include_extras=True)
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise ConfigError(f"reward {name!r}: an annotation cannot be resolved: {error}") from error
     shaped = ("messages", "ground_truth", "rollouts_messages", "ground_truths")
     shapes = {key: _shape(hints[key], f"reward {name!r}, {key}") for key in shaped if key in hints}
-    is_async = inspect.iscoroutinefunction(function)
+    is_async = inspect.iscoroutinefunction(code)
     names = None if takes_any else frozenset(parameters)
     return RewardSpec(function, mode, id or name, requirements, resources, names, is_async, shapes)  # type: ignore[arg-type]
+
+
+def _code_of(function: Function) -> Function:
+    """The function that carries the annotations: that of a partial, or the `__call__` of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
 
 
 def _shape(annotation: Any, what: str) -> Callable[[Any], Any]:
@@ -226,7 +241,7 @@ def _shape(annotation: Any, what: str) -> Callable[[Any], Any]:
 
     def validate(value: Any) -> Any:
         try:
-            return adapter.validate_python(value)
+            return adapter.validate_python(_listed(value))
         except pydantic.ValidationError as error:
             raise InvalidResultError(f"{what}: {'; '.join(describe_validation_error(error))}") from None
 
@@ -240,7 +255,15 @@ def _unchanged(value: Any) -> Any:
 def _dumped(value: Any) -> Any:
     if isinstance(value, Message):
         return value.to_chat()
-    return [_dumped(item) for item in value] if isinstance(value, list | tuple) else value
+    value = _listed(value)
+    return [_dumped(item) for item in value] if isinstance(value, list) else value
+
+
+def _listed(value: Any) -> Any:
+    """Sequences of any kind, such as a step's history, as the lists that annotations ask for."""
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_listed(item) for item in value]
+    return value
 
 
 def _mentions(annotation: Any, wanted: type) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +42,7 @@ class Execution:
         truncated: the environment stopped for an outside reason.
         wants_end: the agent called the task's terminate tool.
         info: JSON-safe facts for the step.
+        is_interrupted: the resource was cut off in a call by the episode's time limit; its state is unknown.
         failure: what broke, where something did.
     """
 
@@ -50,12 +53,14 @@ class Execution:
     truncated: bool = False
     wants_end: bool = False
     info: dict[str, Any] = field(default_factory=dict)
+    is_interrupted: bool = False
     failure: Failure | None = None
 
     @property
     def is_over(self) -> bool:
         """No further call of this action is carried out."""
-        return self.terminated or self.truncated or self.wants_end or self.failure is not None
+        ended = self.terminated or self.truncated or self.wants_end
+        return ended or self.is_interrupted or self.failure is not None
 
 
 class Toolbox:
@@ -83,17 +88,15 @@ class Toolbox:
         Raises:
             ConfigError: two tools have one name.
         """
-        if self._resource is None:
-            return self._own or None
+        specs = list(self._own)
         with boundary(EnvironmentFailure, "get_tools_spec"):
-            specs = await self._resource.get_tools_spec()
-        if not self._own:
-            return specs or None
-        names = [spec["function"]["name"] for spec in (*specs, *self._own)]
-        if len(set(names)) < len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise ConfigError(f"two tools are called {', '.join(twice)}; rename one of them")
-        return [*specs, *self._own]
+            if self._resource is not None:
+                specs = [*await self._resource.get_tools_spec(), *specs]
+            names = Counter(spec["function"]["name"] for spec in specs)
+        twice = [name for name, count in names.items() if count > 1]
+        if twice:
+            raise ConfigError(f"two tools are called {', '.join(sorted(twice))}; rename one of them")
+        return specs or None
 
     async def execute(self, action: Action, step: int, seconds_left: float | None) -> Execution:
         """Make the calls of an action, one after another.
@@ -108,7 +111,7 @@ class Toolbox:
             shown, cut = cut_text(text, self._output_chars)
             name, call_id = call["name"], call_id_of(call, step, position)
             done.messages.append(Message(role="tool", name=name, tool_call_id=call_id, content=shown))
-            done.info.setdefault("tools", []).append({"name": name, **facts, **({"cut": True} if cut else {})})
+            done.info.setdefault("tools", []).append({**facts, "name": name, **({"cut": True} if cut else {})})
         if calls:
             done.info["is_action_valid"] = all(tool.get("is_valid", True) for tool in done.info["tools"])
         return done
@@ -136,21 +139,35 @@ class Toolbox:
             done.wants_end = True
             return "The episode ends.", {}
         is_own = self._registry is not None and name in self._registry.get_tools()
-        if not is_own and self._resource is None:
-            known = self._registry.get_tools() if self._registry else []
-            raise ToolError(f"unknown tool {name!r}{did_you_mean(name, known)}")
-        limits = [seconds for seconds in (self._tool_time_s, seconds_left) if seconds is not None]
-        try:
-            with anyio.fail_after(min(limits) if limits else None):
-                return await (self._call_own(name, arguments) if is_own else self._call_resource(name, arguments, done))
-        except TimeoutError:
-            message = f"tool {name!r} did not answer within {min(limits):g} s (limits.tool_time_s)"
-            # The task's own tool may be tried again; a resource that was interrupted is in an unknown state.
-            raise (ToolError if is_own else DeadlineError)(message) from None
+        if not is_own:
+            await self._refuse_unknown(name)
+        limit, left = self._tool_time_s, seconds_left
+        allowed = [seconds for seconds in (limit, left) if seconds is not None]
+        with anyio.move_on_after(min(allowed) if allowed else None):
+            return await (self._call_own(name, arguments) if is_own else self._call_resource(name, arguments, done))
+        if left is not None and (limit is None or left < limit):
+            done.is_interrupted = not is_own
+            raise ToolError(f"tool {name!r} was cut off: the episode's time is up (limits.wall_time_s)")
+        # The task's own tool may be tried again; a resource that was interrupted is in an unknown state.
+        raise (ToolError if is_own else DeadlineError)(
+            f"tool {name!r} did not answer within {limit:g} s (limits.tool_time_s)"
+        )
+
+    async def _refuse_unknown(self, name: str) -> None:
+        """Offer the nearest of all tools, the task's own included, which a resource does not know of."""
+        names = [spec["function"]["name"] for spec in await self.specs() or []]
+        if name not in names:
+            raise ToolError(f"unknown tool {name!r}{did_you_mean(name, names)}")
 
     async def _call_own(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         assert self._registry is not None
-        return as_text(await self._registry.get_tool(name).call(arguments, self._resource)), {}
+        try:
+            with boundary(ToolError, f"tool {name!r}"):
+                return as_text(await self._registry.get_tool(name).call(arguments, self._resource)), {}
+        except EnvironmentFailure:
+            raise
+        except RewardKitError as error:
+            raise ToolError(str(error)) from error
 
     async def _call_resource(
         self, name: str, arguments: Mapping[str, Any], done: Execution
@@ -158,16 +175,19 @@ class Toolbox:
         assert self._resource is not None
         with boundary(EnvironmentFailure, f"{type(self._resource).__name__} in {name!r}"):
             outcome = await self._resource.step(name, arguments)
-        if not isinstance(outcome, StepOutcome):
-            raise EnvironmentFailure(f"step({name!r}) returned {type(outcome).__name__}, not a StepOutcome")
+            if not isinstance(outcome, StepOutcome):
+                raise EnvironmentFailure(f"step({name!r}) returned {type(outcome).__name__}, not a StepOutcome")
+            text, facts = as_text(outcome.observation), dict(outcome.info)
+            reward = None if outcome.reward is None else float(outcome.reward)
+        if reward is not None:
+            if not math.isfinite(reward):
+                raise EnvironmentFailure(f"step({name!r}) gave the reward {reward}; a reward is finite")
+            done.reward = (done.reward or 0.0) + reward
         done.observation = outcome.observation
         done.terminated, done.truncated = outcome.terminated, outcome.truncated
-        if outcome.reward is not None:
-            done.reward = (done.reward or 0.0) + outcome.reward
-        facts = dict(outcome.info)
         if facts.pop("is_action_valid", True) is False:
             facts["is_valid"] = False
-        return as_text(outcome.observation), facts
+        return text, facts
 
 
 def terminate_spec(name: str) -> ToolSpec:
@@ -205,7 +225,7 @@ def assistant_message(action: Action, step: int) -> Message:
 def _arguments_text(call: Mapping[str, Any]) -> str:
     if "arguments_text" in call:
         return str(call["arguments_text"])
-    return json.dumps(call.get("arguments") or {}, ensure_ascii=False)
+    return json.dumps(call.get("arguments") or {}, ensure_ascii=False, default=_plain)
 
 
 def _arguments_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -215,14 +235,19 @@ def _arguments_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
     arguments = call.get("arguments") or {}
     if not isinstance(arguments, Mapping):
         raise ToolError(f"the arguments of {call['name']!r} are a {type(arguments).__name__}, not an object")
-    return arguments
+    return dict(arguments)
 
 
 def as_text(value: Any) -> str:
     """What a tool returned, as the agent reads it: text as it is, None as "", everything else as JSON."""
     if isinstance(value, str):
         return value
-    return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    return "" if value is None else json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for: a NumPy value as the plain one, anything else as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def cut_text(text: str, limit: int) -> tuple[str, bool]:

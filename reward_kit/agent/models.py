@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, overload
 
-from pydantic import BaseModel, ConfigDict, Field
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from reward_kit.episodes.segments import Turn
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -139,6 +140,14 @@ class StepData(BaseModel):
     advantage: float | None = None
     return_to_go: float | None = None
 
+    @field_serializer("resulting_messages_history")
+    def _history_as_chat(self, history: History | list[Message]) -> list[dict[str, Any]]:
+        return [message.to_chat() for message in history]
+
+    @field_serializer("policy_logprobs", when_used="json")
+    def _arrays_as_lists(self, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
+        return logprobs and {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in logprobs.items()}
+
 
 def steps_of(episode: SingleAgentEpisode) -> list[StepData]:
     """The steps of an episode, as views: messages and tokens are shared, not copied for each step."""
@@ -171,8 +180,9 @@ def _output(episode: SingleAgentEpisode, key: str, t: int) -> Any:
 
 def _logprobs_of(episode: SingleAgentEpisode, t: int, turn: Turn | None, info: dict[str, Any]) -> dict[str, Any] | None:
     known: dict[str, Any] = dict(turn._asdict()) if turn else {}
-    if not turn and (logprobs := _output(episode, "logprobs", t)):
-        known["logprobs"] = logprobs
+    if not turn:
+        outputs = {key: _output(episode, key, t) for key in Turn._fields}
+        known = {key: value for key, value in outputs.items() if value is not None}
     if "usage" in info:
         known["usage"] = info["usage"]
     return known or None

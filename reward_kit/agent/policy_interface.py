@@ -7,13 +7,15 @@ itself from `open` (the default), and its `close_session` then does nothing.
 
 from __future__ import annotations
 
+import numbers
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from reward_kit.environments.base import ForkableResource, ToolSpec
-from reward_kit.errors import PolicyError
+from reward_kit.errors import PolicyError, boundary
 from reward_kit.models import Message
 
 Action = dict[str, Any]
@@ -92,22 +94,51 @@ def check_output(output: object) -> PolicyOutput:
     """`output` as a `PolicyOutput`.
 
     Raises:
-        PolicyError: it is no 4-tuple, or its action is none of the known kinds.
+        PolicyError: it is no 4-tuple, its action is none of the known kinds, or what comes with it does not fit.
     """
     if not isinstance(output, PolicyOutput):
         if not isinstance(output, tuple) or len(output) != 4:
             raise PolicyError(f"get_action returned {type(output).__name__}; expected a PolicyOutput or a 4-tuple")
         output = PolicyOutput(*output)
-    action = output.action_structured
-    kind = action.get("type") if isinstance(action, Mapping) else None
+    _check_action(output.action_structured)
+    if not isinstance(output.raw_policy_output, str | None):
+        raise PolicyError(f"raw_policy_output is text or None, got {output.raw_policy_output!r}")
+    if not isinstance(output.value_estimate, numbers.Real | None):
+        raise PolicyError(f"value_estimate is a number or None, got {output.value_estimate!r}")
+    _check_log_probs(output.log_probs)
+    return output
+
+
+def _check_action(action: Any) -> None:
+    kind = action.get("type") if isinstance(action, dict) else None
     if kind not in ACTION_TYPES:
         raise PolicyError(f"unknown action {action!r}; its type must be one of {', '.join(ACTION_TYPES)}")
     if kind == "text" and not isinstance(action.get("content"), str):
         raise PolicyError(f"a text action needs a 'content' string, got {action!r}")
+    for key in ("content", "reasoning_content"):
+        if not isinstance(action.get(key), str | None):
+            raise PolicyError(f"{key!r} of an action is text or None, got {action[key]!r}")
+    if kind == "tool_calls" and not (isinstance(action.get("calls"), list | tuple) and action["calls"]):
+        raise PolicyError(f"a tool_calls action needs a list of at least one call, got {action!r}")
     for call in tool_calls_of(action):
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
             raise PolicyError(f"a tool call needs a 'name' string, got {call!r}")
-    return output
+
+
+def _check_log_probs(log_probs: Any) -> None:
+    if log_probs is None:
+        return
+    if not isinstance(log_probs, Mapping) or not isinstance(log_probs.get("usage"), Mapping | None):
+        raise PolicyError(f"log_probs and its usage are mappings, got {log_probs!r}")
+    if not isinstance(log_probs.get("policy_version"), int | None):
+        raise PolicyError(f"policy_version is an integer, got {log_probs['policy_version']!r}")
+    token_ids, logprobs = log_probs.get("token_ids"), log_probs.get("logprobs")
+    if token_ids is not None and logprobs is not None and len(token_ids) != len(logprobs):
+        raise PolicyError(f"{len(token_ids)} token_ids but {len(logprobs)} logprobs")
+    with boundary(PolicyError, "prompt_ids and token_ids are integers of 32 bits, logprobs numbers"):
+        array("i", log_probs.get("prompt_ids") or ())
+        array("i", token_ids or ())
+        array("d", (logprobs or ()) if token_ids else ())
 
 
 def tool_calls_of(action: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -21,11 +21,12 @@ from reward_kit.agent.execution import Execution, Toolbox, as_text, assistant_me
 from reward_kit.agent.models import History, StepData, StopReason, steps_of
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, check_output
 from reward_kit.agent.samples import Prompt, Sample
-from reward_kit.agent.starts import EpisodeStart, GroupStart
+from reward_kit.agent.starts import CLOSE_SECONDS, EpisodeStart, GroupStart, close_quietly
 from reward_kit.environments.base import ForkableResource, ToolSpec
 from reward_kit.environments.tools import ToolRegistry
+from reward_kit.episodes.segments import Turn
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import EnvironmentFailure, Failure, PolicyError, RewardKitError, boundary
+from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, PolicyError, RewardKitError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
 
 logger = logging.getLogger("reward_kit.agent")
@@ -44,6 +45,7 @@ class _Live:
     usage: dict[str, float] = field(default_factory=dict)
     stop_reason: StopReason | None = None
     failure: Failure | None = None
+    is_world_known: bool = True
 
 
 class RLRolloutWorker:
@@ -71,13 +73,17 @@ class RLRolloutWorker:
     ) -> None:
         self.task_definition = task_definition
         self.agent_policy = agent_policy
+        if max_episode_steps is not None and max_episode_steps < 1:
+            raise ConfigError(f"max_episode_steps is at least 1, got {max_episode_steps}")
         self.max_episode_steps = max_episode_steps or task_definition.max_episode_steps
         self.environment = environment
         self.tools = tools
         self.policy_label = policy_label or type(agent_policy).__name__
         self._prompt = Prompt(task_definition)
         self._regex = re.compile(task_definition.termination_regex) if task_definition.termination_regex else None
-        has_tools = bool(environment or task_definition.resource_type or tools or task_definition.terminate_tool)
+        self._environment_lock = anyio.Lock()
+        has_tools = bool(task_definition.resource_type or task_definition.terminate_tool)
+        has_tools = has_tools or environment is not None or tools is not None
         self._ends_on_text = (task_definition.on_text or ("continue" if has_tools else "end")) == "end"
 
     async def run_episode(self, seed: int | None = None) -> tuple[list[StepData], list[Message], Any]:
@@ -121,21 +127,29 @@ class RLRolloutWorker:
 
     def group(self, sample: Sample, run_seed: int = 0) -> GroupStart:
         """The start that the episodes of `sample` share."""
-        label, environment = self.policy_label, self.environment
-        return GroupStart(self.task_definition, sample, run_seed, policy_label=label, environment=environment)
+        return GroupStart(
+            self.task_definition,
+            sample,
+            run_seed,
+            policy_label=self.policy_label,
+            environment=self.environment,
+            environment_lock=self._environment_lock,
+        )
 
     async def _collect(self, group: GroupStart, rollout_index: int) -> SingleAgentEpisode:
         began_at = datetime.datetime.now(datetime.UTC)
         start = group.identity(rollout_index)
         live = _Live(start, SingleAgentEpisode(start.rollout_id), time.perf_counter())
         try:
-            live.start = await group.episode(rollout_index)
-            await self._drive(live)
+            with boundary(RewardKitError, f"episode {start.rollout_id}"):
+                live.start = await group.episode(rollout_index)
+                await self._drive(live)
         except RewardKitError as error:
             logger.info("episode %s failed", start.rollout_id, exc_info=error)
             self._stop(live, StopReason.ERROR, Failure.from_exception(error))
         finally:
-            await _close_world(live)
+            if live.start.world is not None:
+                await close_quietly(live.start.world)
         self._record_facts(live, began_at)
         return live.episode
 
@@ -150,9 +164,17 @@ class RLRolloutWorker:
             while live.stop_reason is None:
                 await self._step(live, session, tools)
         finally:
-            with anyio.CancelScope(shield=True), boundary(PolicyError, f"close of {self.policy_label}"):
-                await session.close_session()
+            await self._close_session(session)
         await self._take_final_state(live)
+
+    async def _close_session(self, session: AgentPolicy) -> None:
+        """Close a session, also while its task is being cancelled. A failure is worth a line, not the episode."""
+        what = f"close_session of {self.policy_label}"
+        try:
+            with boundary(PolicyError, what), anyio.fail_after(CLOSE_SECONDS, shield=True):
+                await session.close_session()
+        except RewardKitError as error:
+            logger.warning("%s", error)
 
     async def _begin(self, live: _Live) -> None:
         observation = None
@@ -180,6 +202,8 @@ class RLRolloutWorker:
         execution = await self._execute_action_in_environment(live, tools, output.action_structured)
         self._count_usage(live, output)
         stop_reason = self._check_termination(live, output, execution)
+        if stop_reason is None and output.action_structured["type"] == "text":
+            execution.messages.append(Message(role="user", content=self.task_definition.nudge))
         self._add_step(live, output, execution, stop_reason)
         if stop_reason is not None:
             self._stop(live, stop_reason, execution.failure)
@@ -207,12 +231,11 @@ class RLRolloutWorker:
             raise TimeoutError(f"no action within {limit} s (limits.policy_time_s)")
 
     async def _execute_action_in_environment(self, live: _Live, tools: Toolbox, action: Action) -> Execution:
-        """Carry out the action's tool calls, or answer an action that makes none."""
-        if action["type"] in ("tool_call", "tool_calls"):
-            return await tools.execute(action, len(live.episode), self._seconds_left(live))
-        execution = Execution(info={"is_action_valid": True})
-        if action["type"] == "text" and not self._ends_on_text:
-            execution.messages.append(Message(role="user", content=self.task_definition.nudge))
+        """Carry out the action's tool calls, where it makes any."""
+        if action["type"] not in ("tool_call", "tool_calls"):
+            return Execution(info={"is_action_valid": True})
+        execution = await tools.execute(action, len(live.episode), self._seconds_left(live))
+        live.is_world_known = not execution.is_interrupted
         return execution
 
     def _check_termination(self, live: _Live, output: PolicyOutput, execution: Execution) -> StopReason | None:
@@ -240,11 +263,13 @@ class RLRolloutWorker:
     def _add_step(self, live: _Live, output: PolicyOutput, execution: Execution, stop: StopReason | None) -> None:
         """Write the step to the episode."""
         episode, logprobs, step = live.episode, output.log_probs or {}, len(live.episode)
-        if "prompt_ids" in logprobs and "token_ids" in logprobs:
-            version = logprobs.get("policy_version", 0)
-            episode.tokens.add_turn(
-                step, logprobs["prompt_ids"], logprobs["token_ids"], logprobs.get("logprobs"), version
-            )
+        outputs = {"raw_policy_output": output.raw_policy_output, "value_estimate": output.value_estimate}
+        tokens = {key: logprobs.get(key) for key in Turn._fields}
+        if tokens["prompt_ids"] is not None and tokens["token_ids"] is not None:
+            version = tokens["policy_version"] or 0
+            episode.tokens.add_turn(step, tokens["prompt_ids"], tokens["token_ids"], tokens["logprobs"], version)
+        else:
+            outputs |= tokens
         episode.add_assistant_message(assistant_message(output.action_structured, step))
         episode.add_messages(execution.messages)
         observation = execution.observation
@@ -254,9 +279,6 @@ class RLRolloutWorker:
             execution.info["environment_reward"] = None
         if usage := logprobs.get("usage"):
             execution.info["usage"] = usage
-        outputs = {"raw_policy_output": output.raw_policy_output, "value_estimate": output.value_estimate}
-        if "token_ids" not in logprobs and "logprobs" in logprobs:
-            outputs["logprobs"] = logprobs["logprobs"]
         episode.add_env_step(
             observation,
             output.action_structured,
@@ -282,7 +304,7 @@ class RLRolloutWorker:
         live.episode.is_terminated, live.episode.is_truncated = reason.is_terminal, not reason.is_terminal
 
     async def _take_final_state(self, live: _Live) -> None:
-        if live.start.world is not None and live.failure is None:
+        if live.start.world is not None and live.failure is None and live.is_world_known:
             with boundary(EnvironmentFailure, "final_state"):
                 snapshot = await live.start.world.final_state()
             if snapshot is not None:
@@ -309,15 +331,3 @@ class RLRolloutWorker:
                 "environment_s": round(live.environment_s, 6),
             },
         )
-
-
-async def _close_world(live: _Live) -> None:
-    if live.start.world is None:
-        return
-    with anyio.CancelScope(shield=True):
-        try:
-            with boundary(EnvironmentFailure, "close"):
-                await live.start.world.close()
-        except RewardKitError as error:
-            # The episode itself is complete; a world that cannot be closed is worth a line, not the episode.
-            logger.warning("episode %s: %s", live.episode.id_, error)

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from reward_kit.errors import ConfigError
-from reward_kit.models import Message, TaskDefinitionModel
+import pydantic
+
+from reward_kit.errors import ConfigError, boundary
+from reward_kit.models import Message, TaskDefinitionModel, describe_validation_error
 
 if TYPE_CHECKING:
     import jinja2
@@ -72,7 +74,7 @@ def derive_seeds(run_seed: int, sample_id: str, rollout_index: int, noise: str, 
 def make_group_id(run_seed: int, sample_id: str, policy_label: str = "") -> str:
     """The id of the group of `sample_id`: readable, and unique in a run."""
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", sample_id)[:40]
-    return f"{slug}-{derive_seed('group', run_seed, sample_id, policy_label) & 0xFFFFFFFF:08x}"
+    return f"{slug}-{derive_seed('group', run_seed, sample_id, policy_label) & 0xFFFFFFFFFFFF:012x}"
 
 
 def make_rollout_id(group_id: str, rollout_index: int) -> str:
@@ -84,7 +86,7 @@ class Prompt:
     """The first messages of a task's episodes: its templates, compiled once.
 
     Raises:
-        ConfigError: a template does not compile, or the task has nothing to begin with.
+        ConfigError: a template does not compile.
     """
 
     def __init__(self, task: TaskDefinitionModel) -> None:
@@ -121,18 +123,19 @@ class Prompt:
             observation: the environment's first observation as text.
 
         Raises:
-            ConfigError: a template uses a field that the row does not have.
+            ConfigError: a template uses a field that the row does not have, or fails in another way, or the row's own
+                messages are none.
         """
         if self._messages:
             messages = [self._render_message(message, sample, observation) for message in self._messages]
         else:
-            messages = [Message.model_validate(message) for message in sample.row.get("messages") or []]
+            messages = _own_messages(sample)
         if observation and not self._shows_observation:
             messages.append(Message(role="user", content=observation))
         return messages
 
     def _render_message(self, message: Message, sample: Sample, observation: str) -> Message:
-        fields = {**sample.row, "observation": observation}
+        fields = {"observation": "", **sample.row, **({"observation": observation} if observation else {})}
         if isinstance(message.content, str):
             return message.model_copy(update={"content": self._fill(message.content, fields, sample)})
         parts = [
@@ -144,16 +147,24 @@ class Prompt:
     def _fill(self, text: str, fields: Mapping[str, Any], sample: Sample) -> str:
         if text not in self._templates:
             return text
-        import jinja2
-
         try:
-            return self._templates[text].render(fields)
-        except jinja2.TemplateError as error:
-            where = f" ({sample.where})" if sample.where else ""
+            with boundary(ConfigError, f"{_place(sample)}: message template {text[:60]!r}"):
+                return self._templates[text].render(fields)
+        except ConfigError as error:
             known = ", ".join(sorted(map(str, sample.row))) or "none"
-            raise ConfigError(
-                f"sample {sample.id!r}{where}: message template {text[:60]!r}: {error}; the row's fields: {known}"
-            ) from None
+            raise ConfigError(f"{error}; the row's fields: {known}") from error.__cause__
+
+
+def _place(sample: Sample) -> str:
+    return f"sample {sample.id!r}" + (f" ({sample.where})" if sample.where else "")
+
+
+def _own_messages(sample: Sample) -> list[Message]:
+    given = sample.row.get("messages") or []
+    try:
+        return pydantic.TypeAdapter(list[Message]).validate_python(given)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{_place(sample)}: messages: {'; '.join(describe_validation_error(error))}") from None
 
 
 def _texts(message: Message) -> list[str]:

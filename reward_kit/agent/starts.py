@@ -7,6 +7,7 @@ unverified.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +17,11 @@ import anyio
 from reward_kit.agent.samples import Sample, Seeds, derive_seeds, make_group_id, make_rollout_id
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.registry import resource_class
-from reward_kit.errors import EnvironmentFailure, boundary
+from reward_kit.errors import EnvironmentFailure, RewardKitError, boundary
 from reward_kit.models import TaskDefinitionModel
+
+CLOSE_SECONDS = 60.0
+logger = logging.getLogger("reward_kit.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,9 @@ class GroupStart:
         sample: the group's.
         run_seed: the run's seed.
         policy_label: tells apart the groups of several policies on one sample.
-        environment: a world that is set up already, used in place of the task's `resource_type`; it is forked and
-            stays its owner's.
+        environment: a world that is set up already, used in place of the task's `resource_type`; it is reset and
+            forked, and stays its owner's.
+        environment_lock: held while `environment` is used, by all groups that share it.
     """
 
     def __init__(
@@ -67,10 +72,11 @@ class GroupStart:
         *,
         policy_label: str = "",
         environment: ForkableResource | None = None,
+        environment_lock: anyio.Lock | None = None,
     ) -> None:
         self.group_id = make_group_id(run_seed, sample.id, policy_label)
         self._task, self._sample, self._run_seed, self._label = task, sample, run_seed, policy_label
-        self._given = environment
+        self._given, self._given_lock = environment, environment_lock or anyio.Lock()
         self._base: ForkableResource | None = None
         self._key: str | None = None
         self._lock = anyio.Lock()
@@ -91,14 +97,16 @@ class GroupStart:
         start = self.identity(rollout_index)
         if self._given is None and self._task.resource_type is None:
             return start
-        base, key = await self._opened(start.seeds)
-        if base.fork_kind == "none":
-            world = await self._fresh_world(start.seeds)
-        else:
-            world = await self._verified_fork(base, key)
-        world.reseed_noise(start.seeds.noise)
-        verified = base.fork_kind != "none"
-        return replace(start, world=world, fork=base.fork_kind, state_key=key, verified=verified)
+        fork_kind = self._kind().fork_kind
+        world = await (self._fresh_world(start.seeds) if fork_kind == "none" else self._fork(start.seeds))
+        try:
+            key = await self._checked_key(world)
+            with boundary(EnvironmentFailure, f"reseed_noise of {_name(world)}"):
+                world.reseed_noise(start.seeds.noise)
+        except BaseException:
+            await close_quietly(world)
+            raise
+        return replace(start, world=world, fork=fork_kind, state_key=key, verified=fork_kind != "none")
 
     def identity(self, rollout_index: int) -> EpisodeStart:
         """The start of the `rollout_index`-th episode before its world is made."""
@@ -106,45 +114,61 @@ class GroupStart:
         rollout_id = make_rollout_id(self.group_id, rollout_index)
         return EpisodeStart(rollout_id, self.group_id, rollout_index, self._sample, seeds)
 
-    async def _verified_fork(self, base: ForkableResource, key: str) -> ForkableResource:
+    async def _fork(self, seeds: Seeds) -> ForkableResource:
+        base = await self._opened(seeds)
         with boundary(EnvironmentFailure, f"fork of {_name(base)}"):
-            world = await base.fork()
-        fork_key = await self._state_key(world)
-        if fork_key != key:
-            await _close_shielded(world)
+            return await base.fork()
+
+    async def _checked_key(self, world: ForkableResource) -> str:
+        """The key of the world's state; that of a fork must be its origin's."""
+        key = await self._state_key(world)
+        if self._key is not None and key != self._key:
             raise EnvironmentFailure(
-                f"{_name(base)}: a fork has state key {fork_key}, its origin {key}; fork() does not copy the state"
+                f"{_name(world)}: a fork has state key {key}, its origin {self._key}; fork() does not copy the state"
             )
-        return world
+        return key
 
     async def close(self) -> None:
         """Close the group's own world; the episodes' worlds are theirs."""
         base, self._base = self._base, None
-        if base is not None and base is not self._given:
-            await _close_shielded(base)
+        if base is not None:
+            await close_quietly(base)
 
-    async def _opened(self, seeds: Seeds) -> tuple[ForkableResource, str]:
+    async def _opened(self, seeds: Seeds) -> ForkableResource:
         async with self._lock:
             if self._base is None:
-                if self._given is not None:
-                    with boundary(EnvironmentFailure, f"reset of {_name(self._given)}"):
-                        await self._given.reset(seeds.environment)
-                    self._base = self._given
-                else:
-                    self._base = await self._fresh_world(seeds)
-                self._key = await self._state_key(self._base)
-            return self._base, self._key or ""
+                given = self._given
+                base = await (self._fresh_world(seeds) if given is None else self._fork_of_given(given, seeds))
+                try:
+                    self._key = await self._state_key(base)
+                except BaseException:
+                    await close_quietly(base)
+                    raise
+                self._base = base
+            return self._base
+
+    async def _fork_of_given(self, given: ForkableResource, seeds: Seeds) -> ForkableResource:
+        """A world of the group's own, since other groups reset the given one to other starts."""
+        async with self._given_lock:
+            with boundary(EnvironmentFailure, f"reset of {_name(given)}"):
+                await given.reset(seeds.environment)
+            with boundary(EnvironmentFailure, f"fork of {_name(given)}"):
+                return await given.fork()
+
+    def _kind(self) -> type[ForkableResource]:
+        return type(self._given) if self._given is not None else resource_class(self._task.resource_type or "")
 
     async def _fresh_world(self, seeds: Seeds) -> ForkableResource:
-        kind = type(self._given) if self._given is not None else resource_class(self._task.resource_type or "")
-        world = kind()
+        kind = self._kind()
+        with boundary(EnvironmentFailure, f"making a {kind.__name__}"):
+            world = kind()
         try:
             with boundary(EnvironmentFailure, f"setup of {_name(world)}"):
                 await world.setup(merged_config(self._task.base_resource_config, self._sample.resource_config))
             with boundary(EnvironmentFailure, f"reset of {_name(world)}"):
                 await world.reset(seeds.environment)
         except BaseException:
-            await _close_shielded(world)
+            await close_quietly(world)
             raise
         return world
 
@@ -163,10 +187,13 @@ def merged_config(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str,
     return merged
 
 
-async def _close_shielded(world: ForkableResource) -> None:
-    """Close a world, also while the task that owns it is being cancelled."""
-    with anyio.CancelScope(shield=True):
-        await world.close()
+async def close_quietly(world: ForkableResource) -> None:
+    """Close a world, also while its task is being cancelled. A failure is worth a line, not the episode."""
+    try:
+        with boundary(EnvironmentFailure, f"close of {_name(world)}"), anyio.fail_after(CLOSE_SECONDS, shield=True):
+            await world.close()
+    except RewardKitError as error:
+        logger.warning("%s", error)
 
 
 def _name(resource: ForkableResource) -> str:

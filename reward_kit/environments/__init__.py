@@ -1,1 +1,82 @@
+"""What an agent acts in: the contract, tools, the built-in worlds, and the checker. Loaded only as it is asked for."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reward_kit.environments.base import (
+        ForkableResource,
+        ForkKind,
+        StateSnapshot,
+        StepOutcome,
+        ToolSpec,
+        canonical_json,
+        hash_key,
+        tool_spec,
+    )
+    from reward_kit.environments.checker import Finding, check_resource
+    from reward_kit.environments.filesystem import FilesystemResource
+    from reward_kit.environments.gymnasium import GymnasiumResource
+    from reward_kit.environments.python_state import PythonStateResource
+    from reward_kit.environments.registry import resource_class
+    from reward_kit.environments.replay import ReplayForkResource
+    from reward_kit.environments.sampling import sample_arguments
+    from reward_kit.environments.snapshots import FilesState, SqliteState, open_snapshot
+    from reward_kit.environments.sqlite import SqliteResource
+    from reward_kit.environments.tools import Tool, ToolRegistry
+
+__all__ = [
+    "FilesState",
+    "FilesystemResource",
+    "Finding",
+    "ForkKind",
+    "ForkableResource",
+    "GymnasiumResource",
+    "PythonStateResource",
+    "ReplayForkResource",
+    "SqliteResource",
+    "SqliteState",
+    "StateSnapshot",
+    "StepOutcome",
+    "Tool",
+    "ToolRegistry",
+    "ToolSpec",
+    "canonical_json",
+    "check_resource",
+    "hash_key",
+    "open_snapshot",
+    "resource_class",
+    "sample_arguments",
+    "tool_spec",
+]
+
+_HOMES = {
+    "FilesState": "snapshots",
+    "FilesystemResource": "filesystem",
+    "Finding": "checker",
+    "GymnasiumResource": "gymnasium",
+    "PythonStateResource": "python_state",
+    "ReplayForkResource": "replay",
+    "SqliteResource": "sqlite",
+    "SqliteState": "snapshots",
+    "Tool": "tools",
+    "ToolRegistry": "tools",
+    "check_resource": "checker",
+    "open_snapshot": "snapshots",
+    "resource_class": "registry",
+    "sample_arguments": "sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'base')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -148,31 +148,30 @@ def _text(schema: Mapping[str, Any], rng: random.Random) -> str:
     return text if high is None else text[: int(high)]
 
 
-def _bounds(schema: Mapping[str, Any], step: float) -> tuple[float, float]:
+def _bounds(schema: Mapping[str, Any], whole: bool) -> tuple[float, float]:
     low, high = float(schema.get("minimum", -math.inf)), float(schema.get("maximum", math.inf))
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     # Draft 4 wrote true beside minimum; later drafts write the bound itself.
-    for key, bound in (("exclusiveMinimum", schema.get("exclusiveMinimum")), ("exclusiveMaximum", None)):
-        bound = schema.get(key, bound)
-        if bound is None or bound is False:
-            continue
-        if key == "exclusiveMinimum":
-            low = (low if bound is True else max(low, float(bound))) + step
-        else:
-            high = (high if bound is True else min(high, float(bound))) - step
+    if above not in (None, False):
+        bound = low if above is True else float(above)
+        low = max(low, math.floor(bound) + 1.0 if whole else bound)
+    if below not in (None, False):
+        bound = high if below is True else float(below)
+        high = min(high, math.ceil(bound) - 1.0 if whole else bound)
     if math.isinf(low):
-        low = min(-10.0, high - 20) if not math.isinf(high) else -10.0
+        low = -10.0 if math.isinf(high) else min(-10.0, high - 20)
     return low, (low + 20 if math.isinf(high) else high)
 
 
 def _integer(schema: Mapping[str, Any], rng: random.Random) -> int:
     multiple = int(schema.get("multipleOf", 1)) or 1
-    low, high = _bounds(schema, 1)
+    low, high = _bounds(schema, whole=True)
     first, last = math.ceil(low / multiple), math.floor(high / multiple)
     return multiple * rng.randint(min(first, last), last)
 
 
 def _number(schema: Mapping[str, Any], rng: random.Random) -> float:
-    low, high = _bounds(schema, 0.0)
+    low, high = _bounds(schema, whole=False)
     if multiple := schema.get("multipleOf"):
         first, last = math.ceil(low / multiple), math.floor(high / multiple)
         return float(multiple * rng.randint(min(first, last), last))

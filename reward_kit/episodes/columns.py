@@ -3,7 +3,7 @@
 Index grammar, one for every track and both states of an episode (after RLlib's `InfiniteLookbackBuffer`, without its
 two different behaviours): index 0 is the first item after the lookback. A negative index counts from the end and may
 reach into the lookback; with `neg_index_as_lookback=True`, -1 is instead the item just before index 0. An index out of
-range raises IndexError unless `fill` is given. A slice is clipped, or padded with `fill`.
+range raises IndexError unless `fill` is given. A slice is clipped as a list's is, or padded with `fill`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import numpy.typing as npt
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Indices = int | slice | Sequence[int] | None
+_INTEGERS = int | np.integer
+_NUMBERS = _INTEGERS | float | np.float16 | np.float32
 
 
 class Storage(Protocol[T_co]):
@@ -47,7 +49,7 @@ class Column(Generic[T]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Column):
             return NotImplemented
-        return self.lookback == other.lookback and _equal_items(self.data, other.data)
+        return self.lookback == other.lookback and _same_items(self.data, other.data)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -99,20 +101,30 @@ class Column(Generic[T]):
 
         ends = (self.lookback, len(self.data)) if step > 0 else (len(self.data) - 1, self.lookback - 1)
         start, stop = bound(indices.start, ends[0]), bound(indices.stop, ends[1])
-        positions = range(start, stop, step)
-        if fill is not None:
-            return positions
-        inside = [i for i in positions if 0 <= i < len(self.data)]
-        return range(inside[0], inside[-1] + (1 if step > 0 else -1), step) if inside else range(0)
+        if fill is None:
+            lowest, highest = (0, len(self.data)) if step > 0 else (-1, len(self.data) - 1)
+            start, stop = min(max(start, lowest), highest), min(max(stop, lowest), highest)
+        return range(start, stop, step)
 
 
-def _equal_items(left: Any, right: Any) -> bool:
-    if len(left) != len(right):
-        return False
-    return all(
-        bool(np.array_equal(left[i], right[i])) if isinstance(left[i], np.ndarray) else left[i] == right[i]
-        for i in range(len(left))
-    )
+def same_value(left: Any, right: Any) -> bool:
+    """Equal as records are: at every depth, arrays by their items, and NaN equal to NaN."""
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        return _same_array(left, right)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same_value(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return isinstance(left, list) == isinstance(right, list) and _same_items(left, right)
+    return bool(left == right or (left != left and right != right))
+
+
+def _same_array(left: Any, right: Any) -> bool:
+    both = isinstance(left, np.ndarray) and isinstance(right, np.ndarray)
+    return both and bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc" and right.dtype.kind in "fc"))
+
+
+def _same_items(left: Any, right: Any) -> bool:
+    return len(left) == len(right) and all(same_value(left[i], right[i]) for i in range(len(left)))
 
 
 class RaggedNumbers:
@@ -150,12 +162,12 @@ class RaggedNumbers:
     __hash__ = None  # type: ignore[assignment]
 
     def append(self, row: Iterable[float]) -> None:
-        """Add one row."""
-        self.values.extend(row)
+        """Add one row, or none of it where a value does not fit."""
+        self.values.extend(array(self.values.typecode, row))
         self.offsets.append(len(self.values))
 
     def flat(self) -> npt.NDArray[Any]:
-        """All rows, one after another, as one array (N,); a view, valid until the next append."""
+        """All rows, one after another, as one array (N,); a view, while which lives `append` raises BufferError."""
         return (
             np.frombuffer(self.values, dtype=self.values.typecode) if self.values else np.empty(0, self.values.typecode)
         )
@@ -213,22 +225,28 @@ def _checked_index(index: int, length: int) -> int:
 def compact(items: Sequence[Any]) -> Any:
     """The most compact storage for a finished column.
 
-    Texts become `RaggedText`; equal-shaped numbers an ndarray with a leading time axis; number lists of differing
-    lengths `RaggedNumbers`; anything else, such as tool calls whose keys vary, stays the list it is.
+    Texts become `RaggedText`; numbers, and arrays of one shape, an ndarray with a leading time axis; lists of numbers
+    `RaggedNumbers`; anything else, such as tool calls whose keys vary, stays the list it is, and so do integers that
+    no array holds exactly.
     """
     if not items or isinstance(items, RaggedText | RaggedNumbers | np.ndarray):
         return items
     if all(isinstance(item, str) for item in items):
         return RaggedText(items)
-    if all(_is_number(item) for item in items):
-        return np.asarray(items)
-    if all(isinstance(item, np.ndarray) for item in items) and len({(a.shape, a.dtype) for a in items}) == 1:
-        return np.stack(items)
-    if all(isinstance(item, list) and all(_is_number(number) for number in item) for item in items):
-        whole = all(isinstance(number, int) for item in items for number in item)
-        return RaggedNumbers("q" if whole else "d", items)
-    return items
+    if all(isinstance(item, np.ndarray) and item.ndim for item in items):
+        return np.stack(items) if len({(item.shape, item.dtype) for item in items}) == 1 else items
+    if all(isinstance(item, list) for item in items):
+        typecode = _typecode([number for item in items for number in item])
+        return RaggedNumbers(typecode, items) if typecode else items
+    typecode = _typecode(items)
+    return np.asarray(items, dtype=typecode) if typecode else items
 
 
-def _is_number(item: Any) -> bool:
-    return isinstance(item, int | float | np.number) and not isinstance(item, bool)
+def _typecode(items: Sequence[Any]) -> str:
+    """ "q" where all items are integers, "d" where all are numbers, "" where they are neither or would be rounded."""
+    if not all(isinstance(item, _NUMBERS) and not isinstance(item, bool) for item in items):
+        return ""
+    integers = [item for item in items if isinstance(item, _INTEGERS)]
+    whole = len(integers) == len(items)
+    limit = 2**63 - 1 if whole else 2**53
+    return ("q" if whole else "d") if all(-limit <= item <= limit for item in integers) else ""

@@ -1,6 +1,7 @@
 """JSON forms for what episodes hold: plain values as they are, everything else as `{"__type__": …}`.
 
-A plain dict that itself has a `__type__` key is wrapped, so decoding is the exact inverse of encoding.
+A plain dict that itself has a `__type__` key is wrapped, so decoding is the exact inverse of encoding. Text with lone
+surrogates, which no UTF-8 file can hold, is wrapped too.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ def to_json_value(value: Any) -> Any:
     Raises:
         EpisodeError: a value has no JSON form; the message names its type.
     """
-    if value is None or isinstance(value, bool | str | int):
+    if value is None or isinstance(value, bool | int):
         return value
+    if isinstance(value, str):
+        return value if _is_unicode(value) else {TAG: "text", "value": _base64(value.encode("utf-8", "surrogatepass"))}
     if isinstance(value, float):
-        return value if math.isfinite(value) else {TAG: "float", "value": repr(value)}
+        return float(value) if math.isfinite(value) else {TAG: "float", "value": repr(float(value))}
     if isinstance(value, list):
         return [to_json_value(item) for item in value]
     if isinstance(value, dict):
@@ -37,24 +40,35 @@ def to_json_value(value: Any) -> Any:
         return {TAG: "message", "value": to_json_value(value.to_chat())}
     if isinstance(value, np.ndarray):
         return _encode_array(value)
-    if isinstance(value, np.generic):
+    if isinstance(value, np.bool_ | np.integer | np.float16 | np.float32):
         return {TAG: "scalar", "dtype": value.dtype.str, "value": to_json_value(value.item())}
     if isinstance(value, bytes | bytearray):
-        return {TAG: "bytes", "value": base64.b64encode(value).decode("ascii")}
+        return {TAG: "bytes", "value": _base64(value)}
     raise EpisodeError(f"a {type(value).__name__} has no JSON form; use plain values, NumPy arrays or bytes")
 
 
 def _encode_dict(value: dict[Any, Any]) -> dict[str, Any]:
-    if TAG in value or not all(isinstance(key, str) for key in value):
+    if TAG in value or not all(isinstance(key, str) and _is_unicode(key) for key in value):
         return {TAG: "dict", "value": [[to_json_value(key), to_json_value(item)] for key, item in value.items()]}
     return {key: to_json_value(item) for key, item in value.items()}
 
 
 def _encode_array(value: np.ndarray[Any, Any]) -> dict[str, Any]:
-    if value.dtype.hasobject:
-        raise EpisodeError("an array of objects has no JSON form; use a list")
-    data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode("ascii")
-    return {TAG: "array", "dtype": value.dtype.str, "shape": list(value.shape), "value": data}
+    if value.dtype.hasobject or value.dtype.fields:
+        raise EpisodeError(f"an array of {value.dtype} has no JSON form; use a list")
+    return {TAG: "array", "dtype": value.dtype.str, "shape": list(value.shape), "value": _base64(value.tobytes())}
+
+
+def _base64(data: bytes | bytearray) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def from_json_value(value: Any) -> Any:
@@ -80,6 +94,8 @@ def from_json_value(value: Any) -> Any:
             return flat.reshape(value["shape"]).copy()
         case "scalar":
             return np.dtype(value["dtype"]).type(from_json_value(inner))
+        case "text":
+            return base64.b64decode(inner).decode("utf-8", "surrogatepass")
         case "bytes":
             return base64.b64decode(inner)
         case _:

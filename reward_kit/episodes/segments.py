@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from reward_kit.episodes.json_codec import from_json_value, to_json_value
 from reward_kit.errors import EpisodeError
 
 FIRST_SEGMENT = "start"
@@ -115,11 +116,13 @@ class EpisodeTokens:
             raise EpisodeError(f"step {step}: {len(token_ids)} token ids but {len(logprobs)} log-probabilities")
         if self.spans and step <= self.spans[-1].step:
             raise EpisodeError(f"step {step} comes after step {self.spans[-1].step}")
-        prompt = array("i", prompt_ids)
+        # Converted first, so that a value that is no number leaves everything as it was.
+        prompt, sampled = array("i", prompt_ids), array("i", token_ids)
+        known = array("d", logprobs if logprobs is not None else [float("nan")] * len(sampled))
         self._append_unsampled(self._new_part(prompt, reason))
         start = len(self.ids)
-        self.ids.extend(token_ids)
-        self.logprobs.extend(logprobs if logprobs is not None else [float("nan")] * len(token_ids))
+        self.ids.extend(sampled)
+        self.logprobs.extend(known)
         self.spans.append(ActionSpan(step, len(self.segments) - 1, start, len(self.ids), policy_version))
 
     def _new_part(self, prompt: array[int], reason: str) -> array[int]:
@@ -165,12 +168,12 @@ class EpisodeTokens:
             yield TokenRow(ids[segment.start : first], ids[part], mask, logprobs[part], steps[part], versions[part])
 
     def get_state(self) -> dict[str, Any]:
-        """A JSON-safe form. NaN log-probabilities become None; unsampled ones, always 0.0, are left out."""
+        """A JSON-safe form. Unknown log-probabilities become None; unsampled ones, always 0.0, are left out."""
         return {
             "ids": self.ids.tolist(),
             "segments": [[s.start, s.prompt_length, s.reason] for s in self.segments],
             "actions": [[s.step, s.segment, s.start, s.stop, s.policy_version] for s in self.spans],
-            "logprobs": [[_none_if_nan(x) for x in self.logprobs[s.start : s.stop]] for s in self.spans],
+            "logprobs": [[_json_number(x) for x in self.logprobs[s.start : s.stop]] for s in self.spans],
         }
 
     @classmethod
@@ -182,10 +185,10 @@ class EpisodeTokens:
         tokens.segments = [Segment(*segment) for segment in state["segments"]]
         tokens.spans = [ActionSpan(*span) for span in state["actions"]]
         for span, values in zip(tokens.spans, state["logprobs"], strict=True):
-            restored = [float("nan") if value is None else value for value in values]
+            restored = [float("nan") if value is None else from_json_value(value) for value in values]
             tokens.logprobs[span.start : span.stop] = array("d", restored)
         return tokens
 
 
-def _none_if_nan(value: float) -> float | None:
-    return None if value != value else value
+def _json_number(value: float) -> Any:
+    return None if value != value else to_json_value(value)

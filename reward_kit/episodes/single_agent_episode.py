@@ -10,7 +10,6 @@ An episode of T steps has T + 1 observations and infos, and T actions, rewards a
 
 from __future__ import annotations
 
-import copy
 import time
 import uuid
 from array import array
@@ -19,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reward_kit.episodes.columns import Column, Indices, RaggedNumbers, RaggedText, compact
+from reward_kit.episodes.columns import Column, Indices, RaggedNumbers, RaggedText, compact, same_value
 from reward_kit.episodes.json_codec import from_json_value, to_json_value
 from reward_kit.episodes.segments import EpisodeTokens
 from reward_kit.errors import EpisodeError, did_you_mean
@@ -48,6 +47,7 @@ class SingleAgentEpisode:
     """
 
     __slots__ = (
+        "_earlier_s",
         "_last_step_time",
         "_start_time",
         "actions",
@@ -88,12 +88,14 @@ class SingleAgentEpisode:
         multi_agent_episode_id: str | None = None,
     ) -> None:
         self.id_ = id_ or uuid.uuid4().hex
-        rewards = list(rewards or ())
+        rewards = _given(rewards)
         lookback = len(rewards) if len_lookback_buffer == "auto" else min(len_lookback_buffer, len(rewards))
-        self.observations: Column[Any] = Column(list(observations or ()), lookback)
+        if lookback < 0:
+            raise EpisodeError(f"episode {self.id_}: a lookback cannot be negative, got {len_lookback_buffer}")
+        self.observations: Column[Any] = Column(_given(observations), lookback)
         given_infos = [dict(info) for info in infos] if infos is not None else [{} for _ in self.observations.data]
         self.infos: Column[dict[str, Any]] = Column(given_infos, lookback)
-        self.actions: Column[Any] = Column(list(actions or ()), lookback)
+        self.actions: Column[Any] = Column(_given(actions), lookback)
         self.rewards: Column[float] = Column(rewards, lookback)
         outputs = extra_model_outputs or {}
         self.extra_model_outputs: dict[str, Column[Any]] = {k: Column(list(v), lookback) for k, v in outputs.items()}
@@ -108,6 +110,7 @@ class SingleAgentEpisode:
         self.agent_id, self.module_id = agent_id, module_id
         self.multi_agent_episode_id = multi_agent_episode_id
         self.is_numpy = False
+        self._earlier_s = 0.0
         self._start_time: float | None = None
         self._last_step_time: float | None = None
         self.validate()
@@ -166,11 +169,14 @@ class SingleAgentEpisode:
         self.t += 1
         self.is_terminated, self.is_truncated = terminated, truncated
         self._last_step_time = time.perf_counter()
+        if self._start_time is None:
+            self._start_time = self._last_step_time
 
     def _append_outputs(self, outputs: Mapping[str, Any]) -> None:
         steps = len(self.rewards.data)
-        for key in outputs.keys() - self.extra_model_outputs.keys():
-            self.extra_model_outputs[key] = Column([None] * (steps - 1), self.rewards.lookback)
+        for key in outputs:
+            if key not in self.extra_model_outputs:
+                self.extra_model_outputs[key] = Column([None] * (steps - 1), self.rewards.lookback)
         for key, column in self.extra_model_outputs.items():
             column.append(outputs.get(key))
 
@@ -238,10 +244,10 @@ class SingleAgentEpisode:
         return float(np.sum(self.rewards.data[self.rewards.lookback :]))
 
     def get_duration_s(self) -> float:
-        """Seconds from the reset to the last step; 0.0 before either."""
+        """Seconds from the reset to the last step, 0.0 before either; a pause between two states does not count."""
         if self._start_time is None or self._last_step_time is None:
-            return 0.0
-        return self._last_step_time - self._start_time
+            return self._earlier_s
+        return self._earlier_s + self._last_step_time - self._start_time
 
     @property
     def is_reset(self) -> bool:
@@ -281,7 +287,7 @@ class SingleAgentEpisode:
         """The same record; the clock does not count."""
         if not isinstance(other, SingleAgentEpisode):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in _COMPARED)
+        return all(same_value(getattr(self, name), getattr(other, name)) for name in _COMPARED)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -310,14 +316,14 @@ class SingleAgentEpisode:
         outputs = {key: _as_list(column.data) for key, column in self.extra_model_outputs.items()}
         return {
             "schema_version": STATE_VERSION,
-            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: to_json_value(getattr(self, name)) for name in _PLAIN},
             **{name: to_json_value(data) for name, data in tracks.items()},
             "extra_model_outputs": to_json_value(outputs),
             "lookback": self.rewards.lookback,
             "messages": [to_json_value(message.to_chat()) for message in self.messages],
             "assistant_turns": self.assistant_turns.tolist(),
             "tokens": self.tokens.get_state(),
-            "custom_data": to_json_value(copy.deepcopy(self.custom_data)),
+            "custom_data": to_json_value(self.custom_data),
             "duration_s": self.get_duration_s(),
         }
 
@@ -331,12 +337,12 @@ class SingleAgentEpisode:
         version = state.get("schema_version")
         if version != STATE_VERSION:
             raise EpisodeError(f"episode state of version {version!r}; this release reads version {STATE_VERSION}")
-        missing = [name for name in (*_PLAIN, *_COMPARED) if name not in state and name not in _FLAGS]
+        missing = {*_PLAIN, *_COMPARED, "lookback", "duration_s"} - state.keys()
         if missing:
             raise EpisodeError(f"episode state without {', '.join(sorted(missing))}")
         episode = cls(state["id_"])
         for name in _PLAIN:
-            setattr(episode, name, state[name])
+            setattr(episode, name, from_json_value(state[name]))
         for name in ("observations", "infos", "actions", "rewards"):
             setattr(episode, name, Column(from_json_value(state[name]), state["lookback"]))
         outputs = from_json_value(state["extra_model_outputs"])
@@ -345,15 +351,18 @@ class SingleAgentEpisode:
         episode.assistant_turns = array("i", state["assistant_turns"])
         episode.tokens = EpisodeTokens.from_state(state["tokens"])
         episode.custom_data = from_json_value(state["custom_data"])
-        episode._start_time, episode._last_step_time = 0.0, state["duration_s"]
+        episode._earlier_s = state["duration_s"]
         episode.validate()
         return episode
 
 
-_FLAGS = ("is_terminated", "is_truncated")
-_PLAIN = ("id_", *_FLAGS, "t", "t_started", "agent_id", "module_id", "multi_agent_episode_id")
+_PLAIN = ("id_", "is_terminated", "is_truncated", "t", "t_started", "agent_id", "module_id", "multi_agent_episode_id")
 _TRACKS = ("observations", "infos", "actions", "rewards", "extra_model_outputs")
-_COMPARED = ("id_", *_FLAGS, "t", "t_started", *_TRACKS, "messages", "assistant_turns", "tokens", "custom_data")
+_COMPARED = (*_PLAIN, *_TRACKS, "messages", "assistant_turns", "tokens", "custom_data")
+
+
+def _given(items: Iterable[Any] | None) -> list[Any]:
+    return [] if items is None else list(items)
 
 
 def _as_list(data: Any) -> list[Any]:

@@ -104,16 +104,16 @@ class AsyncRewardAgent:
         Raises:
             ConfigError: fewer have been submitted and not yet handed out, or the groups do not add up to `chunk_size`.
         """
-        if chunk_size > self._submitted - self._delivered:
-            waiting = self._submitted - self._delivered
-            raise ConfigError(f"get({chunk_size}) can never be met: {waiting} results are outstanding")
         async with self._getting:
+            if chunk_size > self._submitted - self._delivered:
+                waiting = self._submitted - self._delivered
+                raise ConfigError(f"get({chunk_size}) can never be met: {waiting} results are outstanding")
             while len(self._ready) < chunk_size:
                 self._ready.extend(await self._groups_out.receive())
             if len(self._ready) > chunk_size:
                 raise ConfigError(f"get({chunk_size}) would cut a group; {len(self._ready)} results make whole groups")
             taken, self._ready = self._ready, []
-        self._delivered += len(taken)
+            self._delivered += len(taken)
         results = [result for _, result in taken]
         return ScoredChunk([index for index, _ in taken], [result.score for result in results], results)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ import anyio.to_thread
 
 from reward_kit.agent.models import StepData, steps_of
 from reward_kit.environments.base import StateSnapshot
-from reward_kit.environments.snapshots import open_snapshot
+from reward_kit.environments.snapshots import SqliteState, open_snapshot
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import Failure, InvalidResultError, RewardError, RewardKitError, boundary
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel
@@ -80,26 +81,32 @@ class ScoringRequest:
     def named_values(self, wanted: frozenset[str] | None) -> dict[str, Any]:
         """Everything a pointwise reward may name; what is costly only where it is in `wanted` (None: all).
 
-        Messages are copies: a reward that changes them changes nothing.
+        All are copies: a reward that changes them changes nothing, neither here nor for the siblings of the rollout.
         """
         values = {
-            "messages": [message.model_copy(deep=bool(message.tool_calls)) for message in self.messages],
-            "ground_truth": self.ground_truth,
+            "messages": [_copy(message) for message in self.messages],
+            "ground_truth": copy.deepcopy(self.ground_truth),
             "assistant_turns": list(self.assistant_turns),
-            "sample": dict(self.sample),
+            "sample": copy.deepcopy(dict(self.sample)),
             "environment_return": self.environment_return,
             "stop_reason": self.stop_reason,
             "rollout_id": self.rollout_id,
-            **self.extra,
+            **copy.deepcopy(dict(self.extra)),
         }
         if wanted is None or "step_data" in wanted:
-            values["step_data"] = self._steps()
+            values["step_data"] = copy.deepcopy(self._steps())
         if wanted is None or "state" in wanted:
             values["state"] = open_snapshot(self.final_state) if self.final_state else None
         return values
 
     def _steps(self) -> list[StepData]:
         return steps_of(self.episode) if self.episode is not None else []
+
+
+def _copy(message: Message) -> Message:
+    """A copy that shares nothing that can be changed; plain text needs no deep one."""
+    is_plain = isinstance(message.content, str | None) and not message.tool_calls and not message.function_call
+    return message.model_copy(deep=not is_plain or bool(message.model_extra))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +157,8 @@ async def _call(spec: RewardSpec, request: ScoringRequest) -> EvaluateResult:
         returned = await spec.function(**arguments)
     else:
         returned = await anyio.to_thread.run_sync(lambda: spec.function(**arguments), abandon_on_cancel=True)
+    if isinstance(state := given.get("state"), SqliteState):
+        state.close()
     checked = spec.check(returned, 1)
     result: EvaluateResult = checked[0] if spec.mode == "batch" else checked
     return result

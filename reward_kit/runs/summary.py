@@ -153,3 +153,11 @@ def _mean(values: Sequence[float]) -> float | None:
 def summary_to_json(summaries: Sequence[PolicySummary]) -> dict[str, Any]:
     """The form of `summary.json`."""
     return {"schema_version": 1, "policies": [asdict(summary) for summary in summaries]}
+
+
+def summary_from_json(document: Mapping[str, Any]) -> list[PolicySummary]:
+    """The inverse of `summary_to_json`."""
+    return [
+        PolicySummary(**{**policy, "score": Interval(**policy["score"]) if policy["score"] else None})
+        for policy in document["policies"]
+    ]

@@ -27,8 +27,6 @@ from reward_kit.models import TaskDefinitionModel, describe_validation_error
 from reward_kit.runs.yaml_lines import LocatedYaml
 from reward_kit.typed_interface import RewardSpec, reward_spec
 
-_PATH_KEYS = ("seed_sql_file", "source_dir")
-
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -67,7 +65,7 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
     located = LocatedYaml(path)
     definition = _validated(located, overrides or {})
     folder = path.resolve().parent
-    definition = _with_absolute_paths(definition, folder)
+    definition = _located(definition, folder)
     samples = tuple(_samples(definition, folder))
     has_dataset = definition.dataset_path is not None
     reward_path = definition.reward_function_path
@@ -110,16 +108,17 @@ def _overlaid(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
     return result
 
 
-def _with_absolute_paths(definition: TaskDefinitionModel, folder: Path) -> TaskDefinitionModel:
-    """The definition with the paths in its resource configuration made absolute; they are relative to the file."""
+def _located(definition: TaskDefinitionModel, folder: Path) -> TaskDefinitionModel:
+    """The definition with what its resource needs to find files beside the task file."""
+    name = definition.resource_type
+    if name is None:
+        return definition
+    if name.partition(":")[0].endswith(".py"):
+        name = str(folder / name)
     config = dict(definition.base_resource_config)
-    for key in _PATH_KEYS:
-        if isinstance(config.get(key), str):
-            config[key] = str((folder / config[key]).resolve())
-    changes: dict[str, Any] = {"base_resource_config": config}
-    if (definition.resource_type or "").partition(":")[0].endswith(".py"):
-        changes["resource_type"] = str(folder / (definition.resource_type or ""))
-    return definition.model_copy(update=changes)
+    if resource_class(name).takes_task_folder:
+        config.setdefault("task_folder", str(folder))
+    return definition.model_copy(update={"resource_type": name, "base_resource_config": config})
 
 
 def load_tools(location: str, folder: Path) -> ToolRegistry:

@@ -60,6 +60,8 @@ class HumanPolicy(AgentPolicy):
             for name, tool in names.items():
                 self._show(f"  {name}: {tool['description']} {json.dumps(tool['parameters'].get('properties', {}))}")
             return None
+        if not line:
+            return None
         if line == "/end":
             return {"type": "terminate"}
         name, _, rest = line.partition(" ")
@@ -84,9 +86,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
     """
     text = text.strip()
     if text.startswith("{"):
-        parsed = json.loads(text)
-        if not isinstance(parsed, dict):
-            raise ValueError("arguments are a JSON object")
+        parsed: dict[str, Any] = json.loads(text)
         return parsed
     arguments = {}
     for word in text.split():

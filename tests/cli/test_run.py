@@ -1,0 +1,305 @@
+"""`reward-kit run` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.project import Project, lines
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_a_run_leaves_the_files_of_the_design(project: Project) -> None:
+    done = project.call("run", "task.yaml")
+    assert done.returncode == 0, done.stderr
+    path = project.run_path()
+    header = json.loads((path / "run.json").read_text())
+    assert (header["status"], header["total"], header["seed"]) == ("complete", 6, 0)
+    assert {"reward_kit", "python"} <= header["versions"].keys()
+    episodes, scores = lines(path / "episodes.jsonl"), lines(path / "scores.jsonl")
+    assert len(episodes) == len(scores) == 6
+    assert {episode["stop_reason"] for episode in episodes} == {"answered"}
+    expected = {"schema_version", "rollout_id", "sample_id", "group_id", "messages", "steps"}
+    assert all(expected <= episode.keys() for episode in episodes)
+    assert [message["role"] for message in episodes[0]["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert [step["assistant_turn"] for step in episodes[0]["steps"]] == [1, 3]
+    assert {score["score"] for score in scores} == {0.0, 1.0}
+    assert len(scores[0]["scorer"]["hash"]) == 64
+    summary = json.loads((path / "summary.json").read_text())["policies"][0]
+    assert summary["score"]["mean"] == pytest.approx(1 / 3)
+    assert (summary["episodes"], summary["scored"], summary["failures"], summary["errors"]) == (6, 6, 4, {})
+
+
+def test_the_table_names_what_a_reader_needs_and_the_next_command(project: Project) -> None:
+    done = project.call("run", "task.yaml")
+    for word in ("mean score", "pass@1", "pass^2", "failures", "errors", "limits", "answered 6", "steps per episode"):
+        assert word in done.stdout
+    assert "reward-kit score runs/" in done.stderr
+
+
+def test_json_prints_the_summary_and_nothing_else_on_standard_output(project: Project) -> None:
+    done = project.call("run", "task.yaml", "--json")
+    document = json.loads(done.stdout)
+    assert document["policies"][0]["episodes"] == 6
+    assert Path(project.folder, document["run"]).is_dir()
+
+
+def test_two_runs_of_one_seed_are_equal_byte_for_byte_whatever_the_concurrency(project: Project) -> None:
+    for concurrency in ("1", "16", "16"):
+        assert project.call("run", "task.yaml", "--max-concurrency", concurrency).returncode == 0
+    first, *others = project.runs()
+    for other in others:
+        for name in ("episodes.jsonl", "scores.jsonl"):
+            assert json.dumps(lines(first / name)) == json.dumps(lines(other / name))
+        assert (first / "summary.json").read_bytes() == (other / "summary.json").read_bytes()
+
+
+def test_another_seed_gives_other_ids(project: Project) -> None:
+    project.call("run", "task.yaml")
+    project.call("run", "task.yaml", "--seed", "1")
+    ids = [{line["rollout_id"] for line in lines(path / "episodes.jsonl")} for path in project.runs()]
+    assert not ids[0] & ids[1]
+
+
+def test_limit_sample_id_rollouts_and_overrides(project: Project) -> None:
+    assert (
+        json.loads(project.call("run", "task.yaml", "--limit", "1", "-n", "5", "--json").stdout)["policies"][0]["k"]
+        == 5
+    )
+    chosen = project.call("run", "task.yaml", "--sample-id", "q1", "-T", "pass_threshold=0.5", "--json")
+    assert json.loads(chosen.stdout)["policies"][0]["pass_at_1"] == 1.0
+
+
+def test_several_policies_stand_in_one_table(project: Project) -> None:
+    done = project.call("run", "task.yaml", "--policy", "scripted", "--policy", "random", "--json")
+    assert [policy["policy"] for policy in json.loads(done.stdout)["policies"]] == ["random", "scripted"]
+
+
+BAD_INPUT = {
+    "an unknown key, with the nearest": ({"max_episode_step": 3}, [], ["task.yaml:", "max_episode_steps"]),
+    "an unknown inner key": ({"limits": {"wall_time": 3}}, [], ["limits.wall_time", "wall_time_s"]),
+    "a wrong value": ({"max_episode_steps": "many"}, [], ["max_episode_steps", "'many'"]),
+    "a missing dataset": ({"dataset_path": "row.jsonl"}, [], ["row.jsonl does not exist", "rows.jsonl"]),
+    "an unknown resource": ({"resource_type": "pythonstate"}, [], ["pythonstate", "python_state"]),
+    "a resource's unknown key": (
+        {"resource_type": "python_state", "base_resource_config": {"initial_stat": {}}},
+        [],
+        ["initial_stat", "initial_state"],
+    ),
+    "a reward file that is not there": (
+        {"reward_function_path": "rewards.py:right"},
+        [],
+        ["no such file", "rewards.py"],
+    ),
+    "a reward that is not in the file": ({"reward_function_path": "reward.py:rigth"}, [], ["rigth", "right"]),
+    "no policy": ({"policy": None}, [], ["no policy", "--model openai/NAME"]),
+    "an unknown policy": ({"policy": {"type": "randm"}}, [], ["randm", "random"]),
+    "an unknown key of a policy": ({"policy": {"type": "scripted", "action": []}}, [], ["policy.action", "actions"]),
+    "a provider nobody knows": ({}, ["--model", "opnai/x"], ["opnai/x", "openai"]),
+    "a tool module that is not there": ({"tools_module_path": "tool.py"}, [], ["no such file", "tool.py"]),
+    "a sample that is not there": ({}, ["--sample-id", "q9"], ["q9"]),
+    "an override that is no key": ({}, ["-T", "max_stps=3"], ["max_stps"]),
+    "a regular expression that is none": ({"termination_regex": "("}, [], ["termination_regex"]),
+}
+
+
+@pytest.mark.parametrize(("changes", "arguments", "expected"), BAD_INPUT.values(), ids=BAD_INPUT)
+def test_bad_input_is_one_clear_line_and_writes_nothing(
+    tmp_path: Path, changes: dict[str, object], arguments: list[str], expected: list[str]
+) -> None:
+    done = Project(tmp_path, **changes).call("run", "task.yaml", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    for part in expected:
+        assert part in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_row_without_a_template_field_is_named_with_its_line(project: Project) -> None:
+    project.write_rows([{"id": "a", "number": 1}, {"id": "b", "nmber": 2}])
+    done = project.call("run", "task.yaml")
+    assert done.returncode == 2
+    assert "rows.jsonl:2" in done.stderr and "number" in done.stderr
+    assert not project.runs()
+
+
+def test_a_reward_file_that_does_not_import_shows_its_own_line(project: Project) -> None:
+    (project.folder / "reward.py").write_text("import os\n\nright = undefined_name\n")
+    done = project.call("run", "task.yaml")
+    assert done.returncode == 2
+    assert "reward.py:3" in done.stderr and "undefined_name" in done.stderr
+
+
+def test_a_missing_task_file_and_an_unknown_command_exit_2(project: Project) -> None:
+    assert "cannot read" in project.call("run", "tsk.yaml").stderr
+    assert project.call("run", "tsk.yaml").returncode == 2
+    unknown = project.call("rn")
+    assert unknown.returncode == 2 and "did you mean 'run'?" in unknown.stderr
+
+
+def test_a_run_in_which_every_episode_broke_exits_3(project: Project) -> None:
+    project.write_task(reward_function_path="reward.py:broken")
+    done = project.call("run", "task.yaml")
+    assert done.returncode == 3
+    assert "Every episode broke." in done.stderr
+
+
+def test_a_users_exception_shows_their_frame_first_in_15_lines_and_the_rest_in_the_log(project: Project) -> None:
+    project.write_task(reward_function_path="reward.py:broken")
+    done = project.call("run", "task.yaml")
+    shown = done.stdout[done.stdout.index("first error") :].strip().splitlines()
+    assert len(shown) <= 15
+    assert "ZeroDivisionError" in shown[0] and "reward.py:11" in shown[1] and "return 1 / 0" in shown[2]
+    assert "Traceback (most recent call last)" in (project.run_path() / "run.log").read_text()
+
+
+def test_unscored_is_not_zero(project: Project) -> None:
+    project.write_task(reward_function_path="reward.py:broken")
+    project.call("run", "task.yaml")
+    scores = lines(project.run_path() / "scores.jsonl")
+    assert {score["score"] for score in scores} == {None}
+    assert {score["failure"]["class"] for score in scores} == {"crash"}
+    summary = json.loads((project.run_path() / "summary.json").read_text())["policies"][0]
+    assert (summary["scored"], summary["score"], summary["errors"]) == (0, None, {"crash": 6})
+
+
+def test_gates(project: Project) -> None:
+    assert project.call("run", "task.yaml", "--fail-under", "0.3").returncode == 0
+    below = project.call("run", "task.yaml", "--fail-under", "0.5")
+    assert below.returncode == 1 and "Gate failed" in below.stderr
+    project.write_task(reward_function_path="reward.py:broken")
+    stopped = project.call("run", "task.yaml", "--fail-on-error", "1", "--max-concurrency", "1")
+    assert stopped.returncode in (1, 3) and "--fail-on-error" in stopped.stderr
+
+
+def test_a_dry_run_writes_nothing(project: Project) -> None:
+    done = project.call("run", "task.yaml", "--dry-run")
+    assert done.returncode == 0 and "3 × 2 rollouts = 6 episodes" in done.stdout
+    assert not project.runs()
+
+
+def test_a_task_without_a_reward_is_collected_unscored(project: Project) -> None:
+    project.write_task(reward_function_path=None)
+    done = project.call("run", "task.yaml")
+    assert done.returncode == 0 and "unscored" in done.stdout
+    assert not lines(project.run_path() / "scores.jsonl")
+
+
+def test_a_changed_task_is_not_resumed(project: Project) -> None:
+    project.call("run", "task.yaml")
+    project.write_task(num_rollouts_per_sample=3)
+    done = project.call("run", "--resume")
+    assert done.returncode == 2 and "has changed since" in done.stderr
+
+
+def test_resume_scores_what_is_unscored_and_cuts_a_torn_line(project: Project) -> None:
+    project.call("run", "task.yaml")
+    path = project.run_path()
+    before = {name: lines(path / name) for name in ("episodes.jsonl", "scores.jsonl")}
+    scores = (path / "scores.jsonl").read_text().splitlines(keepends=True)
+    (path / "scores.jsonl").write_text("".join(scores[:2]) + scores[2][:40])
+    episodes = (path / "episodes.jsonl").read_bytes()
+    (path / "episodes.jsonl").write_bytes(episodes[:-30])
+    done = project.call("run", "task.yaml", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert {name: lines(path / name) for name in before} == before
+    assert project.runs() == [path]
+
+
+def test_two_processes_do_not_write_one_run(tmp_path: Path) -> None:
+    project = Project(tmp_path, rows=40)
+    slow = {"type": "tool_call", "name": "wait", "arguments": {"milliseconds": 200}}
+    project.write_task(policy={"type": "scripted", "actions": [slow] * 9})
+    process = project.start("run", "task.yaml", "--max-concurrency", "1")
+    try:
+        wait_for_lines(project, 1)
+        done = project.call("run", "--resume")
+        assert done.returncode == 3 and "another process" in done.stderr
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for_lines(project: Project, count: int, seconds: float = 30.0) -> None:
+    """Until the one run of the project has `count` episodes."""
+    for _ in range(int(seconds / 0.02)):
+        files = [path / "episodes.jsonl" for path in project.runs()]
+        if any(file.exists() and file.read_bytes().count(b"\n") >= count for file in files):
+            return
+        time.sleep(0.02)
+    raise AssertionError("the run wrote nothing")
+
+
+def slow_project(folder: Path, rows: int, milliseconds: int) -> Project:
+    wait = {"type": "tool_call", "name": "wait", "arguments": {"milliseconds": milliseconds}}
+    actions = [wait, {"type": "text", "content": "done"}]
+    return Project(folder, rows, policy={"type": "scripted", "actions": actions})
+
+
+def test_ctrl_c_once_finishes_what_is_in_flight_and_resume_does_the_rest(tmp_path: Path) -> None:
+    project = slow_project(tmp_path, rows=20, milliseconds=150)
+    process = project.start("run", "task.yaml", "--max-concurrency", "4")
+    wait_for_lines(project, 2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    path = project.run_path()
+    kept = lines(path / "episodes.jsonl")
+    assert 2 <= len(kept) < 40
+    assert len(lines(path / "scores.jsonl")) == len(kept)
+    assert json.loads((path / "run.json").read_text())["status"] == "interrupted"
+    assert project.call("run", "--resume").returncode == 0
+    whole = lines(path / "episodes.jsonl")
+    assert len(whole) == len({line["rollout_id"] for line in whole}) == 40
+    assert [line for line in whole if line in kept] == kept
+
+
+def test_ctrl_c_twice_stops_now(tmp_path: Path) -> None:
+    project = slow_project(tmp_path, rows=4, milliseconds=60_000)
+    process = project.start("run", "task.yaml")
+    wait_for_lines(project, 0)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+
+
+@pytest.mark.parametrize(
+    ("rows", "kills"),
+    [pytest.param(30, 3, id="short"), pytest.param(150, 15, id="campaign", marks=pytest.mark.campaign)],
+)
+def test_kill_9_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path: Path, rows: int, kills: int) -> None:
+    total = rows * 2
+    chance = random.Random(5)
+    project = slow_project(tmp_path, rows, milliseconds=50)
+    arguments = ["run", "task.yaml", "--max-concurrency", "4"]
+    landed, finished = 0, {}
+    while landed < kills:
+        process = project.start(*arguments)
+        already = len(finished)
+        share = max((total - already) // (kills - landed + 1), 1)
+        wait_for_lines(project, min(already + max(chance.randrange(share + 1), already == 0), total - 1))
+        time.sleep(chance.random() * 0.05)
+        process.kill()
+        process.wait()
+        whole = (project.run_path() / "episodes.jsonl").read_bytes()
+        complete = [json.loads(line) for line in whole[: whole.rfind(b"\n") + 1].splitlines()]
+        landed += 1 <= len(complete) < total
+        now = {record["rollout_id"]: record for record in complete}
+        assert len(now) == len(complete)
+        assert {key: now[key] for key in finished} == finished, "a finished episode was run again"
+        finished = now
+        arguments = ["run", "--resume", "--max-concurrency", "4"]
+    assert project.call(*arguments).returncode == 0
+    episodes, scores = (lines(project.run_path() / name) for name in ("episodes.jsonl", "scores.jsonl"))
+    assert len(episodes) == len({line["rollout_id"] for line in episodes}) == total
+    assert len(scores) == len({line["rollout_id"] for line in scores}) == total

@@ -1,0 +1,321 @@
+"""The file world: seven tools that cannot leave their directory."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import tempfile
+import threading
+from pathlib import Path
+
+import anyio.to_thread
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reward_kit.environments import FilesystemResource, open_snapshot
+from reward_kit.environments.confined import split_path
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
+
+FILES = {"notes/today.txt": "milk", "readme": "hello"}
+
+
+@pytest.fixture
+async def world():
+    made = FilesystemResource()
+    await made.setup({"files": FILES})
+    await made.reset(0)
+    yield made
+    await made.close()
+
+
+async def call(resource, name, **arguments):
+    return (await resource.step(name, arguments)).observation
+
+
+async def files_of(resource):
+    return dict(open_snapshot(await resource.final_state()))
+
+
+def own_folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("reward-kit-files-*"))
+
+
+async def test_the_tools_do_what_they_say(world) -> None:
+    assert await call(world, "list_directory") == [
+        {"name": "notes", "type": "directory"},
+        {"name": "readme", "type": "file"},
+    ]
+    assert await call(world, "read_file", path="notes/today.txt") == "milk"
+    await call(world, "append_file", path="notes/today.txt", content=" and tea")
+    await call(world, "make_directory", path="deep/er")
+    await call(world, "write_file", path="deep/er/new.txt", content="é")
+    await call(world, "move_path", source="readme", target="deep/readme")
+    assert await files_of(world) == {"deep/er/new.txt": "é", "deep/readme": "hello", "notes/today.txt": "milk and tea"}
+    await call(world, "delete_path", path="deep")
+    assert await files_of(world) == {"notes/today.txt": "milk and tea"}
+
+
+ESCAPES = ["/etc/passwd", "../outside", "notes/../../outside", "..", "a\0b", "x" * 300, "a/" * 3_000, "\ud800"]
+
+
+@pytest.mark.parametrize("path", ESCAPES)
+@pytest.mark.parametrize("tool", ["read_file", "write_file", "delete_path", "make_directory", "list_directory", "move"])
+async def test_no_path_leaves_the_directory(world, path, tool) -> None:
+    before = await world.state_key()
+    with pytest.raises(ToolError, match=r"path .* (contains|is|has)"):
+        if tool == "write_file":
+            await call(world, tool, path=path, content="x")
+        elif tool == "move":
+            await call(world, "move_path", source="readme", target=path)
+        else:
+            await call(world, tool, path=path)
+    assert await world.state_key() == before
+
+
+@given(st.text(alphabet="./a\\\0~ ", max_size=12) | st.text(max_size=12))
+def test_a_path_is_taken_apart_into_names_inside_or_refused(path: str) -> None:
+    try:
+        parts = split_path(path)
+    except ToolError:
+        return
+    assert not path.startswith("/")
+    assert all(part not in ("", ".", "..") and "/" not in part and "\0" not in part for part in parts)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.lists(st.sampled_from(["..", ".", "", "notes", "link", "readme", "x"]), max_size=5).map("/".join))
+async def test_whatever_is_written_nothing_outside_changes(path: str) -> None:
+    outside = Path(tempfile.mkdtemp())
+    (outside / "x").write_text("safe")
+    resource = FilesystemResource()
+    await resource.setup({"files": FILES})
+    try:
+        (resource.root / "link").symlink_to(outside)
+        for tool, rest in (("write_file", {"content": "!"}), ("append_file", {"content": "!"}), ("delete_path", {})):
+            try:
+                await call(resource, tool, path=path, **rest)
+            except ToolError:
+                continue
+        assert {entry.name: entry.read_text() for entry in outside.iterdir()} == {"x": "safe"}
+    finally:
+        await resource.close()
+        (outside / "x").unlink()
+        outside.rmdir()
+
+
+@pytest.mark.parametrize("path", ["file_link", "folder_link/secret", "folder_link", "notes/up/secret", "dangling"])
+async def test_symbolic_links_are_refused_wherever_they_stand(world, path, tmp_path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (world.root / "file_link").symlink_to(tmp_path / "secret")
+    (world.root / "folder_link").symlink_to(tmp_path)
+    (world.root / "notes" / "up").symlink_to("../../..")
+    (world.root / "dangling").symlink_to(tmp_path / "not yet")
+    calls = [("read_file", {}), ("write_file", {"content": "x"}), ("append_file", {"content": "x"}), ("delete_path", {})]
+    for tool, rest in [*calls, ("list_directory", {}), ("make_directory", {})]:
+        with pytest.raises(ToolError, match="is a symbolic link; links are not followed"):
+            await call(world, tool, path=path, **rest)
+    with pytest.raises(ToolError, match="is a symbolic link"):
+        await call(world, "move_path", source=path, target="mine")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["secret"]
+    assert (tmp_path / "secret").read_text() == "secret"
+
+
+async def test_a_directory_that_turns_into_a_link_while_it_is_used_leads_nowhere(world, tmp_path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (world.root / "flip").mkdir()
+    (world.root / "flip" / "secret").write_text("inside")
+    stop = threading.Event()
+
+    def flip() -> None:
+        folder, aside, link = world_root / "flip", world_root / "aside", world_root / "link"
+        link.symlink_to(tmp_path)
+        while not stop.is_set():
+            folder.rename(aside)
+            link.rename(folder)
+            folder.rename(link)
+            aside.rename(folder)
+
+    world_root = world.root
+    racer = threading.Thread(target=flip)
+    racer.start()
+    seen = set()
+    try:
+        for _ in range(300):
+            try:
+                seen.add(await call(world, "read_file", path="flip/secret"))
+            except ToolError:
+                continue
+    finally:
+        stop.set()
+        racer.join()
+    assert seen <= {"inside"}
+
+
+async def test_a_named_pipe_is_refused_and_does_not_hang(world) -> None:
+    os.mkfifo(world.root / "pipe")
+    with pytest.raises(ToolError, match="not a regular file"):
+        await call(world, "read_file", path="pipe")
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("raed_file", {}, "did you mean 'read_file'"),
+        ("read_file", {}, "path: missing"),
+        ("read_file", {"path": 1}, "must be text"),
+        ("read_file", {"path": "readme", "mode": "r"}, "unknown argument 'mode'"),
+        ("read_file", {"path": "nothing"}, "does not exist"),
+        ("read_file", {"path": "notes"}, "is a directory"),
+        ("read_file", {"path": "readme/x"}, "is not a directory"),
+        ("write_file", {"path": "nowhere/x", "content": ""}, "'nowhere' does not exist"),
+        ("write_file", {"path": "notes", "content": ""}, "is a directory"),
+        ("write_file", {"path": "x", "content": "\ud800"}, "not valid Unicode"),
+        ("delete_path", {"path": "."}, "is the working directory itself"),
+        ("delete_path", {"path": "nothing"}, "does not exist"),
+        ("move_path", {"source": "readme", "target": "notes"}, "exists already"),
+        ("move_path", {"source": "notes", "target": "notes/inner"}, "into itself"),
+        ("make_directory", {"path": "readme/x"}, "not a directory"),
+        ("make_directory", {"path": "readme"}, "not a directory"),
+    ],
+)
+async def test_a_refused_call_says_why_and_changes_nothing(world, tool, arguments, message) -> None:
+    before = await world.state_key()
+    with pytest.raises(ToolError, match=message):
+        await world.step(tool, arguments)
+    assert await world.state_key() == before
+
+
+async def test_limits_hold_and_name_themselves() -> None:
+    resource = FilesystemResource()
+    await resource.setup({"files": {"a": "1234"}, "max_file_bytes": 8, "max_files": 2, "max_total_bytes": 10})
+    for tool, arguments, message in [
+        ("write_file", {"path": "a", "content": "123456789"}, "larger than 8 bytes"),
+        ("append_file", {"path": "a", "content": "56789"}, "larger than 8 bytes"),
+        ("write_file", {"path": "b", "content": "1234567"}, "room for 10 bytes"),
+        ("make_directory", {"path": "b/c"}, "room for 2 files"),
+    ]:
+        with pytest.raises(ToolError, match=message):
+            await resource.step(tool, arguments)
+    await call(resource, "write_file", path="b", content="123456")
+    with pytest.raises(ToolError, match="room for 2 files"):
+        await call(resource, "write_file", path="c", content="")
+    await resource.close()
+
+
+async def test_the_state_key_covers_names_content_kind_and_the_executable_bit(world) -> None:
+    keys = [await world.state_key()]
+    await call(world, "write_file", path="readme", content="hellO")
+    keys.append(await world.state_key())
+    await call(world, "make_directory", path="empty")
+    keys.append(await world.state_key())
+    (world.root / "readme").chmod(0o700)
+    keys.append(await world.state_key())
+    assert len(set(keys)) == 4
+    (world.root / "readme").chmod(0o600)
+    await call(world, "delete_path", path="empty")
+    await call(world, "write_file", path="readme", content="hello")
+    assert await world.state_key() == keys[0]
+
+
+async def test_replacing_a_file_keeps_its_executable_bit(world) -> None:
+    (world.root / "readme").chmod(0o700)
+    await call(world, "write_file", path="readme", content="#!/bin/sh")
+    assert os.access(world.root / "readme", os.X_OK)
+
+
+async def test_fork_checkpoint_and_restore(world) -> None:
+    saved, key = await world.checkpoint(), await world.state_key()
+    fork = await world.fork()
+    await call(fork, "delete_path", path="notes")
+    assert await world.state_key() == key
+    await call(world, "write_file", path="new", content="x")
+    assert "new" not in await files_of(fork)
+    await world.restore(saved)
+    assert await world.state_key() == key
+    await fork.close()
+    assert await call(world, "read_file", path="readme") == "hello"
+
+
+async def test_the_final_state_is_deterministic_and_holds_bytes(world) -> None:
+    (world.root / "raw").write_bytes(b"\xff\x00")
+    (world.root / "link").symlink_to("/etc")
+    snapshot = await world.final_state()
+    assert snapshot.kind == "files"
+    assert json.loads(snapshot.payload)["files"]["raw"] == {"base64": "/wA="}
+    state = open_snapshot(snapshot)
+    assert state["raw"] == b"\xff\x00"
+    assert state["readme"] == "hello"
+    assert "link" not in state
+    assert state.directories == ("notes",)
+    assert (await world.final_state()).digest == snapshot.digest
+
+
+async def test_source_dir_is_copied_without_its_links(tmp_path, caplog) -> None:
+    task = tmp_path / "task"
+    (task / "data" / "sub").mkdir(parents=True)
+    (task / "data" / "sub" / "a.txt").write_text("a")
+    (task / "data" / "leak").symlink_to("/etc/passwd")
+    (task / "data" / "sub" / "leak").symlink_to("/etc")
+    resource = FilesystemResource()
+    await resource.setup({"source_dir": "data", "task_folder": str(task), "files": {"sub/b.txt": "b"}})
+    assert await files_of(resource) == {"sub/a.txt": "a", "sub/b.txt": "b"}
+    assert "symbolic links are not copied" in caplog.text
+    await resource.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"fils": {}}, "fils: unknown key; did you mean 'files'"),
+        ({"files": {"../out": "x"}}, r"contains '\.\.'"),
+        ({"files": {"/abs": "x"}}, "is absolute"),
+        ({"files": {"a": "x", "a/b": "y"}}, "'a', which is a file"),
+        ({"files": {".": "x"}}, "names no file"),
+        ({"files": {"a": "xxxx"}, "max_file_bytes": 3}, "max_file_bytes"),
+        ({"source_dir": "..", "task_folder": "."}, "outside the task's folder"),
+        ({"source_dir": "/etc", "task_folder": "."}, "outside the task's folder"),
+        ({"source_dir": "no such place"}, "no such directory"),
+    ],
+)
+async def test_a_wrong_configuration_leaves_nothing_behind(config, message) -> None:
+    before = own_folders()
+    with pytest.raises(ConfigError, match=message):
+        await FilesystemResource().setup(config)
+    assert own_folders() == before
+
+
+async def test_there_is_no_key_for_the_place_so_no_foreign_directory_can_be_removed(tmp_path) -> None:
+    # The predecessor took base_dir_name, and removed that directory when it was absolute.
+    with pytest.raises(ConfigError, match="base_dir_name: unknown key"):
+        await FilesystemResource().setup({"base_dir_name": str(tmp_path)})
+    assert tmp_path.exists()
+
+
+async def test_worlds_live_among_temporary_files_and_close_removes_them(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    resource = FilesystemResource()
+    await resource.setup({"files": FILES})
+    fork = await resource.fork()
+    places = [resource.root, fork.root]
+    assert places[0] != places[1]
+    assert not list(tmp_path.iterdir())
+    (places[0] / "notes").chmod(0)
+    for made in (resource, fork):
+        await made.close()
+        await made.close()
+    assert not any(place.parent.exists() for place in places)
+    with pytest.raises(EnvironmentFailure, match="closed"):
+        await resource.state_key()
+
+
+async def test_a_world_that_nobody_closed_is_removed_when_it_is_collected() -> None:
+    resource = FilesystemResource()
+    await resource.setup({})
+    place = resource.root
+    del resource
+    # A worker thread remembers its last call until its next one.
+    await anyio.to_thread.run_sync(int)
+    gc.collect()
+    assert not place.exists()

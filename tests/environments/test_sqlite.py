@@ -1,0 +1,412 @@
+"""The SQL world: an agent's statements reach nothing but its own database, and end."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from reward_kit.environments import SqliteResource, open_snapshot
+from reward_kit.environments.sqlite import split_statements
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
+
+SEED = """
+PRAGMA foreign_keys = ON;
+CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT NOT NULL);
+CREATE TABLE orders (id INTEGER PRIMARY KEY, customer REFERENCES customers (id), total REAL DEFAULT 0);
+INSERT INTO customers (name) VALUES ('Ada'), ('Bob');
+INSERT INTO orders (customer, total) VALUES (1, 2.5), (2, 4);
+"""
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+
+
+async def made(**config) -> SqliteResource:
+    resource = SqliteResource()
+    await resource.setup({"seed_sql": SEED, **config})
+    await resource.reset(0)
+    return resource
+
+
+@pytest.fixture
+async def world():
+    resource = await made(statement_time_s=0.3, max_rows=3, max_database_bytes=500_000)
+    yield resource
+    await resource.close()
+
+
+async def sql(resource, query):
+    return (await resource.step("execute_sql", {"query": query})).observation
+
+
+async def test_the_observation_at_the_start_is_the_schema(world) -> None:
+    text = await world.get_observation()
+    assert "CREATE TABLE customers" in text
+    assert "INSERT" not in text
+
+
+async def test_a_query_gives_columns_and_rows(world) -> None:
+    assert await sql(world, "SELECT id, name FROM customers") == {
+        "columns": ["id", "name"],
+        "rows": [[1, "Ada"], [2, "Bob"]],
+    }
+
+
+async def test_a_long_result_is_cut_visibly(world) -> None:
+    result = await sql(world, "VALUES (1), (2), (3), (4)")
+    assert len(result["rows"]) == 3
+    assert result["cut"] == "only the first 3 rows are shown; there are more"
+    assert "cut" not in await sql(world, "VALUES (1), (2), (3)")
+
+
+async def test_values_that_json_does_not_have_are_shown_as_text(world) -> None:
+    result = await sql(world, "SELECT 9e999, x'00ff', CAST(x'ff' AS TEXT), NULL")
+    assert result["rows"] == [["inf", "x'00ff'", "\ufffd", None]]
+
+
+async def test_a_write_gives_the_number_of_changed_rows(world) -> None:
+    assert await sql(world, "UPDATE orders SET total = 0") == {"changed_rows": 2}
+    result = await sql(world, "INSERT INTO customers (name) VALUES ('Eve') RETURNING id")
+    assert result == {"columns": ["id"], "rows": [[3]], "changed_rows": 1}
+
+
+async def test_a_script_gives_the_rows_of_its_last_query(world) -> None:
+    result = await sql(world, "INSERT INTO customers (name) VALUES ('a;b'); SELECT count(*) AS n FROM customers; -- end")
+    assert result == {"columns": ["n"], "rows": [[3]], "changed_rows": 1}
+
+
+async def test_the_tables_can_be_listed_and_described(world) -> None:
+    await sql(world, "CREATE VIEW rich AS SELECT * FROM orders WHERE total > 3")
+    listed = (await world.step("list_tables", {})).observation
+    assert listed == [
+        {"name": "customers", "type": "table"},
+        {"name": "orders", "type": "table"},
+        {"name": "rich", "type": "view"},
+    ]
+    described = (await world.step("describe_table", {"name": "Orders"})).observation
+    assert [column["name"] for column in described["columns"]] == ["id", "customer", "total"]
+    assert described["foreign_keys"] == [{"column": "customer", "table": "customers", "references": "id"}]
+
+
+def test_a_script_is_split_at_its_own_semicolons_only() -> None:
+    trigger = "CREATE TRIGGER t AFTER INSERT ON a BEGIN DELETE FROM b; SELECT ';'; END;"
+    script = f"-- a; comment\nSELECT ';' ; /* ; */ {trigger} ; ; SELECT \"x;y\""
+    statements = split_statements(script)
+    assert len(statements) == 3
+    assert statements[1].endswith(trigger)
+
+
+ESCAPES = [
+    ("ATTACH DATABASE '{file}' AS other", "only this database"),
+    ("ATTACH ':memory:' AS other", "only this database"),
+    ("DETACH main", "only this database"),
+    ("VACUUM INTO '{file}'", "VACUUM"),
+    ("SELECT load_extension('{file}')", r"load_extension\(\) is refused"),
+    ("SELECT readfile('/etc/passwd')", "readfile"),
+    ("SELECT writefile('{file}', 'x')", "writefile"),
+    ("SELECT fts3_tokenizer('simple')", "refused"),
+    ("CREATE VIRTUAL TABLE v USING fts5 (a)", "virtual tables are refused"),
+    ("CREATE TEMP TABLE t (a)", r"CREATE TEMP TABLE"),
+    ("SELECT * FROM dbstat", "dbstat is refused"),
+    ("PRAGMA journal_mode = DELETE", "PRAGMA journal_mode is refused"),
+    ("PRAGMA temp_store_directory = '/tmp'", "is refused"),
+    ("PRAGMA writable_schema = ON", "is refused"),
+    ("PRAGMA foreign_keys = OFF", "is refused"),
+    ("SELECT * FROM pragma_database_list", "database_list is refused"),
+    ("UPDATE sqlite_master SET sql = ''", "may not be modified"),
+    ("BEGIN", "wholly or not at all"),
+    ("COMMIT", "wholly or not at all"),
+    ("ROLLBACK", "wholly or not at all"),
+    ("SAVEPOINT tool_call", "savepoints are refused"),
+    ("RELEASE tool_call", "savepoints are refused"),
+    ("ROLLBACK TO tool_call", "savepoints are refused"),
+    ("ANALYZE", "ANALYZE"),
+    ("SELECT last_insert_rowid()", "use RETURNING"),
+    ("SELECT total_changes()", "is refused|no such|total_changes"),
+    ("SELECT datetime('now', 'localtime')", "all times are UTC"),
+]
+
+
+@pytest.mark.parametrize(("query", "message"), ESCAPES)
+async def test_what_leads_out_of_the_database_is_refused(world, tmp_path, query, message) -> None:
+    before, file = await world.state_key(), tmp_path / "other.db"
+    with pytest.raises(ToolError, match=message):
+        await sql(world, query.format(file=file))
+    assert not file.exists()
+    assert await world.state_key() == before
+    assert (await sql(world, "SELECT count(*) FROM customers"))["rows"] == [[2]]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        ENDLESS,
+        f"INSERT INTO customers (name) VALUES ('x'); {ENDLESS}",
+        f"CREATE TABLE t (a); INSERT INTO t {ENDLESS}",
+        "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT hex(zeroblob(9999)), x FROM c ORDER BY 2 DESC",
+    ],
+)
+async def test_an_endless_statement_ends_and_leaves_the_world_unchanged(world, query) -> None:
+    before = await world.state_key()
+    with pytest.raises(ToolError, match=r"took longer than 0\.3 s"):
+        await sql(world, query)
+    assert await world.state_key() == before
+    assert (await sql(world, "SELECT 1"))["rows"] == [[1]]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT zeroblob(1000000000)",
+        "SELECT length(randomblob(1000000000))",
+        "SELECT hex(zeroblob(200000))",
+        "SELECT replace(hex(zeroblob(100000)), '0', 'aaaaaaaa')",
+        "SELECT group_concat(hex(zeroblob(100000))) FROM (VALUES (1), (2), (3))",
+    ],
+)
+async def test_a_value_cannot_become_a_memory_bomb(world, query) -> None:
+    with pytest.raises(ToolError, match=r"larger than 262144 bytes"):
+        await sql(world, query)
+
+
+async def test_printf_cannot_become_a_memory_bomb(world) -> None:
+    assert (await sql(world, "SELECT printf('%1000000000d', 1)"))["rows"] == [[None]]
+
+
+async def test_the_database_cannot_grow_beyond_its_limit(world) -> None:
+    before = await world.state_key()
+    bomb = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) INSERT INTO customers (name) "
+    with pytest.raises(ToolError, match="larger than 500000 bytes"):
+        await sql(world, bomb + "SELECT hex(zeroblob(10000)) FROM c")
+    assert await world.state_key() == before
+    fork = await world.fork()
+    with pytest.raises(ToolError, match="larger than 500000 bytes"):
+        await sql(fork, bomb + "SELECT hex(zeroblob(10000)) FROM c")
+    await fork.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("INSERT INTO customers (name) VALUES ('x'); INSERT INTO nowhere VALUES (1)", "no such table"),
+        ("INSERT INTO customers (name) VALUES ('x'); INSERT OR ROLLBACK INTO customers VALUES (1, 'y')", "UNIQUE"),
+        ("INSERT INTO orders (customer) VALUES (99)", "FOREIGN KEY"),
+        ("SELECT ?", "bindings"),
+        ("SELECT 'a", "unrecognized token"),
+        ("-- nothing", "no statement"),
+        ("SELECT 1;" * 101, "more than 100 statements"),
+        ("SELECT '" + "x" * 60_000 + "'", "longer than 50000"),
+        ("SELECT '\0'", "NUL"),
+        ("SELECT '\ud800'", "Unicode"),
+    ],
+)
+async def test_a_failing_call_is_undone_as_a_whole(world, query, message) -> None:
+    before = await world.state_key()
+    with pytest.raises(ToolError, match=message):
+        await sql(world, query)
+    assert await world.state_key() == before
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("fetch_val_sql", {"query": "SELECT 1"}, "unknown tool 'fetch_val_sql'"),
+        ("execute_sql", {}, "query: missing"),
+        ("execute_sql", {"sql": "SELECT 1"}, "unknown argument 'sql'"),
+        ("execute_sql", {"query": 1}, "must be text"),
+        ("list_tables", {"x": 1}, "unknown argument"),
+        ("describe_table", {"name": "order"}, "did you mean 'orders'"),
+    ],
+)
+async def test_a_wrong_call_is_refused(world, tool, arguments, message) -> None:
+    with pytest.raises(ToolError, match=message):
+        await world.step(tool, arguments)
+
+
+async def test_a_read_only_database_cannot_be_changed() -> None:
+    resource = await made(read_only=True)
+    for query in ("DELETE FROM orders", "CREATE TABLE t (a)", "DROP TABLE orders"):
+        with pytest.raises(ToolError, match="read-only"):
+            await sql(resource, query)
+    assert (await sql(resource, "SELECT count(*) FROM orders"))["rows"] == [[2]]
+    await resource.close()
+
+
+async def test_time_stands_still(world) -> None:
+    result = await sql(world, "SELECT datetime('now'), date(), CURRENT_TIMESTAMP, strftime('%Y'), date('now', '+1 day')")
+    assert result["rows"] == [["2025-01-01 00:00:00", "2025-01-01", "2025-01-01 00:00:00", "2025", "2025-01-02"]]
+    other = await made(now="1999-12-31 23:59:59")
+    assert (await sql(other, "SELECT CURRENT_DATE"))["rows"] == [["1999-12-31"]]
+    await other.close()
+
+
+async def test_random_follows_the_seed_and_nothing_before_it(world) -> None:
+    query = "SELECT random(), hex(randomblob(4)), random()"
+    first = await sql(world, query)
+    await sql(world, "SELECT random()")
+    fork = await world.fork()
+    assert await sql(world, query) == await sql(fork, query) == first
+    assert first["rows"][0][0] != first["rows"][0][2]
+    fork.reseed_noise(7)
+    assert await sql(fork, query) != first
+    assert await fork.state_key() == await world.state_key()
+    await fork.close()
+
+
+async def test_two_worlds_of_one_configuration_do_not_meet() -> None:
+    # In the predecessor, two tasks with the same db_name overwrote each other's database.
+    one, two = await made(), await made()
+    await sql(one, "DROP TABLE orders")
+    assert (await sql(two, "SELECT count(*) FROM orders"))["rows"] == [[2]]
+    await one.close()
+    await two.close()
+
+
+async def test_a_fork_is_equal_and_independent_and_keeps_the_guards(world, tmp_path) -> None:
+    await sql(world, "INSERT INTO customers (name) VALUES ('Eve')")
+    fork = await world.fork()
+    key = await world.state_key()
+    assert await fork.state_key() == key
+    await sql(fork, "DELETE FROM orders")
+    assert await world.state_key() == key
+    await sql(world, "DELETE FROM customers WHERE name = 'Eve'")
+    assert (await sql(fork, "SELECT count(*) FROM customers"))["rows"] == [[3]]
+    with pytest.raises(ToolError, match="only this database"):
+        await sql(fork, f"ATTACH '{tmp_path / 'x.db'}' AS x")
+    with pytest.raises(ToolError, match="FOREIGN KEY"):
+        await sql(fork, "INSERT INTO orders (customer) VALUES (99)")
+    with pytest.raises(ToolError, match="took longer"):
+        await sql(fork, ENDLESS)
+    await fork.close()
+
+
+async def test_checkpoint_restore_and_reset(world) -> None:
+    first = await world.state_key()
+    await sql(world, "DELETE FROM orders")
+    saved, key = await world.checkpoint(), await world.state_key()
+    await sql(world, "DROP TABLE orders")
+    await world.restore(saved)
+    assert await world.state_key() == key
+    await sql(world, "DROP TABLE orders")
+    await world.restore(saved)
+    assert await world.state_key() == key
+    with pytest.raises(ToolError, match="FOREIGN KEY"):
+        await sql(world, "INSERT INTO orders (customer) VALUES (99)")
+    await world.reset(0)
+    assert await world.state_key() == first
+
+
+async def test_the_state_key_covers_schema_rows_and_types_and_not_the_way_there(world) -> None:
+    first, keys = await world.state_key(), []
+    for query in (
+        "UPDATE customers SET name = 'Adam' WHERE id = 1",
+        "CREATE INDEX by_name ON customers (name)",
+        "CREATE TABLE plain (a, b)",
+        "INSERT INTO plain VALUES ('61', 1)",
+        "UPDATE plain SET a = x'3631'",
+        "UPDATE plain SET a = 61",
+        "CREATE TABLE keyed (k TEXT PRIMARY KEY, rowid, _rowid_, oid) WITHOUT ROWID",
+        "INSERT INTO keyed VALUES ('k', 1, 2, 3)",
+    ):
+        await sql(world, query)
+        keys.append(await world.state_key())
+    assert len({first, *keys}) == 9
+    await sql(world, "DROP TABLE keyed; DROP TABLE plain; DROP INDEX by_name; UPDATE customers SET name = 'Ada' WHERE id = 1")
+    assert await world.state_key() == first
+
+
+async def test_changes_by_a_trigger_are_in_the_key(world) -> None:
+    await sql(
+        world,
+        "CREATE TRIGGER log AFTER INSERT ON orders BEGIN UPDATE customers SET name = name || '!'; END;"
+        "INSERT INTO orders (customer) VALUES (1)",
+    )
+    assert (await sql(world, "SELECT name FROM customers"))["rows"] == [["Ada!"], ["Bob!"]]
+
+
+async def test_equal_histories_leave_equal_bytes() -> None:
+    one, two = await made(), await made()
+    for resource in (one, two):
+        await sql(resource, "INSERT INTO orders (customer, total) VALUES (1, random() % 100)")
+        with pytest.raises(ToolError):
+            await sql(resource, "DELETE FROM orders; SELECT nothing")
+        await sql(resource, "DELETE FROM orders WHERE id = 1")
+    assert (await one.final_state()).payload == (await two.final_state()).payload
+    await one.close()
+    await two.close()
+
+
+async def test_the_final_state_can_be_queried_after_close() -> None:
+    resource = await made()
+    await sql(resource, "UPDATE orders SET total = 10")
+    snapshot = await resource.final_state()
+    await resource.close()
+    await resource.close()
+    with open_snapshot(snapshot) as state:
+        assert state.query("SELECT sum(total) FROM orders WHERE total > ?", 5) == [(20.0,)]
+        assert state.tables() == ["customers", "orders"]
+    with pytest.raises(EnvironmentFailure, match="closed"):
+        await resource.state_key()
+
+
+async def test_a_seed_file_lies_in_the_task_folder(tmp_path) -> None:
+    folder = tmp_path / "task"
+    folder.mkdir()
+    (folder / "seed.sql").write_text(SEED)
+    (tmp_path / "outside.sql").write_text(SEED)
+    resource = SqliteResource()
+    await resource.setup({"seed_sql_file": "seed.sql", "task_folder": str(folder)})
+    assert (await sql(resource, "SELECT count(*) FROM orders"))["rows"] == [[2]]
+    await resource.close()
+    (folder / "link.sql").symlink_to(tmp_path / "outside.sql")
+    for path in ("../outside.sql", str(tmp_path / "outside.sql"), "link.sql"):
+        with pytest.raises(ConfigError, match="outside the task's folder"):
+            await SqliteResource().setup({"seed_sql_file": path, "task_folder": str(folder)})
+
+
+async def test_what_a_seed_attaches_is_gone_when_the_agent_arrives(tmp_path) -> None:
+    file = tmp_path / "other.db"
+    resource = await made(seed_sql=f"ATTACH '{file}' AS other; CREATE TABLE main.t (a); CREATE TABLE other.u (a);")
+    with pytest.raises(ToolError, match="no such table"):
+        await sql(resource, "SELECT * FROM other.u")
+    assert (await sql(resource, "SELECT * FROM t"))["rows"] == []
+    await resource.close()
+
+
+@pytest.mark.parametrize("seed", ["", "PRAGMA page_size = 512; CREATE TABLE t (a);", "PRAGMA encoding = 'UTF-16le'; " + SEED])
+async def test_odd_databases_can_be_forked_and_reset(seed) -> None:
+    resource = await made(seed_sql=seed)
+    fork = await resource.fork()
+    await sql(fork, "CREATE TABLE u (a); INSERT INTO u VALUES ('é')")
+    await resource.reset(1)
+    assert (await sql(fork, "SELECT a FROM u"))["rows"] == [["é"]]
+    await resource.close()
+    await fork.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"seed_sql_fil": "x"}, "did you mean 'seed_sql_file'"),
+        ({"seed_sql": "CREATE TABEL t (a)"}, "syntax error"),
+        ({"seed_sql_file": "no such file.sql"}, "cannot be read"),
+        ({"seed_sql": "", "seed_sql_file": "x"}, "exclude one another"),
+        ({"now": "today"}, "YYYY-MM-DD"),
+        ({"max_rows": 0}, "max_rows"),
+        ({"db_name": "shared"}, "db_name: unknown key"),
+    ],
+)
+async def test_a_wrong_configuration_is_one_clear_error(config, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await SqliteResource().setup(config)
+
+
+async def test_an_agent_cannot_use_statements_that_we_prepared_before(world) -> None:
+    for _ in range(3):
+        await sql(world, "SELECT 1")
+        for query in ("SAVEPOINT tool_call", "RELEASE tool_call", "PRAGMA schema_version"):
+            with pytest.raises(ToolError, match="refused"):
+                await sql(world, query)
+
+
+def test_the_guarded_actions_exist_in_this_sqlite() -> None:
+    assert sqlite3.sqlite_version_info >= (3, 37)

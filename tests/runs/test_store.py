@@ -1,0 +1,132 @@
+"""The run directory: what a kill leaves is readable, and what is read is what was written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward_kit.environments.base import StateSnapshot
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import ConfigError, StoreError
+from reward_kit.models import Message
+from reward_kit.runs.store import (
+    RunStore,
+    latest_run,
+    load_episode,
+    new_run_path,
+    read_episodes,
+    read_scores,
+    without_secrets,
+)
+
+
+def make_episode(rollout_id: str = "a-0", text: str = "hello") -> SingleAgentEpisode:
+    episode = SingleAgentEpisode(rollout_id)
+    episode.add_messages([Message(role="user", content=text)])
+    episode.add_env_reset(text, {"state_key": "k0"})
+    episode.add_assistant_message(Message(role="assistant", content="answer"))
+    episode.add_env_step("", {"type": "text", "content": "answer"}, 1.0, {"is_action_valid": True}, terminated=True)
+    snapshot = StateSnapshot("json", b'{"x":1}')
+    episode.custom_data = {
+        "sample_id": "a",
+        "group_id": "a",
+        "rollout_index": 0,
+        "policy": "p",
+        "stop_reason": "answered",
+        "failure": None,
+        "seeds": {},
+        "start": {},
+        "usage": {},
+        "sample": {},
+        "ground_truth": None,
+        "timing": {},
+        "final_state": {"kind": snapshot.kind, "payload": snapshot.payload},
+    }
+    return episode
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore.create(tmp_path / "run", {"task_name": "t"})
+
+
+def test_an_episode_comes_back_equal_with_its_final_state(store: RunStore) -> None:
+    episode = make_episode(text="lone \ud800 surrogate and ünïcode")
+    with store:
+        store.append_episode(episode)
+    (record,) = read_episodes(store.path)
+    assert load_episode(store.path, record) == episode
+    assert [path.suffix for path in (store.path / "states").iterdir()] == [".json"]
+
+
+def test_a_changed_or_missing_final_state_is_noticed(store: RunStore) -> None:
+    with store:
+        store.append_episode(make_episode())
+    (record,) = read_episodes(store.path)
+    (state,) = (store.path / "states").iterdir()
+    state.write_bytes(b"{}")
+    with pytest.raises(StoreError, match="was changed"):
+        load_episode(store.path, record)
+    state.unlink()
+    with pytest.raises(StoreError, match="missing"):
+        load_episode(store.path, record)
+
+
+@pytest.mark.parametrize("torn", [b'{"rollout_id": "b', b"{", b"x" * 200_000])
+def test_a_torn_last_line_is_not_read_and_is_cut_on_opening(store: RunStore, torn: bytes) -> None:
+    with store:
+        store.append_episode(make_episode())
+    path = store.path / "episodes.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + torn)
+    assert [record["rollout_id"] for record in read_episodes(store.path)] == ["a-0"]
+    with RunStore(store.path):
+        assert path.read_bytes() == whole
+
+
+def test_a_file_that_is_all_torn_becomes_empty(store: RunStore) -> None:
+    (store.path / "scores.jsonl").write_bytes(b'{"rollout')
+    with RunStore(store.path):
+        assert list(read_scores(store.path)) == []
+        assert (store.path / "scores.jsonl").read_bytes() == b""
+
+
+def test_a_broken_line_in_the_middle_is_an_error_with_its_number(store: RunStore) -> None:
+    (store.path / "scores.jsonl").write_bytes(b'{"a": 1}\nnot json\n{"a": 2}\n')
+    with pytest.raises(StoreError, match=r"scores\.jsonl:2"):
+        list(read_scores(store.path))
+
+
+def test_one_run_is_open_in_one_process_at_a_time(store: RunStore) -> None:
+    with store, pytest.raises(StoreError, match="another process"), RunStore(store.path):
+        pass
+    with RunStore(store.path):
+        pass
+
+
+def test_the_latest_run_is_found_by_task(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run"):
+        latest_run(tmp_path)
+    for name in ("one", "two", "one"):
+        last = RunStore.create(new_run_path(tmp_path, name), {"task_name": name}).path
+        header = json.loads((last / "run.json").read_text())
+        header["timing"]["started_at"] += last.name
+        (last / "run.json").write_text(json.dumps(header))
+    assert latest_run(tmp_path, "two") != last
+    assert json.loads((latest_run(tmp_path, "one") / "run.json").read_text())["task_name"] == "one"
+
+
+def test_secrets_are_hidden_at_any_depth() -> None:
+    hidden = without_secrets({"policies": [{"options": {"api_key": "sk-1", "max_tokens": 5, "model": "m"}}]})
+    assert hidden == {"policies": [{"options": {"api_key": "(hidden)", "max_tokens": 5, "model": "m"}}]}
+
+
+@given(st.text(max_size=80))
+def test_a_run_path_is_always_one_plain_folder_name(name: str) -> None:
+    path = new_run_path(Path("runs"), name)
+    assert path.parent == Path("runs")
+    assert path.name.isascii() and "/" not in path.name and not path.name.startswith((".", "-2"))

@@ -1,0 +1,152 @@
+"""Tests that guard the house: who may import whom, how light the first import is, which names are public."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import reward_kit
+
+PACKAGE = Path(reward_kit.__file__).parent
+
+# Lowest first. A unit imports from rows above it, and from units to its left in its own row.
+LAYERS = [
+    ["errors"],
+    ["models", "loading"],
+    ["typed_interface", "providers", "episodes", "environments"],
+    ["agent", "sandbox"],
+    ["rewards", "tokens", "reward_agent", "rl_helpers", "rl_processing"],
+    ["runs"],
+    ["rl"],
+    ["integrations", "cli"],
+]
+HEAVY = {"torch", "transformers", "ray", "trl"}
+MAY_IMPORT_HEAVY = ("reward_kit.agent.policies.hf_policy", "reward_kit.rl", "reward_kit.integrations")
+
+
+def modules() -> dict[str, ast.Module]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+MODULES = modules()
+
+
+def imports_of(name: str, *, ours: bool) -> set[str]:
+    """Every module that `name` imports, also inside functions and under TYPE_CHECKING."""
+    found: set[str] = set()
+    for node in ast.walk(MODULES[name]):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{name} imports relatively"
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {target for target in inner if target in MODULES} or {node.module}
+    return {target for target in found if target.startswith("reward_kit") == ours}
+
+
+def unit_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_every_unit_has_a_place_in_the_layers() -> None:
+    units = {unit_of(name) for name in MODULES} - {""}
+    assert units <= {unit for row in LAYERS for unit in row}
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "reward_kit"])
+def test_a_module_imports_only_from_below(name: str) -> None:
+    place = {unit: (row, column) for row, units in enumerate(LAYERS) for column, unit in enumerate(units)}
+    own = unit_of(name)
+    for target in imports_of(name, ours=True):
+        other = unit_of(target)
+        assert other, f"{name} imports the package itself; import from the module that defines the name"
+        assert other == own or place[other] < place[own], f"{name} imports {target}, which lies above it"
+
+
+def test_no_module_is_in_an_import_cycle() -> None:
+    graph = {name: imports_of(name, ours=True) - {name} for name in MODULES if name != "reward_kit"}
+    while leaves := [name for name, targets in graph.items() if not targets & graph.keys()]:
+        for leaf in leaves:
+            del graph[leaf]
+    assert not graph, f"import cycle among {sorted(graph)}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_only_the_learning_side_imports_heavy_packages(name: str) -> None:
+    heavy = {target.split(".")[0] for target in imports_of(name, ours=False)} & HEAVY
+    assert not heavy or name.startswith(MAY_IMPORT_HEAVY)
+
+
+def test_no_print_and_no_swallowed_exception() -> None:
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ExceptHandler) and len(node.body) == 1:
+                assert not isinstance(node.body[0], ast.Pass), f"{name}:{node.lineno} swallows an exception"
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"import sys, json\n{statement}\nprint(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return set(json.loads(output.splitlines()[-1]))
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    loaded = loaded_after("import reward_kit")
+    assert not loaded & (HEAVY | {"openai", "pydantic", "numpy", "aiohttp", "httpx", "rich", "jinja2", "anyio", "yaml"})
+
+
+def test_help_loads_nothing_heavy() -> None:
+    statement = "from click.testing import CliRunner\nfrom reward_kit.cli.main import program\n"
+    loaded = loaded_after(statement + "assert CliRunner().invoke(program, ['--help']).exit_code == 0")
+    assert not loaded & (HEAVY | {"openai", "pydantic", "numpy", "aiohttp", "httpx", "rich", "jinja2"})
+
+
+def test_the_first_names_load_no_model_library() -> None:
+    loaded = loaded_after("from reward_kit import reward_function, RLRolloutWorker")
+    assert not loaded & (HEAVY | {"openai", "httpx", "aiohttp", "gymnasium", "rich"})
+
+
+def packages_with_exports() -> list[str]:
+    return [name for name in MODULES if hasattr(importlib.import_module(name), "__all__")]
+
+
+@pytest.mark.parametrize("name", packages_with_exports())
+def test_exported_names_exist_are_sorted_and_few(name: str) -> None:
+    module = importlib.import_module(name)
+    exported = list(module.__all__)
+    assert exported == sorted(exported)
+    assert len(exported) <= 40
+    for attribute in exported:
+        assert getattr(module, attribute) is not None
+
+
+def test_the_fixed_names_are_at_home() -> None:
+    homes = {
+        "reward_kit.agent.rl_rollout_worker": ["RLRolloutWorker"],
+        "reward_kit.agent.policy_interface": ["AgentPolicy", "PolicyOutput", "EpisodeContext"],
+        "reward_kit.agent.policies.openai_policy": ["OpenAIAgentPolicy"],
+        "reward_kit.agent.models": ["StepData", "StopReason"],
+        "reward_kit.models": ["EvaluateResult", "Message", "MetricResult", "StepOutput", "TaskDefinitionModel"],
+        "reward_kit.typed_interface": ["reward_function"],
+        "reward_kit.rl_helpers": ["system_apply_gigpo_to_batch_steps"],
+        "reward_kit.rl_processing": ["RLDataAligner"],
+    }
+    for home, names in homes.items():
+        module = importlib.import_module(home)
+        for name in names:
+            assert getattr(module, name).__module__ == home
+
+
+def test_public_docstrings_open_every_module() -> None:
+    for name, tree in MODULES.items():
+        assert ast.get_docstring(tree) or not tree.body, f"{name} does not say why it exists"
