@@ -12,12 +12,13 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from reward_kit.agent.models import StepData, steps_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, did_you_mean
 from reward_kit.models import EvaluateResult, StepOutput
+from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_helpers import ESTIMATORS, StepCredit, with_credit
 
 StepRewards = Literal["reward_function", "environment"]
@@ -102,26 +103,6 @@ def _apply(output: StepOutput, step: StepData) -> None:
         step.step_info["reward_reason"] = output.reason
 
 
-class ScoredRollout(Protocol):
-    """A rollout's score as the reward agent hands it over; `reward_agent.Scored` is one."""
-
-    @property
-    def rollout_id(self) -> str:
-        """The rollout."""
-
-    @property
-    def result(self) -> EvaluateResult | None:
-        """What the reward function returned; None where it failed."""
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why there is no score."""
-
-    @property
-    def score(self) -> float | None:
-        """None where the rollout is unscored."""
-
-
 @dataclass(frozen=True, slots=True)
 class CreditBatch:
     """A batch of episodes on its way from scores to advantages; every sequence has one item per episode.
@@ -197,11 +178,11 @@ class CreditAssigner:
         self._aligner = RLDataAligner()
         _check_options(estimator, options)
 
-    def assign(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[ScoredRollout]) -> CreditBatch:
+    def assign(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
         """`align`, then `advantages`."""
         return self.advantages(self.align(episodes, scored))
 
-    def align(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[ScoredRollout]) -> CreditBatch:
+    def align(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
         """The episodes' steps with their base rewards.
 
         An episode is unscored where its reward failed, where the episode itself failed, and where its step outputs
@@ -235,7 +216,7 @@ class CreditAssigner:
         return replace(batch, steps=with_credit(batch.steps, credit), credit=credit)
 
     def _align_one(
-        self, episode: SingleAgentEpisode, scored: ScoredRollout
+        self, episode: SingleAgentEpisode, scored: Scored
     ) -> tuple[list[StepData], float | None, Failure | None]:
         """The steps of one episode with base rewards, its score, and why it has none."""
         steps, result = steps_of(episode), scored.result

@@ -170,15 +170,6 @@ def test_a_singleton_gives_zero(steps: Trajectory, score: float) -> None:
 # Invariances
 
 
-def returns_spread(batch: list[Trajectory], scores: Sequence[float], ids: Sequence[int]) -> bool:
-    """Some state of some group has returns that differ by rounding alone, which epsilon does not hide."""
-    flat = [(ids[b], item.observation_data) for b, steps in enumerate(batch) for item in steps]
-    by_anchor: dict[tuple[int, str], list[float]] = {}
-    for anchor, value in zip(flat, credit_of(batch, scores, ids)[3], strict=True):
-        by_anchor.setdefault(anchor, []).append(value)
-    return any(0 < max(values) - min(values) < 1e-9 for values in by_anchor.values())
-
-
 @given(groups, rewards)
 def test_shifting_the_scores_changes_nothing(group: list[tuple[Trajectory, float, int]], shift: float) -> None:
     batch, scores, ids = columns(group)

@@ -1,8 +1,8 @@
 """A policy small enough to train in a test: it plays FrozenLake 4x4 token by token.
 
-Tokens: one per cell (0 to 15), one per action (16 to 19), one for padding. The context of an action is everything so far,
-`s0 a0 s1 a1 … st`, and the model is a causal transformer with one attention layer, so that what it sees, and its
-order, decides its logits.
+Tokens: one per cell (0 to 15), one per action (16 to 19), one for padding. The context of an action is everything so
+far, `s0 a0 s1 a1 … st`, and the model is a causal transformer with one attention layer, so that the logits depend on
+the exact sequence.
 """
 
 from __future__ import annotations

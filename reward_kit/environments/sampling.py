@@ -152,10 +152,10 @@ def _bounds(schema: Mapping[str, Any], whole: bool) -> tuple[float, float]:
     low, high = float(schema.get("minimum", -math.inf)), float(schema.get("maximum", math.inf))
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     # Draft 4 wrote true beside minimum; later drafts write the bound itself.
-    if above not in (None, False):
+    if above is not None and above is not False:  # `in` would take 0 for False
         bound = low if above is True else float(above)
         low = max(low, math.floor(bound) + 1.0 if whole else bound)
-    if below not in (None, False):
+    if below is not None and below is not False:
         bound = high if below is True else float(below)
         high = min(high, math.ceil(bound) - 1.0 if whole else bound)
     if math.isinf(low):

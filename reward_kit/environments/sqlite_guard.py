@@ -148,6 +148,9 @@ class GuardedConnection:
         builder = cls(limits)
         try:
             builder.connection.set_authorizer(None)
+            # A dump is one long script; what it may not do is attach, or make a value that could not be read later.
+            builder.connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, 1_000_000_000)
+            builder.connection.setlimit(sqlite3.SQLITE_LIMIT_VDBE_OP, 250_000_000)
             builder._deadline = time.monotonic() + time_s
             builder.connection.executescript(script)
             if builder.connection.in_transaction:

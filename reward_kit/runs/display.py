@@ -39,7 +39,7 @@ class Display:
         self._stopped = self._errors = self._scored = self._resumed = 0
         self._scores: dict[str, list[float]] = defaultdict(list)
         self._samples: dict[str, list[str]] = defaultdict(list)
-        self._next_line = 0.0
+        self._next_line = self._began + 5.0
         self._note = ""
 
     def __enter__(self) -> Self:
@@ -54,6 +54,8 @@ class Display:
     ) -> None:
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
+        elif self._kind == "plain":
+            self._console.print(self._line(), highlight=False)
 
     def say(self, note: str) -> None:
         """Show a note beside the progress."""
@@ -109,7 +111,7 @@ class Display:
         if self._kind != "plain":
             return
         now = time.monotonic()
-        if self._stopped == self._total or now >= self._next_line:
+        if now >= self._next_line:
             self._next_line = now + 5.0
             self._console.print(self._line(), highlight=False)
 

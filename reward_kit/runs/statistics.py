@@ -70,7 +70,7 @@ def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], 
     if len(sums) < 2:
         return Interval(mean, None, None, None, **counts)
     error = math.sqrt(len(sums) / (len(sums) - 1) * math.fsum(s * s for s in sums)) / len(values)
-    if error == 0.0 and np.isin(values, (0.0, 1.0)).all():
+    if error < 1e-12 and np.isin(values, (0.0, 1.0)).all():
         return Interval(mean, *wilson_bounds(mean, len(sums), confidence), error, **counts)
     half = t_quantile((1.0 + confidence) / 2.0, len(sums) - 1) * error
     return Interval(mean, mean - half, mean + half, error, **counts)
@@ -233,18 +233,3 @@ def _mean_over_samples(
     values = [figure(n, c, k) for n, c in counts if n >= k]
     mean = math.fsum(values) / len(values) if values else None
     return SampleMean(mean, len(values), len(counts) - len(values))
-
-
-def attempts_by_sample(
-    scores: Sequence[float | None], samples: Sequence[Hashable], threshold: float
-) -> list[tuple[int, int]]:
-    """(scored attempts, passes) of each sample, in order of first appearance; a score of `threshold` passes.
-
-    A sample without a scored attempt counts as (0, 0), so that it is left out of means and counted there.
-    """
-    counts: dict[Hashable, list[int]] = {sample: [0, 0] for sample in samples}
-    for score, sample in zip(scores, samples, strict=True):
-        if score is not None:
-            counts[sample][0] += 1
-            counts[sample][1] += score >= threshold
-    return [(scored, passes) for scored, passes in counts.values()]

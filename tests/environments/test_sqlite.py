@@ -363,12 +363,17 @@ async def test_a_seed_file_lies_in_the_task_folder(tmp_path) -> None:
             await SqliteResource().setup({"seed_sql_file": path, "task_folder": str(folder)})
 
 
-async def test_what_a_seed_attaches_is_gone_when_the_agent_arrives(tmp_path) -> None:
+async def test_a_seed_cannot_attach_other_files(tmp_path) -> None:
     file = tmp_path / "other.db"
-    resource = await made(seed_sql=f"ATTACH '{file}' AS other; CREATE TABLE main.t (a); CREATE TABLE other.u (a);")
-    with pytest.raises(ToolError, match="no such table"):
-        await sql(resource, "SELECT * FROM other.u")
-    assert (await sql(resource, "SELECT * FROM t"))["rows"] == []
+    with pytest.raises(ConfigError, match="too many attached"):
+        await made(seed_sql=f"ATTACH '{file}' AS other")
+    assert not file.exists()
+
+
+async def test_a_seed_may_be_a_long_dump() -> None:
+    rows = ", ".join(f"({number}, '{'x' * 20}')" for number in range(20_000))
+    resource = await made(seed_sql=f"CREATE TABLE t (a, b); INSERT INTO t VALUES {rows};")
+    assert (await sql(resource, "SELECT count(*) FROM t"))["rows"] == [[20_000]]
     await resource.close()
 
 

@@ -1,0 +1,250 @@
+"""What the framework itself costs: per step, per episode, per byte, and beside two peers over real HTTP.
+
+    .venv/bin/python benchmarks/rollouts.py [--peers] [--rounds 3]
+
+Every figure is the best of the rounds, because this machine is shared; compare the ratios, not the absolute times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from instant_server import running_server  # noqa: E402
+
+from reward_kit import RLRolloutWorker, TaskDefinitionModel  # noqa: E402
+from reward_kit.agent.policies.scripted_policy import ScriptedPolicy  # noqa: E402
+
+PEERS = ROOT / ".peers"
+PEER_PACKAGES = {
+    "inspect-ai": ("inspect", ["inspect-ai==0.3.285", "openai==3.52.0"]),
+    "verifiers": ("verifiers", ["verifiers==0.1.14"]),
+}
+
+
+def scripted_worker(steps: int, text: str = "") -> RLRolloutWorker:
+    """A worker whose policy sets one value of a `python_state` in every step."""
+    task = TaskDefinitionModel(
+        name="scripted",
+        resource_type="python_state",
+        base_resource_config={"initial_state": {"x": 0}},
+        initial_user_prompt="Count.",
+        max_episode_steps=steps,
+    )
+    call = {"type": "tool_call", "name": "set_value"}
+    actions = [{**call, "arguments": {"path": "x", "value": number}} for number in range(steps)]
+    if text:
+        actions = [{"type": "tool_call", "name": "get_state", "arguments": {}}] * steps
+        task = task.model_copy(update={"base_resource_config": {"initial_state": {"text": text}}})
+    return RLRolloutWorker(task, ScriptedPolicy(actions))
+
+
+def cpu_per_step(rounds: int, steps: int = 50, episodes: int = 40) -> float:
+    """Microseconds of CPU for one step, setting up and closing the episode included."""
+
+    async def collect() -> None:
+        worker = scripted_worker(steps)
+        for seed in range(episodes):
+            await worker.collect_episode(seed=seed)
+
+    best = float("inf")
+    for _ in range(rounds):
+        began = time.process_time()
+        asyncio.run(collect())
+        best = min(best, time.process_time() - began)
+    return best / (episodes * steps) * 1e6
+
+
+def episode_memory(steps: int) -> int:
+    """Bytes that one finished episode of `steps` steps with 1 kB observations holds."""
+
+    async def collect() -> int:
+        worker = scripted_worker(steps, text="x" * 1_000)
+        await worker.collect_episode(seed=0)
+        gc.collect()
+        tracemalloc.start()
+        episode = await worker.collect_episode(seed=1)
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(episode) == steps
+        return held
+
+    return asyncio.run(collect())
+
+
+TOOLS = '''
+from reward_kit import ToolRegistry
+
+registry = ToolRegistry("adder")
+
+
+@registry.tool
+async def add(x: int, y: int) -> int:
+    """Sum of two numbers.
+
+    Args:
+        x: one number.
+        y: another number.
+    """
+    return x + y
+'''
+REWARD = """
+from reward_kit import EvaluateResult, Message, reward_function
+
+
+@reward_function
+async def is_four(messages: list[Message]) -> EvaluateResult:
+    return EvaluateResult(score=float(messages[-1].text == "4"), reason="compared")
+"""
+
+
+def ours(kind: str, count: int, url: str) -> float:
+    """Episodes a second of `reward-kit run`, by the run's own clock: everything written and scored."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "tools.py").write_text(TOOLS)
+        (folder / "reward.py").write_text(REWARD)
+        rows = "".join(json.dumps({"id": number, "question": "How much is 2 + 2?"}) + "\n" for number in range(count))
+        (folder / "rows.jsonl").write_text(rows)
+        tools = "tools_module_path: tools.py\n" if kind == "tools" else ""
+        task = f"name: bench\ndataset_path: rows.jsonl\ninitial_user_prompt: '{{{{ question }}}}'\n{tools}"
+        (folder / "task.yaml").write_text(task + "on_text: end\nreward_function_path: reward.py:is_four\n")
+        command = [sys.executable, "-m", "reward_kit.cli.main", "run", "task.yaml", "--model", "openai/bench"]
+        options = ["--base-url", url, "--max-concurrency", "32", "--display", "none", "--json"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        finished = subprocess.run(
+            [*command, *options], cwd=folder, env=environment, capture_output=True, text=True, check=True
+        )
+        document = json.loads(finished.stdout.splitlines()[-1])
+        assert document["policies"][0]["score"]["mean"] == 1.0 and document["policies"][0]["scored"] == count
+        header = json.loads((folder / document["run"] / "run.json").read_text())
+        return count / float(header["timing"]["worked_s"])
+
+
+def inspect_ai(kind: str, count: int, url: str) -> float:
+    """Episodes a second of inspect-ai, by the clock around its `eval`."""
+    environment = {**os.environ, "BENCH_BASE_URL": url, "BENCH_API_KEY": "x"}
+    with tempfile.TemporaryDirectory() as logs:
+        script = str(ROOT / "benchmarks" / "peers" / "inspect_run.py")
+        command = [str(PEERS / "inspect" / "bin" / "python"), script, kind, str(count), logs]
+        finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    result = json.loads(finished.stdout.splitlines()[-1])
+    assert result["mean"] == 1.0
+    return count / float(result["seconds"])
+
+
+def verifiers(kind: str, count: int, url: str) -> float:
+    """Episodes a second of verifiers, by its own report."""
+    folder = ROOT / "benchmarks" / "peers" / "environments"
+    environment = {**os.environ, "BENCH_API_KEY": "x", "PYTHONPATH": str(folder)}
+    with tempfile.TemporaryDirectory() as out:
+        target = ["-m", "bench", "-b", url, "-k", "BENCH_API_KEY", "--api-client-type", "openai_chat_completions"]
+        load = ["-n", str(count), "-r", "1", "-c", "32", "-a", json.dumps({"n": count})]
+        command = [str(PEERS / "verifiers" / "bin" / "vf-eval"), kind, *target, *load]
+        finished = subprocess.run(
+            [*command, "--disable-env-server", "-d", "-A", "-s", "-o", out],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=True,
+        )
+    seconds = float(re.findall(r"Evaluation completed in ([\d.]+) seconds", finished.stdout)[-1])
+    assert re.search(r"reward: avg - 1\.0", finished.stdout), finished.stdout[-2000:]
+    return count / seconds
+
+
+def install_peers() -> None:
+    """Make the peers' virtual environments where they are missing."""
+    for name, packages in PEER_PACKAGES.values():
+        if not (PEERS / name / "bin" / "python").exists():
+            print(f"installing {packages[0]} in {PEERS / name}", flush=True)
+            subprocess.run([sys.executable, "-m", "venv", str(PEERS / name)], check=True)
+            pip = [str(PEERS / name / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages]
+            try:
+                subprocess.run(pip, check=True)
+            except subprocess.CalledProcessError:
+                shutil.rmtree(PEERS / name)
+                raise
+
+
+def over_http(with_peers: bool, rounds: int) -> None:
+    """Single-turn and 5-turn tool episodes, ours and the peers' in turn, against one server."""
+    tools: dict[str, Callable[[str, int, str], float]] = {"reward-kit": ours}
+    if with_peers:
+        install_peers()
+        tools |= {"inspect-ai": inspect_ai, "verifiers": verifiers}
+    with running_server() as url:
+        for kind, count, title in (("tools", 200, "5-turn tool episodes"), ("single", 1000, "single-turn episodes")):
+            best = dict.fromkeys(tools, 0.0)
+            for _ in range(rounds):
+                for name, measure in tools.items():
+                    best[name] = max(best[name], measure(kind, count, url))
+            report_rates(title, count, best)
+
+
+def report_rates(title: str, count: int, best: dict[str, float]) -> None:
+    """One line per tool, with the ratio to the better of the peers."""
+    print(f"\n{title} over HTTP ({count}, 32 at a time), episodes/s")
+    peers = [rate for name, rate in best.items() if name != "reward-kit"]
+    for name, rate in best.items():
+        ratio = f"   {rate / max(peers):.1f}x the better peer" if peers and name == "reward-kit" else ""
+        print(f"  {name:<12}{rate:8.1f}{ratio}")
+
+
+def start_up(rounds: int) -> None:
+    """CPU seconds of the first things a user types."""
+    print("\nCPU seconds to start (best of rounds)")
+    for statement in (
+        "pass",
+        "import reward_kit",
+        "from reward_kit import reward_function, RLRolloutWorker",
+    ):
+        print(f"  python -c {statement!r:<62}{child_cpu([sys.executable, '-c', statement], rounds):.3f}")
+    help_command = [sys.executable, "-m", "reward_kit.cli.main", "--help"]
+    print(f"  {'reward-kit --help':<72}{child_cpu(help_command, rounds):.3f}")
+
+
+def child_cpu(command: list[str], rounds: int) -> float:
+    """The least CPU seconds, user and system, of a command."""
+    best = float("inf")
+    for _ in range(max(rounds, 3)):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", action="store_true", help="install and measure inspect-ai and verifiers too")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    print(f"framework CPU per step, scripted policy and python_state: {cpu_per_step(given.rounds):.1f} µs")
+    sizes = {steps: episode_memory(steps) for steps in (100, 200, 400)}
+    shown = ", ".join(f"{steps} steps {size / 1e3:.0f} kB" for steps, size in sizes.items())
+    print(f"memory of an episode with 1 kB observations: {shown}")
+    start_up(given.rounds)
+    over_http(given.peers, given.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Final states as rewards open them: JSON, a read-only database, files."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from reward_kit.environments import StateSnapshot, open_snapshot
+from reward_kit.errors import EnvironmentFailure
+
+
+def database(script: str) -> StateSnapshot:
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(script)
+    payload = connection.serialize()
+    connection.close()
+    return StateSnapshot("sqlite", payload)
+
+
+def test_a_json_snapshot_is_its_value() -> None:
+    assert open_snapshot(StateSnapshot.from_json({"a": [1, "é\ud800"]})) == {"a": [1, "é\ud800"]}
+
+
+def test_equal_values_have_one_digest() -> None:
+    assert StateSnapshot.from_json({"a": 1, "b": 2}).digest == StateSnapshot.from_json({"b": 2, "a": 1}).digest
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO t VALUES (1)",
+        "DROP TABLE t",
+        "CREATE TABLE u (a)",
+        "ATTACH ':memory:' AS x",
+        "PRAGMA query_only = OFF",
+        "SELECT load_extension('x')",
+        "VACUUM INTO '/tmp/never.db'",
+    ],
+)
+def test_a_database_is_read_only(statement) -> None:
+    with open_snapshot(database("CREATE TABLE t (a);")) as state:
+        with pytest.raises(EnvironmentFailure, match="query on the final state"):
+            state.query(statement)
+        assert state.query("SELECT * FROM t") == []
+        assert state.query("PRAGMA table_info(t)")
+
+
+def test_opening_does_not_change_what_is_stored() -> None:
+    snapshot = database("CREATE TABLE t (a); INSERT INTO t VALUES (1);")
+    with open_snapshot(snapshot) as one, open_snapshot(snapshot) as two:
+        assert one.query("SELECT a FROM t") == two.query("SELECT a FROM t") == [(1,)]
+
+
+def test_a_closed_state_says_so() -> None:
+    state = open_snapshot(database("CREATE TABLE t (a);"))
+    state.close()
+    state.close()
+    with pytest.raises(EnvironmentFailure, match="closed"):
+        state.tables()
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "message"),
+    [
+        (StateSnapshot("pickle", b""), "unknown kind of snapshot 'pickle'; known: json, sqlite, files"),
+        (StateSnapshot("json", b"{"), "no JSON"),
+        (StateSnapshot("sqlite", b"not a database at all" * 100), "no SQLite database"),
+        (StateSnapshot("files", b"{}"), "no set of files"),
+        (StateSnapshot("files", b'{"files": {"a": {}}, "directories": []}'), "no set of files"),
+    ],
+)
+def test_a_damaged_or_unknown_snapshot_is_one_clear_error(snapshot, message) -> None:
+    with pytest.raises(EnvironmentFailure, match=message):
+        open_snapshot(snapshot)
+
+
+def test_files_are_text_or_bytes() -> None:
+    payload = b'{"directories":["d"],"files":{"a":{"text":"x"},"b":{"base64":"/w==","executable":true}}}'
+    state = open_snapshot(StateSnapshot("files", payload))
+    assert dict(state) == {"a": "x", "b": b"\xff"}
+    assert state.executables == {"b"}
+    assert state.directories == ("d",)

@@ -1,0 +1,135 @@
+"""Tokens concatenate: whatever is stored, in segments or not, gives back exactly what each model saw and sampled."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward_kit.episodes.segments import FIRST_SEGMENT, REWRITTEN, EpisodeTokens
+from reward_kit.errors import EpisodeError
+
+ids = st.lists(st.integers(0, 5), max_size=4)
+logprob = st.floats(max_value=0, allow_nan=False) | st.just(-float("inf"))
+
+
+@st.composite
+def conversations(draw):
+    """(prompt, sampled, logprobs, version) by turn; a prompt extends all before it, or is written anew."""
+    turns, context = [], draw(ids)
+    for _ in range(draw(st.integers(1, 5))):
+        sampled = draw(ids)
+        logprobs = draw(st.none() | st.lists(logprob, min_size=len(sampled), max_size=len(sampled)))
+        turns.append((context, sampled, logprobs, draw(st.integers(0, 3))))
+        context = draw(st.just(context + sampled + draw(ids)) | ids)
+    return turns
+
+
+def stored(turns):
+    tokens = EpisodeTokens()
+    for step, (prompt, sampled, logprobs, version) in enumerate(turns):
+        tokens.add_turn(step, prompt, sampled, logprobs, version)
+    return tokens
+
+
+@given(conversations())
+def test_every_turn_gives_back_what_its_model_saw_and_sampled(turns):
+    read = stored(turns).turns()
+    for step, (prompt, sampled, logprobs, version) in enumerate(turns):
+        turn = read[step]
+        assert turn.prompt_ids.tolist() == prompt
+        assert turn.token_ids.tolist() == sampled
+        assert turn.policy_version == version
+        known = [float("nan")] * len(sampled) if logprobs is None else logprobs
+        np.testing.assert_array_equal(turn.logprobs, known)
+
+
+@given(conversations())
+def test_the_last_turn_of_a_row_saw_exactly_the_row(turns):
+    tokens = stored(turns)
+    last = {span.segment: span.step for span in tokens.spans}
+    for segment, row in enumerate(tokens.rows()):
+        prompt, sampled, *_ = turns[last[segment]]
+        assert [*row.prompt_ids, *row.completion_ids] == prompt + sampled
+
+
+@given(conversations())
+def test_masks_steps_and_versions_mark_what_was_sampled_and_nothing_else(turns):
+    rows = list(stored(turns).rows())
+    for row in rows:
+        sampled = row.action_mask == 1
+        assert {len(row.action_mask)} == {len(part) for part in row[1:]}
+        assert (row.logprobs[~sampled] == 0.0).all()
+        assert (row.steps[~sampled] == -1).all()
+        assert (row.policy_versions[~sampled] == -1).all()
+        assert all(
+            turns[step][3] == version for step, version in zip(row.steps, row.policy_versions, strict=True) if step >= 0
+        )
+    for step, (_, sampled, *_) in enumerate(turns):
+        assert sum(int((row.steps == step).sum()) for row in rows) == len(sampled)
+
+
+@given(conversations())
+def test_only_new_tokens_are_kept(turns):
+    tokens = stored(turns)
+    expected, seen = 0, None
+    for prompt, sampled, *_ in turns:
+        extends = seen is not None and prompt[: len(seen)] == seen
+        expected += len(sampled) + len(prompt) - (len(seen) if extends else 0)
+        seen = prompt + sampled
+    assert len(tokens) == len(tokens.ids) == len(tokens.logprobs) == expected
+
+
+@given(conversations())
+def test_the_state_survives_strict_json(turns):
+    tokens = stored(turns)
+    state = json.loads(json.dumps(tokens.get_state(), allow_nan=False))
+    again = EpisodeTokens.from_state(state)
+    assert again == tokens
+    np.testing.assert_array_equal(again.logprobs, tokens.logprobs)
+
+
+class TestSegments:
+    def test_the_usual_episode_is_one(self):
+        tokens = stored([([1, 2], [3], [-0.1], 0), ([1, 2, 3, 4], [5], [-0.2], 0)])
+        (row,) = tokens.rows()
+        assert [segment.reason for segment in tokens.segments] == [FIRST_SEGMENT]
+        assert row.prompt_ids.tolist() == [1, 2]
+        assert row.completion_ids.tolist() == [3, 4, 5]
+        assert row.action_mask.tolist() == [1, 0, 1]
+        assert row.logprobs.tolist() == [-0.1, 0.0, -0.2]
+        assert row.steps.tolist() == [0, -1, 1]
+
+    def test_a_rewritten_context_opens_one_with_its_reason(self):
+        tokens = stored([([1, 2], [3], None, 0)])
+        tokens.add_turn(1, [1, 9], [4], reason="reasoning stripped")
+        tokens.add_turn(2, [7], [8])
+        assert [segment.reason for segment in tokens.segments] == [FIRST_SEGMENT, "reasoning stripped", REWRITTEN]
+        assert [row.completion_ids.tolist() for row in tokens.rows()] == [[3], [4], [8]]
+
+    def test_a_prompt_cut_short_does_not_extend(self):
+        tokens = stored([([1, 2], [3], None, 0), ([1, 2], [4], None, 0)])
+        assert len(tokens.segments) == 2
+
+
+class TestRefusals:
+    def test_lengths_must_agree(self):
+        with pytest.raises(EpisodeError, match="step 0: 2 token ids but 1 log-probabilities"):
+            EpisodeTokens().add_turn(0, [1], [2, 3], [-1.0])
+
+    @pytest.mark.parametrize("step", [0, 1])
+    def test_steps_ascend(self, step):
+        tokens = EpisodeTokens()
+        tokens.add_turn(1, [1], [2])
+        with pytest.raises(EpisodeError, match=f"step {step} comes after step 1"):
+            tokens.add_turn(step, [1, 2], [3])
+
+    @pytest.mark.parametrize("arguments", [([1, "x"], [2], None), ([1], [2, 2**40], None), ([1], [2], [None])])
+    def test_what_is_no_token_leaves_everything_as_it_was(self, arguments):
+        tokens = stored([([1], [2], [-0.5], 0)])
+        before = tokens.get_state()
+        with pytest.raises((TypeError, OverflowError)):
+            tokens.add_turn(1, *arguments)
+        assert tokens.get_state() == before
+        assert len(tokens.ids) == len(tokens.logprobs)

@@ -1,0 +1,182 @@
+"""Once around, through the real modules: rollout, score, credit, batch, update, publish, and rollout again, better.
+
+Deterministic FrozenLake, a transformer of a few thousand weights that acts token by token, the environment's reward,
+GiGPO and PPO. Everything is seeded; the same numbers come out every time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from reward_kit.agent.groups import collect_group
+from reward_kit.agent.models import steps_of
+from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.samples import Sample
+from reward_kit.errors import ConfigError
+from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel
+from reward_kit.reward_agent import AsyncRewardAgent
+from reward_kit.rl.batch import to_tensors
+from reward_kit.rl.losses import logprobs_of
+from reward_kit.rl.ppo import PPOConfig, ppo_update
+from reward_kit.rl.trainer import Trainer
+from reward_kit.rl_processing import CreditAssigner
+from reward_kit.tokens import build_rows
+from reward_kit.typed_interface import reward_function, reward_spec
+from tests.tiny_policy import PAD, TinyPolicy
+
+TASK = TaskDefinitionModel(
+    name="lake",
+    resource_type="gymnasium",
+    base_resource_config={"env_id": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}},
+    max_episode_steps=30,
+)
+LAKE = [Sample("lake")]
+GROUP = 64
+SEED = 1
+
+
+@reward_function
+def reached_the_goal(messages: list[Message], environment_return: float) -> EvaluateResult:
+    return EvaluateResult(score=environment_return)
+
+
+def a_policy() -> TinyPolicy:
+    return TinyPolicy(SEED)
+
+
+@asynccontextmanager
+async def a_trainer(policy: TinyPolicy) -> AsyncIterator[Trainer]:
+    optimizer = torch.optim.Adam(policy.module.parameters(), lr=0.01)
+    credit = CreditAssigner("gigpo", step_rewards="environment", omega=0.5, gamma=0.95)
+    config = PPOConfig(epochs=4, minibatch_rows=GROUP // 2)
+    worker = RLRolloutWorker(TASK, policy)
+    async with AsyncRewardAgent(reward_spec(reached_the_goal)) as agent:
+        yield Trainer(worker, agent, credit, optimizer, config, group_size=GROUP, run_seed=SEED)
+
+
+async def success_rate(policy: TinyPolicy) -> float:
+    """On episodes that no update has seen."""
+    episodes = await collect_group(RLRolloutWorker(TASK, policy), LAKE[0], GROUP, run_seed=1_000)
+    assert all(episode.custom_data["failure"] is None for episode in episodes)
+    return float(np.mean([episode.get_return() for episode in episodes]))
+
+
+async def test_training_raises_the_success_rate() -> None:
+    policy = a_policy()
+    assert await success_rate(policy) < 0.2
+    async with a_trainer(policy) as trainer:
+        diagnostics = [await trainer.train_step(LAKE) for _ in range(14)]
+    assert await success_rate(policy) > 0.9
+    assert policy.version == 14
+    assert all(step["unscored"] == 0 for step in diagnostics)
+    assert max(step["logprob_gap"] for step in diagnostics) < 1e-5
+
+
+async def test_the_same_seed_gives_the_same_numbers() -> None:
+    async def first_steps() -> list[dict[str, float]]:
+        async with a_trainer(a_policy()) as trainer:
+            return [await trainer.train_step(LAKE) for _ in range(2)]
+
+    assert await first_steps() == await first_steps()
+
+
+async def test_sampled_logprobs_are_those_of_the_model_on_the_exact_tokens() -> None:
+    policy = a_policy()
+    # Weights far from the uniform start, so that a shifted or foreign token could not go unnoticed.
+    torch.nn.init.normal_(policy.module.head.weight, generator=torch.Generator().manual_seed(0))
+    await policy.publish(7)
+    episodes = await collect_group(RLRolloutWorker(TASK, policy), LAKE[0], 16)
+    rows = to_tensors(build_rows(episodes, pad_token_id=PAD))
+    is_action = rows["action_mask"].bool()
+    with torch.no_grad():
+        recomputed = logprobs_of(policy.module(rows["input_ids"], rows["attention_mask"]), rows["input_ids"])
+    torch.testing.assert_close(recomputed[is_action], rows["logprobs"][is_action], rtol=0, atol=1e-5)
+    assert recomputed[is_action].std() > 0.5
+    assert set(rows["policy_versions"][is_action].tolist()) == {7}
+    assert is_action.sum() == sum(len(episode) for episode in episodes)
+    assert len(rows["input_ids"]) == 16  # the context was never rewritten: one segment each
+
+
+async def test_one_update_moves_probability_the_way_of_the_advantages() -> None:
+    policy = a_policy()
+    async with a_trainer(policy) as trainer:
+        episodes = await trainer.collect(LAKE)
+        scored = await trainer.score(episodes)
+        credited = trainer.credit.assign(episodes, scored)
+    rows = to_tensors(build_rows(episodes, credited.steps, pad_token_id=PAD))
+    optimizer = torch.optim.SGD(policy.module.parameters(), lr=0.1)
+    ppo_update(policy.module, optimizer, rows, PPOConfig())
+    with torch.no_grad():
+        after = logprobs_of(policy.module(rows["input_ids"], rows["attention_mask"]), rows["input_ids"])
+    takes_part = rows["loss_mask"].bool()
+    advantages = rows["advantages"][takes_part]
+    moved = (after - rows["logprobs"])[takes_part]
+    assert advantages.std() > 0
+    assert (advantages * moved.exp()).sum() > advantages.sum()
+    assert moved[advantages > 1].mean() > 0
+
+
+async def test_acting_never_sees_weights_that_were_not_published() -> None:
+    policy = a_policy()
+    before = policy.next_logprobs([0])
+    with torch.no_grad():
+        policy.module.head.bias[16] += 5.0
+    assert torch.equal(policy.next_logprobs([0]), before)
+    await policy.publish(1)
+    assert policy.next_logprobs([0])[16] > before[16]
+
+
+async def test_credit_rows_say_where_the_signal_came_from() -> None:
+    async with a_trainer(a_policy()) as trainer:
+        episodes = await trainer.collect(LAKE)
+        credited = trainer.credit.assign(episodes, await trainer.score(episodes))
+    rows = list(credited.rows())
+    json.dumps(rows, allow_nan=False)
+    assert len(rows) == sum(len(steps_of(episode)) for episode in episodes)
+    assert {row["group_id"] for row in rows} == {episodes[0].custom_data["group_id"]}
+    starts = {row["state_key"] for row in rows if row["step"] == 0}
+    assert len(starts) == 1
+    won = {episode.id_ for episode in episodes if episode.get_return() == 1.0}
+    assert won
+    assert all((row["A_E"] > 0) == (row["rollout_id"] in won) for row in rows)
+
+
+class FailsOnce(TinyPolicy):
+    async def open(self, context: EpisodeContext) -> AgentPolicy:
+        if context.rollout_id.endswith("-3"):
+            raise RuntimeError("out of memory")
+        return await super().open(context)
+
+
+async def test_a_failed_episode_is_unscored_and_the_others_train() -> None:
+    async with a_trainer(FailsOnce(SEED)) as trainer:
+        diagnostics = await trainer.train_step(LAKE)
+    assert diagnostics["unscored"] == 1
+    assert diagnostics["optimizer_steps"] == 8
+
+
+async def test_a_world_that_never_starts_changes_no_weight() -> None:
+    policy = a_policy()
+    before = policy.next_logprobs([0])
+    async with a_trainer(policy) as trainer:
+        config = {"base_resource_config": {"env_id": "NoSuchLake-v1"}}
+        trainer.worker = RLRolloutWorker(TASK.model_copy(update=config), policy)
+        diagnostics = await trainer.train_step(LAKE)
+    assert diagnostics == {"tokens": 0.0, "optimizer_steps": 0.0, "unscored": float(GROUP)}
+    assert torch.equal(policy.next_logprobs([0]), before)
+
+
+async def test_a_policy_without_weights_is_refused() -> None:
+    policy = a_policy()
+    async with a_trainer(policy) as trainer:
+        worker = RLRolloutWorker(TASK, ScriptedPolicy([]))
+        with pytest.raises(ConfigError, match="ScriptedPolicy is no TrainablePolicy"):
+            Trainer(worker, trainer.reward_agent, trainer.credit, trainer.optimizer, PPOConfig(), group_size=2)

@@ -1,0 +1,138 @@
+"""Rows are what the model saw and sampled; masks say what counts; values stand where they belong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reward_kit.agent.models import StepData, steps_of
+from reward_kit.episodes import SingleAgentEpisode
+from reward_kit.errors import ConfigError, EpisodeError
+from reward_kit.tokens import TokenBatch, TokenItem, build_rows
+
+PAD = 99
+
+
+def episode(rollout_id: str, turns: list[tuple[list[int], list[int]]]) -> SingleAgentEpisode:
+    """An episode with one step per (prompt_ids, token_ids); the logprob of token n is -n/10, step t has version t."""
+    made = SingleAgentEpisode(rollout_id)
+    made.add_env_reset("o")
+    for step, (prompt, sampled) in enumerate(turns):
+        made.tokens.add_turn(step, prompt, sampled, [-n / 10 for n in sampled], policy_version=step)
+        made.add_env_step("o", {"type": "text", "content": ""}, 0.0)
+    made.custom_data["group_id"] = f"group of {rollout_id}"
+    return made
+
+
+def valued(made: SingleAgentEpisode, values: list[float | None]) -> list[StepData]:
+    """Its steps with advantage v, return 10v and base reward 100v."""
+    update = [{"advantage": v, "return_to_go": v and 10 * v, "base_reward": v and 100 * v} for v in values]
+    return [step.model_copy(update=change) for step, change in zip(steps_of(made), update, strict=True)]
+
+
+# p = 1 2, a1 = 3 4, o1 = 5, a2 = 6; and p = 7, a1 = 8.
+LONG = episode("long", [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6])])
+SHORT = episode("short", [([7], [8])])
+
+
+def rows(values: list[float | None] | None = None) -> TokenBatch:
+    return build_rows([LONG, SHORT], [valued(LONG, values or [0.5, -1.0]), valued(SHORT, [2.0])], pad_token_id=PAD)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("prompt_ids", [[1, 2], [7, PAD]]),
+        ("completion_ids", [[3, 4, 5, 6], [8, PAD, PAD, PAD]]),
+        ("input_ids", [[1, 2, 3, 4, 5, 6], [7, 8, PAD, PAD, PAD, PAD]]),
+        ("attention_mask", [[1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]]),
+        ("position_ids", [[0, 1, 2, 3, 4, 5], [0, 1, 0, 0, 0, 0]]),
+        ("completion_mask", [[0, 0, 1, 1, 1, 1], [0, 1, 0, 0, 0, 0]]),
+        ("action_mask", [[0, 0, 1, 1, 0, 1], [0, 1, 0, 0, 0, 0]]),
+        ("loss_mask", [[0, 0, 1, 1, 0, 1], [0, 1, 0, 0, 0, 0]]),
+        ("logprobs", [[0, 0, -0.3, -0.4, 0, -0.6], [0, -0.8, 0, 0, 0, 0]]),
+        ("policy_versions", [[-1, -1, 0, 0, -1, 1], [-1, 0, -1, -1, -1, -1]]),
+        ("advantages", [[0, 0, 0.5, 0.5, 0, -1.0], [0, 2.0, 0, 0, 0, 0]]),
+        ("returns", [[0, 0, 5.0, 5.0, 0, -10.0], [0, 20.0, 0, 0, 0, 0]]),
+        ("step_rewards", [[0, 0, 0, 50.0, 0, -100.0], [0, 200.0, 0, 0, 0, 0]]),
+    ],
+)
+def test_layout(key: str, expected: list[list[float]]) -> None:
+    np.testing.assert_array_equal(rows().batch[key], expected)
+
+
+def test_every_array_is_named_in_the_layout_test() -> None:
+    (mark,) = test_layout.pytestmark  # type: ignore[attr-defined]
+    assert {key for key, _ in mark.args[1]} == rows().batch.keys()
+
+
+def test_a_step_without_an_advantage_takes_no_part() -> None:
+    batch = rows([None, 1.0]).batch
+    np.testing.assert_array_equal(batch["loss_mask"][0], [0, 0, 0, 0, 0, 1])
+    np.testing.assert_array_equal(batch["action_mask"][0], [0, 0, 1, 1, 0, 1])
+    np.testing.assert_array_equal(batch["advantages"][0], [0, 0, 0, 0, 0, 1.0])
+
+
+def test_an_unscored_episode_has_an_empty_loss_mask() -> None:
+    batch = rows([None, None]).batch
+    assert not batch["loss_mask"][0].any()
+    assert batch["loss_mask"][1].any()
+    assert not build_rows([LONG], pad_token_id=PAD).batch["loss_mask"].any()
+
+
+def test_a_rewritten_context_gives_a_row_per_segment() -> None:
+    made = episode("two", [([1, 2], [3]), ([1, 9], [4])])
+    batch = build_rows([made], [valued(made, [1.0, 2.0])], pad_token_id=PAD)
+    assert batch.batch["input_ids"].tolist() == [[1, 2, 3], [1, 9, 4]]
+    assert batch.batch["advantages"].tolist() == [[0, 0, 1.0], [0, 0, 2.0]]
+    assert batch.non_tensor_batch["rollout_id"].tolist() == ["two", "two"]
+    assert batch.non_tensor_batch["segment"].tolist() == [0, 1]
+
+
+def test_an_unknown_logprob_stays_unknown() -> None:
+    made = SingleAgentEpisode("r")
+    made.add_env_reset("o")
+    made.tokens.add_turn(0, [1], [2], None)
+    made.add_env_step("o", {}, 0.0)
+    assert np.isnan(build_rows([made], pad_token_id=PAD).batch["logprobs"][0, 1])
+
+
+def test_names_and_facts() -> None:
+    batch = rows()
+    assert batch.non_tensor_batch["rollout_id"].tolist() == ["long", "short"]
+    assert batch.non_tensor_batch["group_id"].tolist() == ["group of long", "group of short"]
+    assert batch.meta_info == {"pad_token_id": PAD}
+
+
+@pytest.mark.parametrize("index", [slice(1, None), [1], np.array([1]), np.array([False, True])])
+def test_rows_are_taken_by_slice_list_and_mask(index: slice | list[int] | np.ndarray) -> None:
+    part = rows()[index]
+    assert isinstance(part, TokenBatch)
+    assert len(part) == 1
+    assert part.batch["prompt_ids"].tolist() == [[7, PAD]]
+    assert part.non_tensor_batch["rollout_id"].tolist() == ["short"]
+    assert part.meta_info == {"pad_token_id": PAD}
+
+
+def test_an_int_gives_one_row_without_the_leading_axis() -> None:
+    item = rows()[-1]
+    assert isinstance(item, TokenItem)
+    assert item.batch["prompt_ids"].tolist() == [7, PAD]
+    assert item.non_tensor_batch["rollout_id"] == "short"
+    assert [row.non_tensor_batch["rollout_id"] for row in rows()] == ["long", "short"]
+    with pytest.raises(IndexError):
+        rows()[2]
+
+
+def test_nothing_to_train_on_is_an_empty_batch() -> None:
+    without_tokens = SingleAgentEpisode("r")
+    assert len(build_rows([without_tokens], [[]], pad_token_id=PAD)) == 0
+    assert len(build_rows([], pad_token_id=PAD)) == 0
+    assert len(rows()[[]]) == 0
+
+
+def test_steps_must_fit_the_episodes() -> None:
+    with pytest.raises(ConfigError, match="2 episodes need 2 step lists; got 1"):
+        build_rows([LONG, SHORT], [steps_of(LONG)], pad_token_id=PAD)
+    with pytest.raises(EpisodeError, match="episode long: tokens of step 1, but only 1 steps"):
+        build_rows([LONG], [steps_of(LONG)[:1]], pad_token_id=PAD)

@@ -1,0 +1,255 @@
+"""`@reward_function`: what a function is given, and what is accepted of what it returns."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from typing import List, Optional  # noqa: UP035 - users write these
+
+import pytest
+
+from reward_kit.errors import ConfigError, InvalidResultError
+from reward_kit.models import EvaluateResult, Message
+from reward_kit.typed_interface import reward_function, reward_spec
+
+CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+MESSAGES = [Message.model_validate(message) for message in CHAT]
+ONE = EvaluateResult(score=1.0)
+
+
+class Recent(Sequence):
+    """Some sequence that is no list, such as a step's history."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+class TestShapes:
+    """Annotations are resolved also under `from __future__ import annotations`, as in this file."""
+
+    @pytest.mark.parametrize("given", [CHAT, MESSAGES, tuple(MESSAGES), Recent(MESSAGES)])
+    def test_messages_are_what_list_of_message_says(self, given):
+        @reward_function
+        def reward(messages: list[Message]) -> EvaluateResult:
+            assert isinstance(messages, list)
+            return EvaluateResult(score=float(messages[-1].text))
+
+        assert reward(given).score == 4.0
+
+    def test_messages_are_what_optional_list_of_message_says(self):
+        @reward_function
+        def reward(messages: Optional[List[Message]], ground_truth: list[Message] | None = None):  # noqa: UP006, UP045
+            assert messages is None or isinstance(messages[0], Message)
+            return {"score": 0.0 if messages is None else 1.0, "reason": type(ground_truth).__name__}
+
+        assert reward(CHAT)["score"] == 1.0
+        assert reward(None)["score"] == 0.0
+        assert reward(CHAT, ground_truth=None)["reason"] == "NoneType"
+
+    @pytest.mark.parametrize("given", [CHAT, MESSAGES, Recent(MESSAGES)])
+    def test_messages_are_dicts_where_the_annotation_says_dict(self, given):
+        @reward_function
+        def reward(messages: list[dict]):
+            return {"score": float(messages[-1]["content"])}
+
+        assert reward(given).score == 4.0
+
+    def test_a_ground_truth_of_messages_is_shaped_too(self):
+        @reward_function
+        def reward(messages: list[Message], ground_truth: list[Message]):
+            return {"score": float(messages[-1].text == ground_truth[-1].text)}
+
+        assert reward(CHAT, CHAT).score == 1.0
+
+    def test_a_ground_truth_of_another_kind_is_left_alone(self):
+        truth = {"calls": [1, 2]}
+
+        @reward_function
+        def reward(messages: list[Message], ground_truth: dict | None = None):
+            return {"score": float(ground_truth is truth)}
+
+        assert reward(CHAT, truth).score == 1.0
+
+    def test_batches_are_shaped_rollout_by_rollout(self):
+        @reward_function(mode="batch")
+        def reward(rollouts_messages: list[list[Message]], ground_truths: list[str]):
+            return [{"score": float(m[-1].text == g)} for m, g in zip(rollouts_messages, ground_truths, strict=True)]
+
+        assert [r.score for r in reward([CHAT, Recent(MESSAGES)], ["4", "5"])] == [1.0, 0.0]
+
+    def test_messages_that_are_none_name_the_parameter_and_the_value(self):
+        @reward_function
+        def reward(messages: list[Message]):
+            return ONE
+
+        with pytest.raises(InvalidResultError, match=r"reward 'reward', messages: 0\.role.*robot"):
+            reward([{"role": "robot", "content": ""}])
+
+
+class TestParameters:
+    def test_only_named_parameters_are_passed(self):
+        @reward_function
+        def reward(messages, sample):
+            return {"score": float(sample["points"])}
+
+        given = {"messages": CHAT, "sample": {"points": 3}, "state": object(), "assistant_turns": [1]}
+        assert set(reward_spec(reward).arguments(given)) == {"messages", "sample"}
+        assert reward(**given).score == 3.0
+
+    def test_a_function_with_kwargs_gets_everything(self):
+        @reward_function
+        def reward(messages, **kwargs):
+            return {"score": 1.0, "reason": ",".join(sorted(kwargs))}
+
+        assert reward(CHAT, state=1, sample=2).reason == "sample,state"
+
+    def test_a_call_by_hand_binds_as_python_does(self):
+        @reward_function
+        def reward(messages, ground_truth=None, *, weight=1.0):
+            return {"score": weight if ground_truth == "4" else 0.0}
+
+        assert reward(CHAT, "4", weight=0.5).score == 0.5
+        with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
+            reward(CHAT, "4", 0.5)
+        with pytest.raises(TypeError, match="several values for 'messages'"):
+            reward(CHAT, messages=CHAT)
+
+    def test_a_positional_value_never_lands_in_kwargs(self):
+        @reward_function
+        def reward(messages, **kwargs):
+            return ONE
+
+        with pytest.raises(TypeError, match="takes 1 positional arguments but 2 were given"):
+            reward(CHAT, "truth")
+
+    @pytest.mark.parametrize("mode", ["pointwise", "batch"])
+    def test_the_first_parameter_of_the_mode_is_required_when_the_file_loads(self, mode):
+        with pytest.raises(ConfigError, match=f"a {mode} reward takes"):
+            reward_function(mode=mode)(lambda answers: ONE)
+
+    def test_positional_only_parameters_are_refused(self):
+        def reward(messages, /):
+            return ONE
+
+        with pytest.raises(ConfigError, match="'messages' cannot be"):
+            reward_function(reward)
+
+    def test_an_unknown_mode_is_refused(self):
+        with pytest.raises(ConfigError, match="mode 'grouped' is unknown"):
+            reward_function(mode="grouped")(lambda messages: ONE)
+
+    @pytest.mark.parametrize("annotation", ["NoSuchName", "int.nothing", "a b"])
+    def test_an_annotation_that_cannot_be_resolved_names_the_reward(self, annotation):
+        def reward(messages):
+            return ONE
+
+        reward.__annotations__["messages"] = annotation
+        with pytest.raises(ConfigError, match="reward 'reward': an annotation cannot be resolved"):
+            reward_function(reward)
+
+
+class TestKinds:
+    async def test_an_async_function_is_awaited_and_stays_async(self):
+        @reward_function
+        async def reward(messages: list[Message]) -> EvaluateResult:
+            return EvaluateResult(score=float(messages[-1].text))
+
+        assert inspect.iscoroutinefunction(reward)
+        assert (await reward(CHAT)).score == 4.0
+        assert reward_spec(reward).is_async
+
+    async def test_an_object_or_a_partial_may_be_a_reward(self):
+        class Scorer:
+            async def __call__(self, messages: list[Message]):
+                return {"score": float(messages[-1].text)}
+
+        def weighted(weight, messages: list[Message]):
+            return {"score": weight * float(messages[-1].text)}
+
+        scorer = reward_function(Scorer())
+        assert (await scorer(CHAT)).score == 4.0
+        assert reward_function(functools.partial(weighted, 2))(messages=CHAT).score == 8.0
+
+    def test_the_decorated_function_keeps_its_name_and_docstring(self):
+        @reward_function(id="exact", requirements=["sympy"], resources={"judge": "gpt"})
+        def reward(messages):
+            """Compare."""
+            return ONE
+
+        spec = reward_spec(reward)
+        assert (reward.__name__, reward.__doc__) == ("reward", "Compare.")
+        assert (spec.id, spec.requirements, spec.resources) == ("exact", ("sympy",), {"judge": "gpt"})
+
+    def test_a_plain_function_is_read_as_a_pointwise_reward(self):
+        spec = reward_spec(lambda messages: ONE)
+        assert spec.mode == "pointwise"
+
+    def test_something_that_is_no_function_is_refused(self):
+        with pytest.raises(ConfigError, match="a reward is a function, not str"):
+            reward_spec("reward")
+
+
+class TestResults:
+    @staticmethod
+    def returning(value):
+        return reward_function(lambda messages: value)
+
+    def test_a_dict_is_validated(self):
+        assert self.returning({"score": 1})(CHAT) == EvaluateResult(score=1.0)
+        with pytest.raises(InvalidResultError, match="reson: unknown key; did you mean 'reason'"):
+            self.returning({"score": 1, "reson": ""})(CHAT)
+
+    @pytest.mark.parametrize("score", [float("nan"), float("inf"), True, "0.5"])
+    def test_a_score_that_is_no_finite_number_names_field_and_value(self, score):
+        with pytest.raises(InvalidResultError) as caught:
+            self.returning({"score": score})(CHAT)
+        assert "score: " in str(caught.value)
+        assert f"(got {score!r})" in str(caught.value)
+
+    def test_a_result_that_was_spoilt_after_it_was_made_is_refused(self):
+        result = EvaluateResult(score=0.5, step_outputs=[{"step_index": 0, "base_reward": 1.0}])
+        result.score = float("nan")
+        with pytest.raises(InvalidResultError, match="score: "):
+            self.returning(result)(CHAT)
+        result.score, result.step_outputs[0].base_reward = 0.5, "much"
+        with pytest.raises(InvalidResultError, match=r"step_outputs\.0\.base_reward: "):
+            self.returning(result)(CHAT)
+
+    def test_a_subclass_of_the_result_stays_what_it_is(self):
+        class Mine(EvaluateResult):
+            colour: str = "red"
+
+        assert self.returning(Mine(score=1, colour="blue"))(CHAT).colour == "blue"
+
+    @pytest.mark.parametrize("value", [None, 0.5, (1.0, "reason"), "1.0"])
+    def test_anything_else_is_refused_by_its_type(self, value):
+        with pytest.raises(InvalidResultError, match=f"returned {type(value).__name__}; return an EvaluateResult"):
+            self.returning(value)(CHAT)
+
+    def test_a_coroutine_that_a_sync_function_returns_is_explained(self):
+        async def inner():
+            return ONE
+
+        coroutine = inner()
+        with pytest.raises(InvalidResultError, match="declare the function with `async def`"):
+            self.returning(coroutine)(CHAT)
+        coroutine.close()
+
+    def test_a_batch_returns_one_result_for_each_rollout(self):
+        reward = reward_function(mode="batch")(lambda rollouts_messages: [ONE, {"score": 0.0}])
+        assert [result.score for result in reward([CHAT, CHAT])] == [1.0, 0.0]
+        with pytest.raises(InvalidResultError, match="2 results for 3 rollouts"):
+            reward([CHAT, CHAT, CHAT])
+
+    def test_a_batch_that_returns_no_list_or_a_bad_item_says_which(self):
+        with pytest.raises(InvalidResultError, match="a batch reward returns a list, not EvaluateResult"):
+            reward_function(mode="batch")(lambda rollouts_messages: ONE)([CHAT])
+        with pytest.raises(InvalidResultError, match=r"\[1\] returned float"):
+            reward_function(mode="batch", id="b")(lambda rollouts_messages: [ONE, 0.5])([CHAT, CHAT])
