@@ -312,6 +312,7 @@ class RLRolloutWorker:
 
     def _record_facts(self, live: _Live, began_at: datetime.datetime) -> None:
         start, reason = live.start, live.stop_reason or StopReason.ERROR
+        live.episode.custom_data.setdefault("final_state", None)
         live.episode.custom_data.update(
             sample_id=start.sample.id,
             group_id=start.group_id,

@@ -10,9 +10,9 @@ outcome depend on anything but the database and the seed is pinned or refused:
 - `last_insert_rowid()`, `changes()` and `total_changes()` are refused: they tell what this connection did before.
   `RETURNING` and the tool's result say the same.
 
-A short statement can make SQLite's parser allocate without end (a chain of common table expressions, each naming the
-one before twice), before anything that could be interrupted runs. Against that there is only SQLite's heap limit, which
-holds for the whole process: a quarter of its memory, at most 1 GiB.
+A short statement can keep SQLite's parser busy without end (a chain of common table expressions, each naming the one
+before twice), before anything that could be interrupted runs. Against that there is only SQLite's heap limit, which all
+databases of the process share: a quarter of its memory, at most 4 GiB. Such a statement then fails after some seconds.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ _TIME_FUNCTIONS = ("date", "time", "datetime", "julianday", "strftime", "unixepo
 _CONNECTION_PRAGMAS = ("foreign_keys", "recursive_triggers", "ignore_check_constraints", "reverse_unordered_selects")
 _STEPS_BETWEEN_CHECKS = 1_000
 _MAX_SQL_BYTES = 100_000
+_TRUSTED_TIME_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +204,13 @@ class GuardedConnection:
     def trusted(self) -> Iterator[sqlite3.Connection]:
         """The connection for statements of our own, which may not attach or load anything either."""
         with self._lock:
-            before, self._trusted = self._trusted, True
+            before = self._trusted, self._deadline
+            # An agent's generated columns are computed by our own reads too, and must not keep them for ever.
+            self._trusted, self._deadline = True, min(self._deadline, time.monotonic() + _TRUSTED_TIME_S)
             try:
                 yield self.connection
             finally:
-                self._trusted = before
+                self._trusted, self._deadline = before
 
     @contextmanager
     def atomic(self) -> Iterator[sqlite3.Connection]:
@@ -250,9 +253,9 @@ class GuardedConnection:
             return self._refusal
         if text == "interrupted":
             return f"the statement took longer than {self.limits.statement_time_s:g} s; nothing was changed"
-        if "full" in text:
+        if text == "database or disk is full":
             return f"the database would be larger than {self.limits.max_database_bytes} bytes; nothing was changed"
-        if "too big" in text:
+        if text == "string or blob too big":
             return f"a value or row would be larger than {self.limits.max_value_bytes} bytes; nothing was changed"
         return text
 
@@ -351,7 +354,7 @@ def _heap_limit() -> int:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):  # not in a control group, or in one without a limit
         memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return min(memory // 4, 1 << 30)
+    return min(memory // 4, 4 << 30)
 
 
 def _is_now(value: Any) -> bool:

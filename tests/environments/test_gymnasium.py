@@ -254,8 +254,18 @@ def test_value_iteration_on_a_table_that_can_be_solved_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("total", "dealer", "ace", "hits"),
-    [(11, 6, False, True), (12, 4, False, False), (12, 2, False, True), (16, 7, False, True), (16, 6, False, False)]
-    + [(17, 1, False, False), (17, 6, True, True), (18, 9, True, True), (18, 8, True, False), (19, 1, True, False)],
+    [
+        (11, 6, False, True),
+        (12, 4, False, False),
+        (12, 2, False, True),
+        (16, 7, False, True),
+        (16, 6, False, False),
+        (17, 1, False, False),
+        (17, 6, True, True),
+        (18, 9, True, True),
+        (18, 8, True, False),
+        (19, 1, True, False),
+    ],
 )
 def test_basic_strategy(total, dealer, ace, hits) -> None:
     assert blackjack_strategy(total, dealer, ace) == int(hits)

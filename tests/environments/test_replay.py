@@ -118,7 +118,7 @@ async def test_a_world_that_answers_otherwise_is_refused_with_the_first_differen
     dice = await made(flaky=True)
     for _ in range(4):
         await dice.step("throw", {})
-    with pytest.raises(EnvironmentFailure, match=r"replay: step 2 \(throw {}\): the observation differs at \.throws\[2\]"):
+    with pytest.raises(EnvironmentFailure, match=r"step 2 \(throw {}\): the observation differs at \.throws\[2\]"):
         await dice.fork()
     assert [dice] == OPEN
 

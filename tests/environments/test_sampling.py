@@ -79,7 +79,10 @@ def test_optional_arguments_are_sometimes_there() -> None:
         ({"type": "number", "minimum": 1, "maximum": 1.5, "multipleOf": 0.5}, lambda value: value in (1.0, 1.5)),
         ({"type": "integer", "maximum": -100}, lambda value: value <= -100),
         ({"oneOf": [{"const": 1}, {"const": 2}]}, lambda value: value in (1, 2)),
-        ({"allOf": [{"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}]}, lambda v: v == {"a": 1}),
+        (
+            {"allOf": [{"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}]},
+            lambda v: v == {"a": 1},
+        ),
         ({"enum": [[1], None]}, lambda value: value in ([1], None)),
         ({}, lambda value: value is None or isinstance(value, str | int)),
         (True, lambda value: value is None or isinstance(value, str | int)),

@@ -1,0 +1,284 @@
+"""`SingleAgentEpisode`: RLlib's names and meanings, with errors that speak, and a state that survives JSON."""
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import EpisodeError
+from reward_kit.models import Message
+
+
+def built(n=3, **kwargs):
+    episode = SingleAgentEpisode("e", **kwargs)
+    episode.add_env_reset("o0", {"i": 0})
+    for t in range(n):
+        outputs = {"value": t / 2}
+        episode.add_env_step(f"o{t + 1}", {"a": t}, float(t), {"i": t + 1}, extra_model_outputs=outputs)
+    return episode
+
+
+def chunk(**kwargs):
+    tracks = {"observations": [0, 1, 2, 3], "actions": [10, 11, 12], "rewards": [0.5, 1.0, 2.0]}
+    return SingleAgentEpisode("c", **{**tracks, **kwargs})
+
+
+class TestBuilding:
+    def test_t_steps_have_one_more_observation_and_info(self):
+        episode = built(3)
+        assert len(episode) == episode.env_steps() == episode.agent_steps() == episode.t == 3
+        assert episode.get_observations() == ["o0", "o1", "o2", "o3"]
+        assert episode.get_infos() == [{"i": 0}, {"i": 1}, {"i": 2}, {"i": 3}]
+        assert episode.get_actions() == [{"a": 0}, {"a": 1}, {"a": 2}]
+        assert episode.get_rewards() == [0.0, 1.0, 2.0]
+        assert episode.get_extra_model_outputs("value") == [0.0, 0.5, 1.0]
+        assert episode.get_return() == 3.0
+
+    def test_an_episode_has_an_id_of_its_own_by_default(self):
+        assert SingleAgentEpisode().id_ != SingleAgentEpisode().id_
+
+    def test_infos_are_empty_where_none_are_given_and_never_shared(self):
+        given = {"x": 1}
+        episode = SingleAgentEpisode()
+        episode.add_env_reset(0, given)
+        episode.add_env_step(1, 0, 0.0)
+        given["x"] = 2
+        assert episode.get_infos() == [{"x": 1}, {}]
+
+    def test_reset_comes_first_and_once(self):
+        with pytest.raises(EpisodeError, match="call add_env_reset before add_env_step"):
+            SingleAgentEpisode().add_env_step(0, 0, 0.0)
+        with pytest.raises(EpisodeError, match="add_env_reset comes first and once; it has 2 steps, not over"):
+            built(2).add_env_reset(0)
+
+    @pytest.mark.parametrize("flag", ["terminated", "truncated"])
+    def test_nothing_follows_the_end(self, flag):
+        episode = built(1)
+        episode.add_env_step("end", {}, 0.0, **{flag: True})
+        assert (episode.is_done, getattr(episode, flag), getattr(episode, f"is_{flag}")) == (True, True, True)
+        with pytest.raises(EpisodeError, match=f"is over and takes no further step; it has 2 steps, {flag}"):
+            episode.add_env_step("more", {}, 0.0)
+        assert len(episode) == 2
+
+    def test_an_output_may_begin_late_and_be_missing_later(self):
+        # In RLlib either makes a later validate() fail.
+        episode = built(1)
+        episode.add_env_step("o2", {}, 0.0, extra_model_outputs={"logp": -1.0})
+        assert episode.get_extra_model_outputs("logp") == [None, -1.0]
+        assert episode.get_extra_model_outputs("value") == [0.0, None]
+        episode.validate()
+
+    def test_an_unknown_output_offers_the_nearest(self):
+        with pytest.raises(KeyError, match="did you mean 'value'"):
+            built().get_extra_model_outputs("valeu")
+
+    def test_columns_of_outputs_stand_in_the_order_in_which_they_came(self):
+        code = (
+            "from reward_kit.episodes import SingleAgentEpisode as E; e = E('x'); e.add_env_reset(0); "
+            "e.add_env_step(0, 0, 0.0, extra_model_outputs=dict.fromkeys('hgfedcba', 1)); print(*e.extra_model_outputs)"
+        )
+        for seed in "12":
+            done = subprocess.run(
+                [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+            )
+            assert done.stdout.split() == list("hgfedcba")
+
+
+class TestChunks:
+    def test_by_default_all_that_is_given_is_lookback(self):
+        episode = chunk()
+        assert len(episode) == 0
+        assert episode.get_observations() == [3]
+        assert episode.get_rewards(-1) == 2.0
+        assert episode.get_return() == 0.0
+
+    def test_a_lookback_of_two_leaves_one_step(self):
+        episode = chunk(len_lookback_buffer=2, t_started=7)
+        assert (len(episode), episode.t_started, episode.t) == (1, 7, 8)
+        assert episode.get_rewards() == [2.0]
+        assert episode.get_rewards(-1, neg_index_as_lookback=True) == 1.0
+        assert episode.get_return() == 2.0
+
+    def test_each_track_has_the_index_grammar(self):
+        episode = chunk(len_lookback_buffer=1, extra_model_outputs={"v": [7, 8, 9]}, infos=[{"n": n} for n in range(4)])
+        read = {"neg_index_as_lookback": True, "fill": -1}
+        assert episode.get_observations([-2, -1, 0, 9], **read) == [-1, 0, 1, -1]
+        assert episode.get_actions(slice(-1, 1), **read) == [10, 11]
+        assert episode.get_rewards(slice(1, 4), **read) == [2.0, -1, -1]
+        assert episode.get_infos(-1, **read) == {"n": 0}
+        assert episode.get_extra_model_outputs("v", [-1, 1], **read) == [7, 9]
+
+    def test_arrays_are_tracks_too(self):
+        episode = chunk(observations=np.zeros((4, 2)), rewards=np.ones(3), actions=np.arange(3), len_lookback_buffer=0)
+        assert (len(episode), episode.get_return()) == (3, 3.0)
+
+    def test_tracks_that_do_not_fit_are_named(self):
+        with pytest.raises(EpisodeError, match=r"3 rewards need 3 actions and outputs and 4 observations.*actions 1"):
+            chunk(actions=[10])
+        with pytest.raises(EpisodeError, match=r"got observations 2, infos 2"):
+            chunk(observations=[0, 1])
+        with pytest.raises(EpisodeError, match=r"got extra_model_outputs\['v'\] 1"):
+            chunk(extra_model_outputs={"v": [1]})
+
+    def test_a_negative_lookback_is_refused(self):
+        with pytest.raises(EpisodeError, match="a lookback cannot be negative, got -1"):
+            chunk(len_lookback_buffer=-1)
+
+
+class TestConversation:
+    def test_each_action_has_the_place_of_its_message(self):
+        episode = built(0)
+        episode.add_messages([Message(role="system"), Message(role="user", content="q")])
+        episode.add_assistant_message(Message(role="assistant", content="a"))
+        episode.add_messages([Message(role="tool", content="r")])
+        episode.add_assistant_message(Message(role="assistant", content="b"))
+        assert episode.assistant_turns.tolist() == [2, 4]
+        assert [episode.messages[turn].content for turn in episode.assistant_turns] == ["a", "b"]
+
+
+class TestCompactState:
+    def test_reading_and_adding_go_on_as_before(self):
+        episode, plain = built(3), built(3)
+        assert episode.to_numpy() is episode
+        assert episode.is_numpy
+        assert episode == plain
+        for each in (episode, plain):
+            each.add_env_step("o4", {"a": 3}, 3.0, extra_model_outputs={"value": None})
+        assert episode == plain
+        assert not episode.is_numpy
+        assert episode.get_state() | {"duration_s": 0} == plain.get_state() | {"duration_s": 0}
+
+    def test_ragged_text_stays_small(self):
+        episode = SingleAgentEpisode()
+        episode.add_env_reset("x" * 20_000)
+        for _ in range(100):
+            episode.add_env_step("y", "z", 0.0)
+        # A NumPy text array would take 4 bytes for 20,000 characters 101 times.
+        assert len(episode.to_numpy().observations.data.blob) == 20_100
+
+
+class TestClock:
+    def test_it_runs_from_the_reset_to_the_last_step(self):
+        assert SingleAgentEpisode().get_duration_s() == built(0).get_duration_s() == 0.0
+        assert built(3).get_duration_s() > 0.0
+
+    def test_a_restored_episode_that_goes_on_does_not_count_the_pause(self):
+        episode = built(3)
+        state = episode.get_state() | {"duration_s": 2.0}
+        again = SingleAgentEpisode.from_state(state)
+        assert again.get_duration_s() == 2.0
+        again.add_env_step("o4", {}, 0.0)
+        assert 2.0 <= again.get_duration_s() < 1_000.0
+
+
+def test_equality_is_of_the_record_and_not_of_the_clock():
+    assert built() == built()
+    assert built() != built(2)
+    assert built() != "episode"
+    with pytest.raises(TypeError):
+        hash(built())
+
+
+def test_equality_goes_into_arrays_and_nan():
+    def with_arrays(value):
+        episode = SingleAgentEpisode("a")
+        episode.add_env_reset({"image": np.full(2, value)})
+        episode.add_env_step({"image": np.zeros(2)}, np.array([1]), float("nan"))
+        episode.custom_data["state"] = np.full(2, value)
+        return episode
+
+    assert with_arrays(1.0) == with_arrays(1.0)
+    assert with_arrays(1.0) != with_arrays(2.0)
+
+
+def test_a_copy_and_a_pickle_are_equal_and_independent():
+    episode = built()
+    for again in (copy.deepcopy(episode), pickle.loads(pickle.dumps(episode))):
+        assert again == episode
+        again.add_env_step("x", {}, 0.0)
+        assert len(episode) == 3
+
+
+def test_the_representation_says_how_it_stands():
+    assert repr(built(2)) == "SingleAgentEpisode('e', 2 steps, not over, return 1)"
+
+
+items = st.recursive(
+    st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(max_size=3) | st.just(np.arange(2.0)),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2) | st.just("__type__"), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+messages = st.builds(
+    Message,
+    role=st.sampled_from(["user", "assistant", "tool"]),
+    content=st.none() | st.text(st.characters(), max_size=4) | st.just([{"type": "text", "text": "\ud800"}]),
+    tool_calls=st.none() | st.just([]) | st.just([{"id": "1", "function": {"name": "f", "arguments": "{"}}]),
+    reasoning_content=st.none() | st.text(max_size=2),
+)
+
+
+@st.composite
+def episodes(draw):
+    episode = SingleAgentEpisode("e", t_started=draw(st.integers(0, 3)), agent_id=draw(st.none() | st.just(("a", 1))))
+    if draw(st.booleans()):
+        episode.add_messages([draw(messages)])
+        episode.add_env_reset(draw(items), {"k": draw(items)})
+        for step in range(draw(st.integers(0, 3))):
+            episode.add_assistant_message(draw(messages))
+            if draw(st.booleans()):
+                episode.tokens.add_turn(step, [1, 2], [3], draw(st.none() | st.just([-0.5])))
+            outputs = draw(st.dictionaries(st.sampled_from(["v", "w"]), items))
+            episode.add_env_step(
+                draw(items), draw(items), draw(st.floats()), {"k": draw(items)}, extra_model_outputs=outputs
+            )
+    episode.is_terminated = draw(st.booleans())
+    episode.custom_data = draw(st.dictionaries(st.text(max_size=2), items, max_size=2))
+    return episode
+
+
+@given(episodes(), st.booleans())
+def test_the_state_survives_json_whole(episode, packed):
+    state = episode.get_state()
+    if packed:
+        assert episode.to_numpy().get_state() == state
+    written = json.dumps(state, allow_nan=False, ensure_ascii=False).encode("utf-8")
+    again = SingleAgentEpisode.from_state(json.loads(written))
+    assert again == episode
+    assert again.get_state() == state
+
+
+class TestState:
+    def test_it_shares_nothing_with_the_episode(self):
+        episode = built()
+        episode.custom_data["list"] = [1]
+        state = episode.get_state()
+        state["custom_data"]["list"].append(2)
+        state["infos"][0]["new"] = 1
+        assert episode.custom_data == {"list": [1]}
+        assert episode.get_infos(0) == {"i": 0}
+
+    def test_a_lookback_is_kept(self):
+        episode = chunk(len_lookback_buffer=2, extra_model_outputs={"v": [1, 2, 3]})
+        again = SingleAgentEpisode.from_state(episode.get_state())
+        assert again == episode
+        assert again.get_extra_model_outputs("v") == [3]
+
+    def test_another_version_is_refused(self):
+        with pytest.raises(EpisodeError, match="version 99; this release reads version 1"):
+            SingleAgentEpisode.from_state({**built().get_state(), "schema_version": 99})
+
+    @pytest.mark.parametrize("name", [name for name in built().get_state() if name != "schema_version"])
+    def test_a_missing_field_is_named(self, name):
+        state = built().get_state()
+        del state[name]
+        with pytest.raises(EpisodeError, match=f"episode state without {name}"):
+            SingleAgentEpisode.from_state(state)
