@@ -1,7 +1,7 @@
 """What can go wrong, where it is caught, and what is kept of it.
 
 1. Every boundary to code or data that is not ours has one flat error type below: configuration, provider, policy,
-   environment, tool, reward function, alignment, store. They do not inherit from one another.
+   environment, tool, reward function, alignment, training, store. They do not inherit from one another.
 2. `boundary(ErrorType, what)` surrounds a call across such a boundary. Whatever escapes is re-raised as that type with
    the original as its cause; errors that are already ours, and cancellation, pass unchanged.
 3. Two places turn an error into a record: the rollout worker (on the episode) and the reward agent (on the score). Both
@@ -93,6 +93,10 @@ class LimitError(RewardKitError):
 
 class EpisodeError(RewardKitError, ValueError):
     """An episode was used against its contract, such as a step after its end."""
+
+
+class TrainingError(RewardKitError):
+    """An optimizer step cannot be made, or would destroy the weights; it is not made, those before it stand."""
 
 
 class StoreError(RewardKitError):

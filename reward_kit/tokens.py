@@ -107,7 +107,7 @@ def build_rows(
     rows: list[tuple[TokenRow, _StepValues]] = []
     owners: list[tuple[SingleAgentEpisode, int]] = []
     for episode, step_values in zip(episodes, values, strict=True):
-        for segment, row in enumerate(episode.tokens.rows() if episode.tokens.segments else ()):
+        for segment, row in enumerate(episode.tokens.rows()):
             _check_steps(row, step_values, episode.id_)
             rows.append((row, step_values))
             owners.append((episode, segment))

@@ -124,6 +124,13 @@ async def test_one_update_moves_probability_the_way_of_the_advantages() -> None:
     assert moved[advantages > 1].mean() > 0
 
 
+async def test_every_version_collects_new_episodes_under_new_ids() -> None:
+    async with a_trainer(a_policy()) as trainer:
+        before = {episode.id_ for episode in await trainer.collect(LAKE)}
+        await trainer.train_step(LAKE)
+        assert before.isdisjoint(episode.id_ for episode in await trainer.collect(LAKE))
+
+
 async def test_acting_never_sees_weights_that_were_not_published() -> None:
     policy = a_policy()
     before = policy.next_logprobs([0])

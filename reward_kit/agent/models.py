@@ -158,6 +158,7 @@ def steps_of(episode: SingleAgentEpisode) -> list[StepData]:
         info = {"environment_reward": episode.get_rewards(t), **episode.get_infos(t + 1), "assistant_turn_index": t}
         # The key names the state in which the action was taken; the next info holds the next state's.
         info["state_key"] = episode.get_infos(t).get("state_key")
+        info["group_id"] = episode.custom_data.get("group_id")
         steps.append(
             StepData(
                 system_step_index=t,

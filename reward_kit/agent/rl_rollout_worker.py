@@ -199,12 +199,14 @@ class RLRolloutWorker:
         if output is None:
             return
         answered = time.perf_counter()
+        with boundary(PolicyError, self.policy_label):
+            message = assistant_message(output.action_structured, len(live.episode))
         execution = await self._execute_action_in_environment(live, tools, output.action_structured)
         self._count_usage(live, output)
         stop_reason = self._check_termination(live, output, execution)
         if stop_reason is None and output.action_structured["type"] == "text":
             execution.messages.append(Message(role="user", content=self.task_definition.nudge))
-        self._add_step(live, output, execution, stop_reason)
+        self._add_step(live, output, message, execution, stop_reason)
         if stop_reason is not None:
             self._stop(live, stop_reason, execution.failure)
         live.policy_s += answered - asked
@@ -260,7 +262,9 @@ class RLRolloutWorker:
         )
         return next((reason for reason, holds in checks if holds()), None)
 
-    def _add_step(self, live: _Live, output: PolicyOutput, execution: Execution, stop: StopReason | None) -> None:
+    def _add_step(
+        self, live: _Live, output: PolicyOutput, message: Message, execution: Execution, stop: StopReason | None
+    ) -> None:
         """Write the step to the episode."""
         episode, logprobs, step = live.episode, output.log_probs or {}, len(live.episode)
         outputs = {"raw_policy_output": output.raw_policy_output, "value_estimate": output.value_estimate}
@@ -270,7 +274,7 @@ class RLRolloutWorker:
             episode.tokens.add_turn(step, tokens["prompt_ids"], tokens["token_ids"], tokens["logprobs"], version)
         else:
             outputs |= tokens
-        episode.add_assistant_message(assistant_message(output.action_structured, step))
+        episode.add_assistant_message(message)
         episode.add_messages(execution.messages)
         observation = execution.observation
         if observation is None:

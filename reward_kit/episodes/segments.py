@@ -160,8 +160,8 @@ class EpisodeTokens:
         for span in self.spans:
             steps[span.start : span.stop] = span.step
             versions[span.start : span.stop] = span.policy_version
-        ends = [segment.start for segment in self.segments[1:]] + [len(ids)]
-        for segment, end in zip(self.segments, ends, strict=True):
+        starts = [segment.start for segment in self.segments]
+        for segment, end in zip(self.segments, [*starts[1:], len(ids)], strict=False):
             first = segment.start + segment.prompt_length
             part = slice(first, end)
             mask = (steps[part] >= 0).astype(np.int8)

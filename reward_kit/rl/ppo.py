@@ -8,13 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from reward_kit.errors import ConfigError, RewardKitError
+from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.batch import TensorBatch
 from reward_kit.rl.losses import logprobs_of, ppo_clip_loss
-
-
-class TrainingError(RewardKitError):
-    """An optimizer step cannot be made, or would destroy the weights; it is not made, those before it stand."""
 
 
 @dataclass(frozen=True, slots=True)

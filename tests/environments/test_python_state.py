@@ -119,10 +119,12 @@ async def test_the_deepest_value_that_can_be_set_can_be_read_and_hashed() -> Non
 async def test_the_state_shares_nothing_with_arguments_or_observations() -> None:
     resource, given = await world(), {"tags": ["new"]}
     await call(resource, "set_value", path="user", value=given)
+    await call(resource, "append_value", path="orders", value=given)
     given["tags"].append("changed by the caller")
     shown = await call(resource, "get_state", path="user")
     shown["tags"].append("changed by the reader")
-    assert (await state_of(resource))["user"] == {"tags": ["new"]}
+    state = await state_of(resource)
+    assert state["user"] == state["orders"][-1] == {"tags": ["new"]}
 
 
 async def test_the_state_key_follows_the_state_and_only_the_state() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.batch import TensorBatch, to_tensors
 from reward_kit.rl.losses import logprobs_of
-from reward_kit.rl.ppo import PPOConfig, TrainingError, ppo_update
+from reward_kit.rl.ppo import PPOConfig, ppo_update
 from reward_kit.tokens import TokenBatch
 from tests.tiny_policy import FIRST_ACTION, TinyModel
 

@@ -1,0 +1,13 @@
+"""Every test of the agent begins without open worlds, and must leave none."""
+
+import pytest
+
+from tests.agent.worlds import Counter
+
+
+@pytest.fixture(autouse=True)
+def no_world_stays_open():
+    Counter.open_worlds.clear()
+    Counter.made.clear()
+    yield
+    assert not Counter.open_worlds

@@ -1,0 +1,159 @@
+"""The policies that need no model: scripted, random, expert, and a person at the terminal."""
+
+import io
+
+import pytest
+
+from reward_kit.agent.policies.expert_policy import ExpertPolicy
+from reward_kit.agent.policies.human_policy import HumanPolicy, parse_arguments
+from reward_kit.agent.policies.random_policy import RandomPolicy
+from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policy_interface import EpisodeContext, PolicyOutput
+from reward_kit.environments.base import tool_spec
+from reward_kit.errors import PolicyError
+from reward_kit.models import Message
+from tests.agent.worlds import WORLD, Counter, call, collected, failure, reason, text
+
+MOVE = tool_spec(
+    "move",
+    "Move.",
+    {"type": "object", "properties": {"to": {"type": "string", "enum": ["l", "r"]}}, "required": ["to"]},
+)
+WAIT = tool_spec("wait", "Wait.")
+
+
+def context(seed=0, resource=None):
+    return EpisodeContext("e-0", seed, resource)
+
+
+class TestScripted:
+    async def test_each_session_plays_the_list_from_its_beginning_and_then_terminates(self):
+        policy = ScriptedPolicy([text("a"), call()])
+        for _ in range(2):
+            session = await policy.open(context())
+            actions = [(await session.get_action([])).action_structured for _ in range(4)]
+            assert actions == [text("a"), call(), {"type": "terminate"}, {"type": "terminate"}]
+
+    async def test_text_is_its_own_raw_output(self):
+        session = await ScriptedPolicy([text("a"), call()]).open(context())
+        assert (await session.get_action([])).raw_policy_output == "a"
+        assert (await session.get_action([])).raw_policy_output is None
+
+    async def test_without_a_session_the_first_action_is_played(self):
+        assert (await ScriptedPolicy([text("a")]).get_action([])).action_structured == text("a")
+
+    async def test_a_function_sees_conversation_and_tools(self):
+        async def act(observation, tools):
+            return text(f"{observation[-1].text} {tools[0]['function']['name']}")
+
+        output = await ScriptedPolicy(act).get_action([Message(role="user", content="hi")], [MOVE])
+        assert output.action_structured["content"] == "hi move"
+
+    async def test_a_function_may_return_the_whole_output(self):
+        whole = PolicyOutput(text("a"), "raw", {"usage": {}}, 1.0)
+        assert await ScriptedPolicy(lambda *_: whole).get_action([]) is whole
+
+
+class Menu(Counter):
+    def admissible_actions(self):
+        return [{"name": "add", "arguments": {"by": n}} for n in (1, 2, 3)] if self.total == 0 else []
+
+
+class TestRandom:
+    @staticmethod
+    async def draw(seed, tools, resource=None, times=20):
+        session = await RandomPolicy().open(context(seed, resource))
+        return [(await session.get_action([], tools)).action_structured for _ in range(times)]
+
+    async def test_one_seed_is_one_sequence(self):
+        assert await self.draw(1, [MOVE, WAIT]) == await self.draw(1, [MOVE, WAIT])
+        assert await self.draw(1, [MOVE, WAIT]) != await self.draw(2, [MOVE, WAIT])
+
+    async def test_it_draws_from_every_tool_with_arguments_that_fit(self):
+        drawn = await self.draw(0, [MOVE, WAIT], times=60)
+        assert {action["name"] for action in drawn} == {"move", "wait"}
+        assert {action["arguments"].get("to") for action in drawn if action["name"] == "move"} == {"l", "r"}
+
+    async def test_admissible_actions_come_first_and_tools_where_there_are_none(self):
+        world = Menu()
+        assert {a["arguments"]["by"] for a in await self.draw(0, [WAIT], world)} == {1, 2, 3}
+        world.total = 1
+        assert {a["name"] for a in await self.draw(0, [WAIT], world)} == {"wait"}
+        await world.close()
+
+    async def test_without_tools_it_answers_with_nothing(self):
+        assert (await self.draw(0, None, times=1)) == [text("")]
+
+
+class TestExpert:
+    async def test_it_asks_the_episodes_own_world_until_there_is_nothing_left(self):
+        episode = await collected(ExpertPolicy(), resource_type=WORLD)
+        assert reason(episode) == "terminate_action"
+        assert episode.get_rewards() == [1.0, 1.0, 0.0]
+
+    async def test_a_world_without_an_expert_is_a_failure_that_says_so(self):
+        from reward_kit.environments.python_state import PythonStateResource
+
+        world = PythonStateResource()
+        await world.setup({})
+        episode = await collected(ExpertPolicy(), environment=world)
+        assert "PythonStateResource has no expert" in failure(episode)["message"]
+
+    async def test_a_task_without_a_world_is_refused(self):
+        with pytest.raises(PolicyError, match="this task has none"):
+            await ExpertPolicy().open(context())
+
+
+class TestHuman:
+    @staticmethod
+    async def session(typed):
+        shown = io.StringIO()
+        return await HumanPolicy(io.StringIO(typed), shown).open(context()), shown
+
+    @pytest.mark.parametrize(
+        ("line", "action"),
+        [
+            ("hello there", text("hello there")),
+            ("/end", {"type": "terminate"}),
+            ('move {"to": "left now"}', call("move", to="left now")),
+            ("move to=left times=3 far=true", call("move", to="left", times=3, far=True)),
+            ("wait", call("wait")),
+        ],
+    )
+    async def test_a_line_is_an_action(self, line, action):
+        session, _ = await self.session(f"{line}\n")
+        output = await session.get_action([], [MOVE, WAIT])
+        assert (output.action_structured, output.raw_policy_output) == (action, line)
+
+    @pytest.mark.parametrize(
+        ("typed", "told"),
+        [("move {oops\n", "Expecting"), ("move left\n", "is not key=value"), ("/tools\n", "move: Move."), ("\n", "> ")],
+    )
+    async def test_a_line_that_is_no_action_is_asked_again(self, typed, told):
+        session, shown = await self.session(f"{typed}/end\n")
+        assert (await session.get_action([], [MOVE])).action_structured == {"type": "terminate"}
+        assert told in shown.getvalue()
+        assert shown.getvalue().count("> ") == 2
+
+    async def test_only_what_is_new_is_shown(self):
+        session, shown = await self.session("a\nb\n")
+        first = [Message(role="user", content="question")]
+        await session.get_action(first)
+        await session.get_action(
+            [*first, Message(role="assistant", content="a"), Message(role="user", content="again")]
+        )
+        assert [shown.getvalue().count(line) for line in ("[user] question", "[user] again", "[assistant]")] == [
+            1,
+            1,
+            0,
+        ]
+
+    async def test_the_end_of_input_is_an_error(self):
+        session, _ = await self.session("")
+        with pytest.raises(PolicyError, match="standard input ended"):
+            await session.get_action([])
+
+    def test_values_with_spaces_need_json(self):
+        assert parse_arguments("") == {}
+        with pytest.raises(ValueError, match="write JSON where values have spaces"):
+            parse_arguments("a=b c")

@@ -1,0 +1,59 @@
+"""`check_output`: what counts as an action of a policy."""
+
+import pytest
+
+from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput, check_output, tool_calls_of
+from reward_kit.errors import PolicyError
+from tests.agent.worlds import call, calls, text
+
+
+class Fixed(AgentPolicy):
+    async def get_action(self, observation, available_tools_specs=None):
+        return PolicyOutput(text("x"))
+
+
+async def test_a_policy_without_state_is_its_own_session():
+    policy = Fixed()
+    assert await policy.open(EpisodeContext("e", 0)) is policy
+    await policy.close_session()
+    await policy.close()
+
+
+@pytest.mark.parametrize(
+    "action",
+    [text("x"), text(""), call(), calls(("a", {}), ("b", {})), {"type": "terminate"}, {**call(), "content": None}],
+)
+def test_the_four_kinds_of_action_are_accepted(action):
+    assert check_output((action, None, None, None)) == PolicyOutput(action)
+
+
+def test_an_output_has_exactly_four_parts():
+    assert PolicyOutput._fields == ("action_structured", "raw_policy_output", "log_probs", "value_estimate")
+
+
+@pytest.mark.parametrize(
+    ("output", "why"),
+    [
+        ([text("x")], "get_action returned list; expected a PolicyOutput or a 4-tuple"),
+        ((text("x"),), "expected a PolicyOutput or a 4-tuple"),
+        (PolicyOutput({"type": "txt"}), "type must be one of text, tool_call, tool_calls, terminate"),
+        (PolicyOutput({"type": "text"}), "needs a 'content' string"),
+        (PolicyOutput({"type": "tool_calls", "calls": []}), "a list of at least one call"),
+        (PolicyOutput({"type": "tool_call", "name": 3}), "a tool call needs a 'name' string"),
+        (PolicyOutput({"type": "terminate", "content": 3}), "'content' of an action is text or None, got 3"),
+        (PolicyOutput(text("x"), b"raw"), "raw_policy_output is text or None"),
+        (PolicyOutput(text("x"), None, []), "log_probs and its usage are mappings"),
+        (PolicyOutput(text("x"), None, {"token_ids": [1], "logprobs": []}), "1 token_ids but 0 logprobs"),
+        (PolicyOutput(text("x"), None, {"policy_version": "a"}), "policy_version is an integer, got 'a'"),
+        (PolicyOutput(text("x"), None, None, "1"), "value_estimate is a number or None, got '1'"),
+    ],
+)
+def test_anything_else_says_what_is_wrong(output, why):
+    with pytest.raises(PolicyError, match=why):
+        check_output(output)
+
+
+def test_the_calls_of_an_action_are_in_order():
+    assert tool_calls_of(text("x")) == []
+    assert [c["name"] for c in tool_calls_of(calls(("a", {}), ("b", {})))] == ["a", "b"]
+    assert tool_calls_of(call("a")) == [call("a")]

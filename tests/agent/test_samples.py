@@ -1,0 +1,105 @@
+"""Samples: what derives from them, and the messages an episode begins with."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward_kit.agent.samples import Prompt, Sample, derive_seed, derive_seeds, make_group_id, make_rollout_id
+from reward_kit.agent.starts import merged_config
+from reward_kit.errors import ConfigError
+from tests.agent.worlds import task_of
+
+
+def render(row, observation="", where="", **fields):
+    messages = Prompt(task_of(**fields)).render(Sample("s1", row, where=where), observation)
+    return [(message.role, message.content) for message in messages]
+
+
+class TestTemplates:
+    def test_the_rows_fields_fill_all_messages_and_the_prompt(self):
+        messages = [{"role": "system", "content": "Be {{ tone }}."}, {"role": "assistant", "content": "plain"}]
+        got = render({"tone": "kind", "n": 3}, messages=messages, initial_user_prompt="{{ n + 1 }}?")
+        assert got == [("system", "Be kind."), ("assistant", "plain"), ("user", "4?")]
+
+    def test_text_parts_are_templates_and_other_parts_are_left_alone(self):
+        image = {"type": "image_url", "image_url": {"url": "{{ x }}"}}
+        content = [{"type": "text", "text": "{{ x }}"}, image]
+        assert render({"x": 1}, messages=[{"role": "user", "content": content}]) == [
+            ("user", [{"type": "text", "text": "1"}, image])
+        ]
+
+    def test_a_missing_field_names_the_row_its_place_and_its_fields(self):
+        with pytest.raises(ConfigError) as caught:
+            render({"answer": 1, "query": 2}, initial_user_prompt="{{ question }}", where="data.jsonl:7")
+        assert str(caught.value) == (
+            "sample 's1' (data.jsonl:7): message template '{{ question }}': UndefinedError: 'question' is undefined; "
+            "the row's fields: answer, query"
+        )
+
+    @pytest.mark.parametrize("template", ["{{ 1 // 0 }}", "{{ n() }}", "{{ n.__class__.__mro__ }}", "{{ n.nothing }}"])
+    def test_a_template_that_fails_in_any_way_is_a_config_error(self, template):
+        with pytest.raises(ConfigError, match="sample 's1': message template"):
+            render({"n": 1}, initial_user_prompt=template)
+
+    def test_a_template_that_does_not_compile_is_refused_at_once(self):
+        with pytest.raises(ConfigError, match="task 'task': message template"):
+            Prompt(task_of(initial_user_prompt="{% if %}"))
+
+    def test_text_without_braces_is_no_template_and_newlines_stay(self):
+        assert render({}, initial_user_prompt="100 % sure\n") == [("user", "100 % sure\n")]
+        assert render({"x": 1}, initial_user_prompt="{{ x }}\n") == [("user", "1\n")]
+
+
+class TestObservation:
+    def test_it_is_appended_where_no_template_uses_it(self):
+        assert render({}, "a maze", initial_user_prompt="Go.") == [("user", "Go."), ("user", "a maze")]
+        assert render({}, "a maze", initial_user_prompt="In {{ observation }}: go.") == [("user", "In a maze: go.")]
+        assert render({}, "", initial_user_prompt="Go.") == [("user", "Go.")]
+
+    def test_a_rows_own_field_of_that_name_is_used_where_no_environment_shows_anything(self):
+        assert render({"observation": "mine"}, "", initial_user_prompt="{{ observation }}") == [("user", "mine")]
+        assert render({"observation": "mine"}, "shown", initial_user_prompt="{{ observation }}") == [("user", "shown")]
+
+
+class TestRowsOwnMessages:
+    def test_they_are_used_where_the_task_has_none(self):
+        row = {"messages": [{"role": "user", "content": "{{ kept }}"}]}
+        assert render(row) == [("user", "{{ kept }}")]
+        assert render(row, initial_user_prompt="mine") == [("user", "mine")]
+
+    @pytest.mark.parametrize("messages", [[{"role": "robot"}], "text", [1]])
+    def test_what_is_no_message_is_a_config_error_that_names_the_row(self, messages):
+        with pytest.raises(ConfigError, match=r"sample 's1' \(d:1\): messages: "):
+            render({"messages": messages}, where="d:1")
+
+
+class TestSeedsAndIds:
+    def test_they_never_change(self):
+        # Pinned: another value would make every recorded run irreproducible.
+        assert derive_seed("policy", 0, "s", 1, "") == 2_318_938_968_626_468_491
+        assert make_group_id(0, "s") == "s-8b18e67f7aae"
+
+    @given(st.integers(), st.text(st.characters()))
+    def test_a_seed_fits_63_bits(self, run, sample):
+        assert 0 <= derive_seed(run, sample) < 2**63
+
+    def test_the_label_tells_policies_apart_but_not_their_worlds(self):
+        one, two = (derive_seeds(0, "s", 0, "independent", label) for label in "ab")
+        assert one.policy != two.policy
+        assert (one.environment, one.noise) == (two.environment, two.noise)
+
+    def test_ids_are_readable_file_names_and_differ_where_the_readable_part_does_not(self):
+        ids = {make_group_id(0, sample) for sample in ("a/b", "a b", "日本", "中国", "x" * 50, "x" * 60)}
+        assert len(ids) == 6
+        assert all(group_id.replace("-", "").isalnum() and group_id.isascii() for group_id in ids)
+        assert make_group_id(0, "a/b").startswith("a-b-")
+        assert make_rollout_id("g", 3) == "g-3"
+
+    def test_many_ids_do_not_meet(self):
+        assert len({make_group_id(0, f"é{'é' * n}") for n in range(20_000)}) == 20_000
+
+
+def test_configurations_merge_at_every_depth_and_change_neither():
+    base, over = {"a": {"x": 1, "y": 2}, "b": [1]}, {"a": {"y": 3}, "b": [2], "c": {}}
+    assert merged_config(base, over) == {"a": {"x": 1, "y": 3}, "b": [2], "c": {}}
+    assert (base, over) == ({"a": {"x": 1, "y": 2}, "b": [1]}, {"a": {"y": 3}, "b": [2], "c": {}})

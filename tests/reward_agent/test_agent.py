@@ -1,0 +1,193 @@
+"""`AsyncRewardAgent`: whole groups as they complete, each result once, however many ask for them."""
+
+import asyncio
+
+import pytest
+
+from reward_kit.errors import ConfigError, RewardError
+from reward_kit.models import Message
+from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest
+from reward_kit.typed_interface import reward_spec
+
+
+def batch(*texts):
+    return [ScoringRequest(f"r{text}", [Message(role="assistant", content=str(text))]) for text in texts]
+
+
+async def value(messages):
+    return {"score": float(messages[-1].text)}
+
+
+def agent(function=value, **kwargs):
+    return AsyncRewardAgent(reward_spec(function), **kwargs)
+
+
+class Gate:
+    """A reward that waits until its rollout is let through."""
+
+    def __init__(self):
+        self.open = {}
+
+    def of(self, text):
+        return self.open.setdefault(text, asyncio.Event())
+
+    async def __call__(self, messages):
+        await self.of(messages[-1].text).wait()
+        return {"score": float(messages[-1].text)}
+
+    def let(self, *texts):
+        for text in texts:
+            self.of(str(text)).set()
+
+
+async def test_results_come_with_their_place_in_everything_submitted():
+    async with agent() as scorer:
+        await scorer.submit(batch(0, 1))
+        await scorer.submit(batch(2))
+        chunk = await scorer.get(3)
+    by_index = dict(zip(chunk.data_idxs, chunk.rewards, strict=True))
+    assert by_index == {0: 0.0, 1: 1.0, 2: 2.0}
+    assert {scored.rollout_id for scored in chunk.extra_infos} == {"r0", "r1", "r2"}
+
+
+async def test_a_ticket_shows_the_results_of_its_batch_in_order():
+    async with agent() as scorer:
+        ticket = await scorer.submit(batch(3, 1, 2))
+        await scorer.get(3)
+    assert [scored.score for scored in ticket.results] == [3.0, 1.0, 2.0]
+
+
+async def test_groups_come_whole_and_in_order_within_and_as_they_complete():
+    gate = Gate()
+    async with agent(gate) as scorer:
+        await scorer.submit(batch(0, 1, 2, 3), group_size=2)
+        gate.let(0, 3)
+        getting = asyncio.create_task(scorer.get(2))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not getting.done()
+        gate.let(2)
+        assert (await getting).data_idxs == [2, 3]
+        gate.let(1)
+        assert (await scorer.get(2)).data_idxs == [0, 1]
+
+
+async def test_an_unscored_rollout_is_none_and_its_group_still_comes():
+    def picky(messages):
+        if messages[-1].text == "1":
+            raise ValueError("no")
+        return {"score": 0.0}
+
+    async with agent(picky) as scorer:
+        await scorer.submit(batch(0, 1), group_size=2)
+        chunk = await scorer.get(2)
+    assert chunk.rewards == [0.0, None]
+    assert [scored.failure is None for scored in chunk.extra_infos] == [True, False]
+
+
+async def test_many_callers_get_each_result_once():
+    gate = Gate()
+    async with agent(gate) as scorer:
+        callers = []
+        for n in range(8):
+            await scorer.submit(batch(n))
+            callers.append(asyncio.create_task(scorer.get(1)))
+        for n in (5, 2, 7, 0, 1, 6, 4, 3):
+            gate.let(n)
+            await asyncio.sleep(0)
+        chunks = await asyncio.gather(*callers)
+    assert sorted(index for chunk in chunks for index in chunk.data_idxs) == list(range(8))
+
+
+async def test_a_caller_that_gives_up_loses_no_result():
+    gate = Gate()
+    async with agent(gate) as scorer:
+        await scorer.submit(batch(0, 1))
+        gate.let(0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(scorer.get(2), 0.02)
+        gate.let(1)
+        assert sorted((await scorer.get(2)).data_idxs) == [0, 1]
+
+
+class TestRefusals:
+    async def test_more_than_is_outstanding_can_never_be_met(self):
+        async with agent() as scorer:
+            await scorer.submit(batch(0, 1))
+            with pytest.raises(ConfigError, match=r"get\(3\) can never be met: 2 results are outstanding"):
+                await scorer.get(3)
+            await scorer.get(2)
+            with pytest.raises(ConfigError, match="0 results are outstanding"):
+                await scorer.get(1)
+
+    async def test_a_second_caller_for_one_result_is_refused_and_does_not_wait_for_ever(self):
+        gate = Gate()
+        async with agent(gate) as scorer:
+            await scorer.submit(batch(0))
+            callers = [asyncio.create_task(scorer.get(1)) for _ in range(2)]
+            await asyncio.sleep(0)
+            gate.let(0)
+            results = await asyncio.gather(*callers, return_exceptions=True)
+        assert results[0].rewards == [0.0]
+        assert isinstance(results[1], ConfigError)
+
+    async def test_a_chunk_that_would_cut_a_group_is_refused_and_nothing_is_lost(self):
+        async with agent() as scorer:
+            await scorer.submit(batch(0, 1, 2), group_size=3)
+            with pytest.raises(ConfigError, match=r"get\(2\) would cut a group; 3 results make whole groups"):
+                await scorer.get(2)
+            assert (await scorer.get(3)).data_idxs == [0, 1, 2]
+
+    @pytest.mark.parametrize("group_size", [0, 2])
+    async def test_a_batch_is_a_whole_number_of_groups(self, group_size):
+        async with agent() as scorer:
+            with pytest.raises(ConfigError, match=f"a batch of 3 cannot be cut into groups of {group_size}"):
+                await scorer.submit(batch(0, 1, 2), group_size)
+
+    async def test_an_agent_that_is_not_open_says_so(self):
+        with pytest.raises(RewardError, match="not open"):
+            await agent().submit(batch(0))
+
+
+async def test_no_more_calls_are_in_flight_than_allowed():
+    running = most = 0
+
+    async def watch(messages):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return {"score": 0.0}
+
+    async with agent(watch, max_concurrency=3) as scorer:
+        await scorer.submit(batch(*range(12)))
+        await scorer.get(12)
+    assert most == 3
+
+
+async def test_the_deadline_is_of_each_call():
+    async def sleepy(messages):
+        await asyncio.sleep(30 if messages[-1].text == "0" else 0)
+        return {"score": 1.0}
+
+    async with agent(sleepy, deadline_s=0.05, max_concurrency=1) as scorer:
+        ticket = await scorer.submit(batch(0, 1))
+        await scorer.get(2)
+    assert [scored.score for scored in ticket.results] == [None, 1.0]
+    assert ticket.results[0].failure.failure_class == "timeout"
+
+
+async def test_leaving_waits_for_what_is_in_flight():
+    async with agent() as scorer:
+        ticket = await scorer.submit(batch(4))
+    assert ticket.results[0].score == 4.0
+
+
+async def test_leaving_with_an_error_cancels_what_is_in_flight():
+    with pytest.raises(ZeroDivisionError):
+        async with agent(Gate()) as scorer:
+            ticket = await scorer.submit(batch(0))
+            await asyncio.sleep(0)
+            raise ZeroDivisionError
+    assert ticket.results == [None]

@@ -1,0 +1,244 @@
+"""One score: what a reward is given, what is kept of its answer, and that nothing it does reaches the episode."""
+
+import asyncio
+import threading
+
+import pytest
+
+from reward_kit.environments.base import StateSnapshot
+from reward_kit.errors import ProviderError
+from reward_kit.models import Message
+from reward_kit.reward_agent import ScoringRequest, score_one
+from reward_kit.typed_interface import reward_function, reward_spec
+from tests.agent.worlds import WORLD, call, calls, task_of, worker_of
+
+MESSAGES = [
+    Message(role="user", content=[{"type": "text", "text": "2+2?"}], origin={"file": 1}),
+    Message(role="assistant", content=None, tool_calls=[{"id": "1", "function": {"name": "f"}}]),
+    Message(role="assistant", content="4", function_call={"name": "g"}),
+]
+
+
+def request(**fields):
+    return ScoringRequest("r1", MESSAGES, **{"ground_truth": ["4"], "assistant_turns": [1, 2], **fields})
+
+
+async def score(function, deadline_s=None, **fields):
+    return await score_one(reward_spec(function), request(**fields), deadline_s)
+
+
+async def episode_of(*actions, **fields):
+    return await worker_of(list(actions), resource_type=WORLD, **fields).collect_episode()
+
+
+class TestCalls:
+    async def test_a_synchronous_function_runs_in_a_thread(self):
+        here = threading.get_ident()
+        scored = await score(lambda messages: {"score": float(threading.get_ident() != here)})
+        assert (scored.score, scored.failure, scored.rollout_id) == (1.0, None, "r1")
+
+    async def test_an_asynchronous_one_runs_in_the_loop(self):
+        async def reward(messages):
+            await asyncio.sleep(0)
+            return {"score": 0.5}
+
+        scored = await score(reward)
+        assert scored.score == 0.5
+        assert scored.duration_s >= 0.0
+
+    async def test_only_named_parameters_are_passed(self):
+        def reward(messages, rollout_id, assistant_turns):
+            return {"score": 1.0, "reason": f"{rollout_id} {assistant_turns}"}
+
+        assert (await score(reward)).result.reason == "r1 [1, 2]"
+
+    async def test_a_function_with_kwargs_is_given_all_there_is(self):
+        def reward(messages, **kwargs):
+            return {"score": 1.0, "reason": " ".join(sorted(kwargs))}
+
+        assert (await score(reward, extra={"goal_description": "g"})).result.reason == (
+            "assistant_turns environment_return goal_description ground_truth rollout_id sample state step_data stop_reason"
+        )
+
+    async def test_the_final_state_is_opened_only_where_it_is_named(self):
+        broken = StateSnapshot("json", b"{")
+        assert (await score(lambda messages: {"score": 1.0}, final_state=broken)).score == 1.0
+        assert (
+            await score(lambda messages, state: {"score": 1.0}, final_state=broken)
+        ).failure.where == "EnvironmentFailure"
+        state = StateSnapshot.from_json({"total": 3})
+        assert (await score(lambda messages, state: {"score": state["total"]}, final_state=state)).score == 3.0
+
+    async def test_a_batch_reward_is_called_with_a_batch_of_one(self):
+        @reward_function(mode="batch")
+        def reward(rollouts_messages: list[list[dict]], ground_truths):
+            assert len(rollouts_messages) == len(ground_truths) == 1
+            return [{"score": float(rollouts_messages[0][-1]["content"] == ground_truths[0][0])}]
+
+        assert (await score(reward)).score == 1.0
+
+    async def test_a_batch_reward_that_returns_another_number_is_unscored(self):
+        reward = reward_function(mode="batch")(lambda rollouts_messages: [{"score": 1.0}] * 2)
+        scored = await score(reward)
+        assert (scored.score, scored.failure.failure_class) == (None, "invalid_result")
+        assert "2 results for 1 rollouts" in scored.failure.message
+
+
+class TestUnscored:
+    """Unscored is None with a class, and never zero."""
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "0.5", None])
+    async def test_a_score_that_is_no_finite_number_names_field_and_value(self, value):
+        scored = await score(lambda messages: {"score": value})
+        assert (scored.score, scored.failure.failure_class) == (None, "invalid_result")
+        assert "score: " in scored.failure.message
+        assert f"(got {value!r})" in scored.failure.message
+
+    @pytest.mark.parametrize(
+        ("result", "why"),
+        [
+            ({"score": 0.0, "error": "no key"}, "no key"),
+            ({"score": 1.0, "is_score_valid": False, "reason": "unreadable"}, "unreadable"),
+            ({"score": 1.0, "is_score_valid": False}, "is_score_valid is false"),
+        ],
+    )
+    async def test_a_declared_error_is_one_and_its_result_is_kept(self, result, why):
+        scored = await score(lambda messages: result)
+        assert (scored.score, scored.failure.failure_class) == (None, "invalid_result")
+        assert scored.failure.message.endswith(f"declared no valid score: {why}")
+        assert scored.result.score == result["score"]
+
+    async def test_an_exception_shows_the_users_frame_first(self):
+        def helper():
+            raise ValueError("bad row")
+
+        def reward(messages):
+            return helper()
+
+        failure = (await score(reward)).failure
+        assert (failure.failure_class, failure.message) == ("crash", "reward 'reward': ValueError: bad row")
+        lines = failure.traceback.splitlines()
+        assert lines[0] == "ValueError: bad row"
+        assert lines[1].startswith(f"  {__file__}:")
+        assert lines[1].endswith("in helper")
+        assert lines[3].endswith("in reward")
+        assert len(lines) <= 15
+
+    @pytest.mark.parametrize("error", [SystemExit(0), StopIteration(), RecursionError()])
+    async def test_whatever_escapes_is_a_crash_of_this_reward_alone(self, error):
+        def reward(messages):
+            raise error
+
+        assert (await score(reward)).failure.failure_class == "crash"
+
+    async def test_our_own_errors_keep_their_class(self):
+        async def reward(messages):
+            raise ProviderError("429")
+
+        assert (await score(reward)).failure.failure_class == "provider_error"
+
+    async def test_what_exceeds_the_deadline_is_a_timeout(self):
+        async def reward(messages):
+            await asyncio.sleep(30)
+
+        scored = await score(reward, deadline_s=0.02)
+        assert (scored.score, scored.failure.failure_class) == (None, "timeout")
+
+    async def test_a_thread_that_exceeds_it_is_left_behind(self):
+        release = threading.Event()
+
+        def reward(messages):
+            release.wait(30)
+
+        scored = await score(reward, deadline_s=0.02)
+        release.set()
+        assert scored.failure.failure_class == "timeout"
+
+    async def test_cancellation_is_not_a_failure(self):
+        async def reward(messages):
+            await asyncio.sleep(30)
+
+        running = asyncio.create_task(score(reward))
+        await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+class TestNothingReachesTheEpisode:
+    async def test_a_reward_may_change_all_it_is_given(self):
+        def reward(messages, ground_truth, sample, step_data, criteria):
+            messages[0].content[0]["text"] = "changed"
+            messages[0].origin["file"] = 2
+            messages[1].tool_calls[0].function.name = "changed"
+            messages[2].function_call.name = "changed"
+            messages[2].content = "changed"
+            messages.clear()
+            ground_truth.append("changed")
+            sample["rows"].append("changed")
+            criteria["x"].append("changed")
+            for step in step_data:
+                step.step_info["tools"][0]["name"] = "changed"
+                step.resulting_messages_history[0].content = "changed"
+                step.action_taken["name"] = "changed"
+            return {"score": 1.0}
+
+        episode = await episode_of(call(), max_episode_steps=1)
+        before = episode.get_state()
+        given = {"ground_truth": ["4"], "sample": {"rows": [1]}, "extra": {"criteria": {"x": []}}}
+        messages = [message.model_copy(deep=True) for message in MESSAGES]
+        scored = await score(reward, episode=episode, **given)
+        assert (scored.score, scored.failure) == (1.0, None)
+        assert messages == MESSAGES
+        assert given == {"ground_truth": ["4"], "sample": {"rows": [1]}, "extra": {"criteria": {"x": []}}}
+        assert episode.get_state() == before
+
+
+class TestRequestOfAnEpisode:
+    async def test_it_carries_what_the_episode_knows(self):
+        criteria = {"final_state_query": "q"}
+        task = task_of(resource_type=WORLD, goal_description="win", evaluation_criteria=criteria, ground_truth=6)
+        worker = worker_of([calls(("add", {}), ("add", {})), call("win")], resource_type=WORLD, ground_truth=6)
+        episode = await worker.collect_episode()
+
+        def reward(
+            messages,
+            ground_truth,
+            assistant_turns,
+            environment_return,
+            stop_reason,
+            state,
+            step_data,
+            goal_description,
+            evaluation_criteria,
+        ):
+            assert [messages[turn].role for turn in assistant_turns] == ["assistant", "assistant"]
+            assert (ground_truth, environment_return, stop_reason) == (6, 7.0, "environment_terminated")
+            assert state == {"total": 2}
+            assert [step.action_taken["type"] for step in step_data] == ["tool_calls", "tool_call"]
+            assert (goal_description, evaluation_criteria["final_state_query"]) == ("win", "q")
+            return {"score": 1.0}
+
+        scored = await score_one(reward_spec(reward), ScoringRequest.of(episode, task))
+        assert (scored.failure, scored.score, scored.rollout_id) == (None, 1.0, episode.id_)
+
+    async def test_an_environment_that_gave_no_reward_has_no_return(self):
+        assert ScoringRequest.of(await episode_of(call("cut"))).environment_return is None
+        assert ScoringRequest.of(await episode_of(call(by=0), call("cut"))).environment_return == 0.0
+
+    async def test_a_database_is_open_while_the_reward_runs_and_closed_after(self):
+        import sqlite3
+
+        connection = sqlite3.connect(":memory:")
+        connection.execute("CREATE TABLE t (x)")
+        payload = connection.serialize()
+        connection.close()
+        seen = []
+
+        def reward(messages, state):
+            seen.append(state)
+            return {"score": float(state.tables() == ["t"])}
+
+        assert (await score(reward, final_state=StateSnapshot("sqlite", payload))).score == 1.0
+        with pytest.raises(sqlite3.ProgrammingError):
+            seen[0]._connection.execute("SELECT 1")
