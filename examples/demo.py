@@ -33,10 +33,10 @@ def main() -> None:
         path = run(name)
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         tables.append(summary_table(summary_from_json(summary), name))
-    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
     console.print()
     console.print(Columns(tables, padding=(0, 4)))
-    console.print("The runs are in runs/. Next: reward-kit run examples/frozen_lake/task.yaml --policy human")
+    console.print("The runs are in runs/. Next:  .venv/bin/reward-kit run examples/frozen_lake/task.yaml --policy human")
 
 
 if __name__ == "__main__":

@@ -94,5 +94,5 @@ def test_a_module_that_does_not_exist_is_a_config_error():
 
 def test_our_own_config_error_passes_unchanged(write, tmp_path):
     write("from reward_kit.errors import ConfigError\nraise ConfigError('mine')")
-    with pytest.raises(ConfigError, match="^mine$"):
+    with pytest.raises(ConfigError, match=r"^mine$"):
         load_module("reward.py", tmp_path)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from reward_kit.environments.base import ForkableResource, ToolSpec
 from reward_kit.errors import PolicyError, boundary
@@ -61,7 +61,13 @@ class PolicyOutput(NamedTuple):
 
 
 class AgentPolicy(ABC):
-    """Subclass this to put your own agent into an episode."""
+    """Subclass this to put your own agent into an episode.
+
+    Attributes:
+        path_options: constructor parameters that are paths; in a task file they are relative to it.
+    """
+
+    path_options: ClassVar[tuple[str, ...]] = ()
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """The session of one episode; by default the policy itself."""

@@ -35,6 +35,7 @@ class SqliteConfig(BaseModel):
     max_database_bytes: int = Field(default=64_000_000, ge=65_536)
     max_value_bytes: int = Field(default=262_144, ge=1_024, description="of one value or row")
     read_only: bool = False
+    expert_queries: list[str] = Field(default_factory=list, description="what an expert would execute, in order")
     now: str = Field(default="2025-01-01 00:00:00", description="what 'now' and CURRENT_TIMESTAMP are, in UTC")
 
     @field_validator("now")
@@ -70,6 +71,7 @@ class SqliteResource(ForkableResource):
         self._seed = 0
         self._database: GuardedConnection | None = None
         self._key: tuple[tuple[int, int], str] | None = None
+        self._expert_next = 0
 
     @property
     def _open(self) -> GuardedConnection:
@@ -84,13 +86,13 @@ class SqliteResource(ForkableResource):
         self._replace(database)
 
     async def reset(self, seed: int | None = None) -> None:
-        self._seed = seed or 0
+        self._seed, self._expert_next = seed or 0, 0
         await self.restore(self._initial)
 
     async def fork(self) -> ForkableResource:
         twin = type(self)()
         twin._settings, twin._initial, twin._pragmas = self._settings, self._initial, self._pragmas
-        twin._seed = self._seed
+        twin._seed, twin._expert_next = self._seed, self._expert_next
         twin._replace(await anyio.to_thread.run_sync(self._open.copy))
         return twin
 
@@ -133,7 +135,18 @@ class SqliteResource(ForkableResource):
             "list_tables": lambda: _list_tables(database),
             "describe_table": lambda: _describe_table(database, argument),
         }
-        return StepOutcome(await anyio.to_thread.run_sync(calls[action_name]))
+        outcome = StepOutcome(await anyio.to_thread.run_sync(calls[action_name]))
+        if self._expert_queries_left()[:1] == [argument]:
+            self._expert_next += 1
+        return outcome
+
+    def expert_action(self) -> Mapping[str, Any] | None:
+        """The next of the configured `expert_queries`; None once all have been executed, or where there are none."""
+        left = self._expert_queries_left()
+        return {"type": "tool_call", "name": "execute_sql", "arguments": {"query": left[0]}} if left else None
+
+    def _expert_queries_left(self) -> list[str]:
+        return self._settings.expert_queries[self._expert_next :]
 
     def _replace(self, database: GuardedConnection) -> None:
         database.seed = self._seed

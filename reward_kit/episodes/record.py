@@ -26,7 +26,7 @@ def episode_to_record(episode: SingleAgentEpisode) -> dict[str, Any]:
     record: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "rollout_id": episode.id_}
     record |= {key: facts.pop(key, None) for key in _IDENTITY}
     record |= {"terminated": episode.is_terminated, "truncated": episode.is_truncated}
-    record |= {"environment_return": episode.get_return(), "num_steps": len(episode)}
+    record |= {"environment_return": environment_return(episode), "num_steps": len(episode)}
     record |= {key: facts.pop(key, None) for key in _FACTS[:-3]}
     record["messages"] = [to_json_value(message.to_chat()) for message in episode.messages]
     record["steps"] = [_step(episode, t) for t in range(len(episode))]
@@ -37,6 +37,12 @@ def episode_to_record(episode: SingleAgentEpisode) -> dict[str, Any]:
     timing = facts.pop("timing", None)
     record |= {key: facts.pop(key, None) for key in ("sample", "ground_truth")}
     return record | ({"custom_data": facts} if facts else {}) | {"timing": timing}
+
+
+def environment_return(episode: SingleAgentEpisode) -> float | None:
+    """The sum of the environment's rewards; None where it gave none in any step."""
+    gave = any(info.get("environment_reward", 0.0) is not None for info in episode.get_infos(slice(1, None)))
+    return episode.get_return() if gave else None
 
 
 def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:

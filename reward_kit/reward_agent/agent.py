@@ -59,25 +59,27 @@ class AsyncRewardAgent:
         self._deadline_s = deadline_s
         self._limiter = anyio.Semaphore(max_concurrency)
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._groups_in, self._groups_out = anyio.create_memory_object_stream[list[tuple[int, Scored]]](math.inf)
         self._ready: list[tuple[int, Scored]] = []
         self._getting = anyio.Lock()
         self._submitted = self._delivered = 0
 
     async def __aenter__(self) -> Self:
+        self._groups_in, self._groups_out = anyio.create_memory_object_stream[list[tuple[int, Scored]]](math.inf)
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._tasks is not None
+    ) -> None:
+        tasks = self._open_tasks()
         if error is not None:
-            self._tasks.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
         try:
-            return await self._tasks.__aexit__(kind, error, trace)
+            # The error of the block is not handed over, since the task group would wrap it in an ExceptionGroup.
+            await tasks.__aexit__(None, None, None)
         finally:
+            self._tasks = None
             self._groups_in.close()
             self._groups_out.close()
 
@@ -88,14 +90,13 @@ class AsyncRewardAgent:
             ConfigError: the batch is no whole number of groups.
             RewardError: the agent is not open.
         """
-        if self._tasks is None:
-            raise RewardError("the reward agent is not open; use `async with AsyncRewardAgent(…)`")
+        tasks = self._open_tasks()
         if group_size < 1 or len(batch) % group_size:
             raise ConfigError(f"a batch of {len(batch)} cannot be cut into groups of {group_size}")
         ticket = Ticket(batch, group_size, self._submitted, [None] * len(batch))
         self._submitted += len(batch)
         for index in range(len(batch)):
-            self._tasks.start_soon(self._score, ticket, index)
+            tasks.start_soon(self._score, ticket, index)
         return ticket
 
     async def get(self, chunk_size: int) -> ScoredChunk:
@@ -103,7 +104,9 @@ class AsyncRewardAgent:
 
         Raises:
             ConfigError: fewer have been submitted and not yet handed out, or the groups do not add up to `chunk_size`.
+            RewardError: the agent is not open.
         """
+        self._open_tasks()
         async with self._getting:
             if chunk_size > self._submitted - self._delivered:
                 waiting = self._submitted - self._delivered
@@ -116,6 +119,11 @@ class AsyncRewardAgent:
             self._delivered += len(taken)
         results = [result for _, result in taken]
         return ScoredChunk([index for index, _ in taken], [result.score for result in results], results)
+
+    def _open_tasks(self) -> anyio.abc.TaskGroup:
+        if self._tasks is None:
+            raise RewardError("the reward agent is not open; use `async with AsyncRewardAgent(…)`")
+        return self._tasks
 
     async def _score(self, ticket: Ticket, index: int) -> None:
         async with self._limiter:

@@ -15,6 +15,7 @@ import anyio.to_thread
 from reward_kit.agent.models import StepData, steps_of
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.environments.snapshots import SqliteState, open_snapshot
+from reward_kit.episodes.record import environment_return
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import Failure, InvalidResultError, RewardError, RewardKitError, boundary
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel
@@ -56,7 +57,6 @@ class ScoringRequest:
         """The request for an episode that the rollout worker collected."""
         facts = episode.custom_data
         stored = facts.get("final_state")
-        gave_reward = any(info.get("environment_reward", 0.0) is not None for info in episode.get_infos(slice(1, None)))
         extra = {}
         if task is not None:
             criteria = task.evaluation_criteria
@@ -71,7 +71,7 @@ class ScoringRequest:
             ground_truth=facts.get("ground_truth"),
             assistant_turns=episode.assistant_turns.tolist(),
             sample=facts.get("sample") or {},
-            environment_return=episode.get_return() if gave_reward else None,
+            environment_return=environment_return(episode),
             stop_reason=facts.get("stop_reason"),
             final_state=StateSnapshot(stored["kind"], stored["payload"]) if stored else None,
             episode=episode,

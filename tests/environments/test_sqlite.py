@@ -443,3 +443,25 @@ asyncio.run(main())
 """
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output == "the statement needs too much memory; nothing was changed\n[[1]]\n"
+
+
+async def test_the_expert_executes_the_configured_queries_in_order() -> None:
+    world = SqliteResource()
+    queries = ["INSERT INTO t VALUES (1)", "INSERT INTO t VALUES (2)"]
+    await world.setup({"seed_sql": "CREATE TABLE t (x);", "expert_queries": queries})
+    await world.reset(0)
+    twin = None
+    for query in queries:
+        action = world.expert_action()
+        assert action is not None and action["arguments"] == {"query": query}
+        await world.step("execute_sql", {"query": "SELECT * FROM t"})
+        assert world.expert_action() == action
+        await world.step("execute_sql", {"query": query})
+        twin = twin or await world.fork()
+    assert world.expert_action() is None
+    assert twin is not None and twin.expert_action() is not None
+    await world.reset(0)
+    first = world.expert_action()
+    assert first is not None and first["arguments"] == {"query": queries[0]}
+    await world.close()
+    await twin.close()

@@ -12,10 +12,7 @@ MISSING = object()
 
 def model_item(data, lookback, index, as_lookback, fill):
     """What one index means, in the words of the module's docstring."""
-    if index >= 0 or as_lookback:
-        position = lookback + index
-    else:
-        position = len(data) + index
+    position = (lookback if index >= 0 or as_lookback else len(data)) + index
     if 0 <= position < len(data):
         return data[position]
     return MISSING if fill is None else fill

@@ -145,8 +145,13 @@ class TestRefusals:
                 await scorer.submit(batch(0, 1, 2), group_size)
 
     async def test_an_agent_that_is_not_open_says_so(self):
+        scorer = agent()
         with pytest.raises(RewardError, match="not open"):
-            await agent().submit(batch(0))
+            await scorer.submit(batch(0))
+        async with scorer:
+            await scorer.submit(batch(0))
+        with pytest.raises(RewardError, match="not open"):
+            await scorer.get(1)
 
 
 async def test_no_more_calls_are_in_flight_than_allowed():

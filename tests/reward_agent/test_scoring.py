@@ -56,9 +56,17 @@ class TestCalls:
         def reward(messages, **kwargs):
             return {"score": 1.0, "reason": " ".join(sorted(kwargs))}
 
-        assert (await score(reward, extra={"goal_description": "g"})).result.reason == (
-            "assistant_turns environment_return goal_description ground_truth rollout_id sample state step_data stop_reason"
-        )
+        assert (await score(reward, extra={"goal_description": "g"})).result.reason.split() == [
+            "assistant_turns",
+            "environment_return",
+            "goal_description",
+            "ground_truth",
+            "rollout_id",
+            "sample",
+            "state",
+            "step_data",
+            "stop_reason",
+        ]
 
     async def test_the_final_state_is_opened_only_where_it_is_named(self):
         broken = StateSnapshot("json", b"{")

@@ -64,7 +64,7 @@ class TestQuantileOfStudentsT:
 
     @pytest.mark.parametrize(("p", "df"), [(0, 3), (1, 3), (math.nan, 3), (0.9, 0), (0.9, -1), (0.9, math.nan)])
     def test_what_has_no_quantile_is_refused(self, p, df):
-        with pytest.raises(ValueError, match="between 0 and 1|positive"):
+        with pytest.raises(ValueError, match=r"between 0 and 1|positive"):
             t_quantile(p, df)
 
 
@@ -229,7 +229,7 @@ class TestPasses:
     @pytest.mark.parametrize("figure", [pass_at_k, pass_hat_k])
     @pytest.mark.parametrize(("n", "c", "k"), [(3, 4, 1), (3, -1, 1), (3, 1, 0), (3, 1, 4), (0, 0, 1)])
     def test_impossible_counts_are_refused(self, figure, n, c, k):
-        with pytest.raises(ValueError, match="cannot be|k is between"):
+        with pytest.raises(ValueError, match=r"cannot be|k is between"):
             figure(n, c, k)
 
     def test_large_counts_are_exact(self):

@@ -44,8 +44,9 @@ def make_policy(name: str, options: Mapping[str, Any], folder: Path | None = Non
     if not (isinstance(kind, type) and issubclass(kind, AgentPolicy)):
         raise ConfigError(f"{name!r} is not a subclass of AgentPolicy")
     _check_options(name, kind, options)
+    paths = {key: (folder or Path()) / options[key] for key in kind.path_options if options.get(key)}
     try:
-        return kind(**options)
+        return kind(**{**options, **paths})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"policy {name!r}: {error}") from error
 

@@ -48,7 +48,8 @@ class OpenAIAgentPolicy(AgentPolicy):
         send_seed: send the episode's seed (modulo 2**31) with each request.
         send_reasoning: send earlier `reasoning_content` back; some endpoints need it, others refuse it.
         extra_body: further keys of the request, such as `return_token_ids` or `max_completion_tokens`.
-        idle_timeout_s: seconds without a byte after which an attempt ends and is retried.
+        idle_timeout_s: seconds without a byte after which an attempt ends and is retried; by default 60 where `stream`
+            is set, and no other limit than the total where it is not, because then nothing comes before the whole.
         total_timeout_s: seconds after which an attempt ends.
         max_attempts: attempts for one action, the first included.
         retry_budget_s: seconds from the first attempt after which no further one begins.
@@ -59,6 +60,8 @@ class OpenAIAgentPolicy(AgentPolicy):
     Raises:
         ConfigError: an option is wrong, a key is missing, or the price file cannot be read.
     """
+
+    path_options = ("price_file",)
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         send_reasoning: bool = False,
         parallel_tool_calls: bool | None = None,
         extra_body: Mapping[str, Any] | None = None,
-        idle_timeout_s: float = 60.0,
+        idle_timeout_s: float | None = None,
         total_timeout_s: float = 600.0,
         max_attempts: int = 5,
         retry_budget_s: float = 300.0,
@@ -84,13 +87,15 @@ class OpenAIAgentPolicy(AgentPolicy):
         price_file: str | Path | None = None,
         trust_env: bool = False,
     ) -> None:
+        if idle_timeout_s is None:
+            idle_timeout_s = min(60.0, total_timeout_s) if stream else total_timeout_s
         self._send_seed = send_seed
         self._to_chat = Message.to_chat if send_reasoning else _without_reasoning
         self._parallel_tool_calls = parallel_tool_calls
         self._request = _request_options(model, temperature, top_p, max_tokens, logprobs, stream, extra_body)
         for name, value in (
-            ("idle_timeout_s", idle_timeout_s),
             ("total_timeout_s", total_timeout_s),
+            ("idle_timeout_s", idle_timeout_s),
             ("retry_budget_s", retry_budget_s),
             ("retry_base_s", retry_base_s),
         ):

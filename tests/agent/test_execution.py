@@ -1,0 +1,143 @@
+"""Tool calls: parallel ones, malformed ones, and what a tool or a world that breaks does to the episode."""
+
+import asyncio
+
+import pytest
+
+from reward_kit.environments.tools import ToolRegistry
+from reward_kit.errors import ProviderError
+from tests.agent.worlds import (
+    WORLD,
+    call,
+    calls,
+    collected,
+    failure,
+    reason,
+    text,
+    tool_answers,
+)
+
+
+class TestToolCalls:
+    async def test_parallel_calls_are_one_step_with_one_assistant_message(self):
+        episode = await collected(
+            [calls(("add", {"by": 1}), ("add", {"by": 2}))], resource_type=WORLD, max_episode_steps=1
+        )
+        assert len(episode) == 1
+        assert [m.role for m in episode.messages] == ["user", "assistant", "tool", "tool"]
+        assert tool_answers(episode) == ["the count is 1", "the count is 3"]
+        assert episode.get_rewards() == [3.0]
+        assistant = episode.messages[1]
+        assert [c.id for c in assistant.tool_calls] == [m.tool_call_id for m in episode.messages[2:]]
+        assert episode.assistant_turns.tolist() == [1]
+
+    async def test_malformed_arguments_are_a_tool_error_counted_invalid(self):
+        broken = {"type": "tool_call", "name": "add", "arguments_text": '{"by": '}
+        episode = await collected([broken, call()], resource_type=WORLD, max_episode_steps=2)
+        assert tool_answers(episode) == [
+            "Error: the arguments of 'add' are not a JSON object: {\"by\": ",
+            "the count is 1",
+        ]
+        assert [info["is_action_valid"] for info in episode.get_infos(slice(1, None))] == [False, True]
+        # The model reads back exactly what it wrote.
+        assert episode.messages[1].tool_calls[0].function.arguments == '{"by": '
+
+    async def test_an_unknown_tool_offers_the_nearest_of_all_tools(self):
+        registry = ToolRegistry("own")
+
+        @registry.tool
+        def calculate(x: int) -> int:
+            """Compute."""
+            return x
+
+        episode = await collected(
+            [call("calculat"), call("adds"), call()], resource_type=WORLD, tools=registry, max_episode_steps=3
+        )
+        assert "unknown tool 'calculat'; did you mean 'calculate'?" in tool_answers(episode)[0]
+        assert "unknown tool 'adds'; did you mean 'add'?" in tool_answers(episode)[1]
+        assert tool_answers(episode)[2] == "the count is 1"
+        assert [info["is_action_valid"] for info in episode.get_infos(slice(1, None))] == [False, False, True]
+
+    async def test_a_task_may_have_tools_only(self):
+        registry = ToolRegistry("own")
+
+        @registry.tool
+        async def double(x: int) -> int:
+            """Double a number."""
+            return 2 * x
+
+        episode = await collected([call("double", x=4), call("dubble")], tools=registry, max_episode_steps=2)
+        assert tool_answers(episode) == ["8", "Error: unknown tool 'dubble'; did you mean 'double'?"]
+        assert episode.custom_data["start"] == {"fork": None, "state_key": None, "verified": None}
+
+    @pytest.mark.parametrize(
+        "raised", [ValueError("nope"), TimeoutError("nope"), ProviderError("nope"), SystemExit("nope")]
+    )
+    async def test_a_tool_that_raises_is_a_tool_error_and_the_episode_goes_on(self, raised):
+        registry = ToolRegistry("own")
+
+        @registry.tool
+        def fail() -> str:
+            """Fail."""
+            raise raised
+
+        episode = await collected([call("fail"), call("fail"), text("ok")], tools=registry, on_text="end")
+        assert (reason(episode), failure(episode)) == ("answered", None)
+        assert len(tool_answers(episode)) == 2
+        assert all(answer.startswith("Error: ") and "nope" in answer for answer in tool_answers(episode))
+
+    async def test_a_tool_may_return_what_has_no_json_form(self):
+        registry = ToolRegistry("own")
+
+        @registry.tool
+        def odd() -> dict:
+            """Return a dict that JSON cannot write."""
+            return {(1, 2): 3}
+
+        episode = await collected([call("odd"), text("ok")], tools=registry, on_text="end")
+        assert (reason(episode), failure(episode)) == ("answered", None)
+        assert tool_answers(episode)[0].startswith("Error: tool 'odd'")
+
+    async def test_a_slow_tool_of_the_task_is_a_tool_error(self):
+        registry = ToolRegistry("own")
+
+        @registry.tool
+        async def wait() -> str:
+            """Wait."""
+            await asyncio.sleep(30)
+
+        episode = await collected(
+            [call("wait"), text("ok")], tools=registry, on_text="end", limits={"tool_time_s": 0.02}
+        )
+        assert reason(episode) == "answered"
+        assert tool_answers(episode) == ["Error: tool 'wait' did not answer within 0.02 s (limits.tool_time_s)"]
+
+    async def test_a_resource_that_does_not_answer_ends_the_episode_as_a_timeout(self):
+        episode = await collected([call(), call("slow"), call()], resource_type=WORLD, limits={"tool_time_s": 0.02})
+        assert (reason(episode), failure(episode)["class"], len(episode)) == ("error", "timeout", 2)
+        assert "limits.tool_time_s" in failure(episode)["message"]
+
+    async def test_long_tool_output_is_cut_visibly(self):
+        episode = await collected(
+            [call("long")], resource_type=WORLD, limits={"tool_output_chars": 100}, max_episode_steps=1
+        )
+        (answer,) = tool_answers(episode)
+        assert answer == "a" * 50 + "\n[… 900 of 1,000 characters left out …]\n" + "b" * 50
+        assert episode.get_infos(1)["tools"] == [{"name": "long", "cut": True}]
+
+    async def test_an_invalid_action_is_marked_by_the_resource(self):
+        episode = await collected([call("invalid")], resource_type=WORLD, max_episode_steps=1)
+        assert episode.get_infos(1)["is_action_valid"] is False
+        assert episode.get_infos(1)["tools"] == [{"name": "invalid", "why": "wall", "is_valid": False}]
+
+    async def test_what_follows_the_end_in_one_action_is_answered_but_not_done(self):
+        episode = await collected([calls(("win", {}), ("crash", {}))], resource_type=WORLD)
+        assert reason(episode) == "environment_terminated"
+        assert tool_answers(episode) == ["won", "Not carried out: the episode is over."]
+
+    async def test_two_tools_of_one_name_are_refused(self):
+        registry = ToolRegistry("own")
+        registry.tool(name="add")(lambda: None)
+        for fields in ({"resource_type": WORLD}, {"terminate_tool": "add"}):
+            episode = await collected([call()], tools=registry, **fields)
+            assert failure(episode)["message"] == "two tools are called add; rename one of them"

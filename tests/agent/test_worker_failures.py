@@ -1,0 +1,247 @@
+"""Whatever fails is recorded, the worlds and sessions are closed, and nothing else is touched."""
+
+import asyncio
+import inspect
+
+import pytest
+
+from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.errors import ProviderError
+from tests.agent.worlds import (
+    WORLD,
+    Counter,
+    call,
+    collected,
+    failure,
+    reason,
+    task_of,
+    text,
+    worker_of,
+)
+
+
+class TestFailures:
+    async def test_a_resource_that_raises_is_recorded_and_the_action_kept(self):
+        episode = await collected([call(), call("crash")], resource_type=WORLD)
+        assert failure(episode)["where"] == "EnvironmentFailure"
+        assert failure(episode)["message"] == "Counter in 'crash': ZeroDivisionError: the world broke"
+        assert failure(episode)["traceback"].splitlines()[1].startswith(f"  {inspect.getfile(Counter)}")
+        assert episode.get_actions() == [call(), call("crash")]
+        assert [m.role for m in episode.messages][-2:] == ["assistant", "tool"]
+        assert len(episode) == 2
+
+    @pytest.mark.parametrize(
+        ("observation", "reward"), [("x", float("nan")), ("x", float("inf")), ("x", "much"), ("odd keys", 1.0)]
+    )
+    async def test_a_resource_that_answers_garbage_is_recorded_and_the_action_kept(self, observation, reward):
+        episode = await collected([call("value", observation=observation, reward=reward)], resource_type=WORLD)
+        assert (failure(episode)["where"], len(episode)) == ("EnvironmentFailure", 1)
+        assert episode.get_return() == 0.0
+
+    async def test_an_outcome_of_another_type_is_named(self):
+        episode = await collected([call("bad")], resource_type=WORLD)
+        assert failure(episode)["message"] == "step('bad') returned dict, not a StepOutcome"
+
+    @pytest.mark.parametrize(
+        "garbage",
+        [
+            None,
+            "text",
+            (1, 2, 3),
+            {},
+            {"type": "dance"},
+            {"type": "text"},
+            {"type": "text", "content": 5},
+            {"type": "tool_call"},
+            {"type": "tool_calls"},
+            {"type": "tool_calls", "calls": []},
+            {"type": "tool_calls", "calls": {"name": "x"}},
+            {"type": "tool_calls", "calls": ["x"]},
+            {"type": "tool_call", "name": "add", "content": 5},
+            {"type": "tool_call", "name": "add", "arguments": {(1, 2): 3}},
+            PolicyOutput(None),
+            PolicyOutput(text("x"), 5),
+            PolicyOutput(text("x"), None, "logprobs"),
+            PolicyOutput(text("x"), None, {"usage": 5}),
+            PolicyOutput(text("x"), None, {"prompt_ids": [1], "token_ids": ["a"]}),
+            PolicyOutput(text("x"), None, {"prompt_ids": [1], "token_ids": [2**40]}),
+            PolicyOutput(text("x"), None, {"prompt_ids": [1], "token_ids": [1], "logprobs": [0.1, 0.2]}),
+            PolicyOutput(text("x"), None, {"prompt_ids": [1], "token_ids": [1], "policy_version": "v2"}),
+            PolicyOutput(text("x"), None, None, "high"),
+        ],
+    )
+    async def test_a_policy_that_returns_garbage_is_recorded_before_anything_is_done(self, garbage):
+        episode = await collected(lambda *_: garbage, resource_type=WORLD)
+        assert (reason(episode), failure(episode)["where"], len(episode)) == ("error", "PolicyError", 0)
+
+    async def test_a_policy_that_raises_is_recorded_with_its_frame(self):
+        def act(*_):
+            raise KeyError("weights")
+
+        episode = await collected(act)
+        assert failure(episode)["message"] == "ScriptedPolicy: KeyError: 'weights'"
+        assert failure(episode)["traceback"].splitlines()[1].startswith(f"  {__file__}")
+
+    async def test_an_error_of_a_provider_keeps_its_class(self):
+        def act(*_):
+            raise ProviderError("429")
+
+        assert failure(await collected(act))["class"] == "provider_error"
+
+    async def test_a_policy_that_takes_too_long_is_a_timeout(self):
+        async def act(*_):
+            await asyncio.sleep(30)
+
+        episode = await collected(act, limits={"policy_time_s": 0.02, "wall_time_s": 60})
+        assert (reason(episode), failure(episode)["class"]) == ("error", "timeout")
+        assert "limits.policy_time_s" in failure(episode)["message"]
+
+    @pytest.mark.parametrize(
+        "method",
+        [
+            "setup",
+            "reset",
+            "fork",
+            "state_key",
+            "get_observation",
+            "get_tools_spec",
+            "final_state",
+            "__init__",
+            "reseed_noise",
+        ],
+    )
+    async def test_whatever_of_the_world_breaks_the_episode_comes_back_and_nothing_stays_open(
+        self, method, monkeypatch
+    ):
+        # The worlds of a test are its own: breaking one method of the class is how a user's bug looks.
+        class Broken(Counter):
+            pass
+
+        def broken(self, *_):
+            raise RuntimeError("broken")
+
+        async def broken_async(self, *_):
+            raise RuntimeError("broken")
+
+        setattr(Broken, method, broken if method in ("__init__", "reseed_noise") else broken_async)
+        monkeypatch.setitem(globals(), "Broken", Broken)
+        episode = await collected([call()], resource_type=f"{__name__}:Broken", max_episode_steps=1)
+        assert (reason(episode), failure(episode)["where"]) == ("error", "EnvironmentFailure")
+        assert "RuntimeError: broken" in failure(episode)["message"]
+
+    async def test_a_world_that_cannot_be_closed_costs_a_line_and_not_the_episode(self, caplog, monkeypatch):
+        class Sticky(Counter):
+            async def close(self):
+                await super().close()
+                raise RuntimeError("sticky")
+
+        monkeypatch.setitem(globals(), "Sticky", Sticky)
+        episode = await collected([{"type": "terminate"}], resource_type=f"{__name__}:Sticky")
+        assert (reason(episode), failure(episode)) == ("terminate_action", None)
+        # The group's own world and the episode's.
+        assert [record.message for record in caplog.records] == ["close of Sticky: RuntimeError: sticky"] * 2
+
+    async def test_a_wrong_world_is_recorded(self):
+        episode = await collected([call()], resource_type="gymnasum")
+        assert "unknown resource 'gymnasum'; did you mean 'gymnasium'?" in failure(episode)["message"]
+
+
+class Session(AgentPolicy):
+    """Counts its sessions; `broken` names the method that raises."""
+
+    def __init__(self, act=None, broken=None):
+        self.act, self.broken = act, broken
+        self.opened, self.closed = [], []
+
+    async def open(self, context):
+        self.fail("open")
+        self.opened.append(context)
+        return self
+
+    async def get_action(self, observation, available_tools_specs=None):
+        return await self.act() if self.act else PolicyOutput(text("x"))
+
+    async def close_session(self):
+        self.closed.append(True)
+        self.fail("close_session")
+
+    def fail(self, method):
+        if self.broken == method:
+            raise RuntimeError(f"{method} broke")
+
+
+class TestSessions:
+    async def test_each_episode_opens_one_and_closes_it(self):
+        policy = Session()
+        worker = RLRolloutWorker(task_of(resource_type=WORLD, on_text="end"), policy)
+        episode = await worker.collect_episode()
+        (context,) = policy.opened
+        assert context.rollout_id == episode.id_
+        assert context.seed == episode.custom_data["seeds"]["policy"]
+        assert isinstance(context.resource, Counter)
+        assert len(policy.closed) == 1
+
+    async def test_one_that_does_not_open_is_recorded(self):
+        episode = await RLRolloutWorker(task_of(resource_type=WORLD), Session(broken="open")).collect_episode()
+        assert failure(episode)["message"] == "open of Session: RuntimeError: open broke"
+
+    async def test_one_that_does_not_close_costs_a_line_and_not_the_episode(self, caplog):
+        task = task_of(resource_type=WORLD, on_text="end")
+        episode = await RLRolloutWorker(task, Session(broken="close_session")).collect_episode()
+        assert (reason(episode), failure(episode)) == ("answered", None)
+        assert episode.custom_data["final_state"]["payload"] == b'{"total":0}'
+        assert caplog.records[0].message == "close_session of Session: RuntimeError: close_session broke"
+
+    @pytest.mark.parametrize("broken", [None, "close_session"])
+    async def test_cancellation_closes_world_and_session_and_goes_on_outwards(self, broken):
+        waiting = asyncio.Event()
+
+        async def act():
+            waiting.set()
+            await asyncio.sleep(30)
+
+        policy = Session(act, broken)
+        running = asyncio.create_task(RLRolloutWorker(task_of(resource_type=WORLD), policy).collect_episode())
+        await waiting.wait()
+        assert len(Counter.open_worlds) == 2
+        before = asyncio.all_tasks()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert len(policy.closed) == 1
+        assert not Counter.open_worlds
+        assert asyncio.all_tasks() <= before
+
+
+class TestGivenEnvironment:
+    async def test_it_is_forked_and_stays_its_owners(self):
+        world = Counter()
+        worker = worker_of([call(by=2), {"type": "terminate"}], environment=world)
+        episode = await worker.collect_episode()
+        assert episode.custom_data["start"]["verified"] is True
+        assert world.total == 0
+        assert Counter.open_worlds == {world}
+        await world.close()
+
+    async def test_concurrent_episodes_of_different_starts_do_not_disturb_each_other(self):
+        class Seeded(Counter):
+            async def reset(self, seed=None):
+                await asyncio.sleep(0)
+                await super().reset(seed)
+                await asyncio.sleep(0)
+
+            async def fork(self):
+                await asyncio.sleep(0)
+                return await super().fork()
+
+            async def state_key(self):
+                return f"{self.seed} {self.total}"
+
+        world = Seeded()
+        worker = worker_of([call(), {"type": "terminate"}], environment=world)
+        episodes = await asyncio.gather(*(worker.collect_episode(seed=seed) for seed in range(8)))
+        assert [failure(episode) for episode in episodes] == [None] * 8
+        keys = [episode.custom_data["start"]["state_key"] for episode in episodes]
+        assert keys == [f"{episode.custom_data['seeds']['environment']} 0" for episode in episodes]
+        await world.close()

@@ -1,0 +1,62 @@
+"""Every example runs: the expert solves it, the random policy does not, and the README's code is what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "reward_kit.cli.main", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", ["frozen_lake", "sqlite_analyst"])
+def test_the_expert_solves_an_example_and_chance_does_not(tmp_path: Path, name: str) -> None:
+    task = str(ROOT / "examples" / name / "task.yaml")
+    done = run(tmp_path, "run", task, "--policy", "expert", "--policy", "random", "-n", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    expert, chance = json.loads(done.stdout)["policies"]
+    assert (expert["policy"], expert["score"]["mean"], expert["errors"]) == ("expert", 1.0, {})
+    assert chance["score"]["mean"] < 0.3 and not chance["errors"]
+
+
+def test_the_expert_on_slippery_ice_does_not_always_arrive(tmp_path: Path) -> None:
+    task = str(ROOT / "examples" / "frozen_lake" / "task.yaml")
+    slippery = "base_resource_config.env_kwargs.is_slippery=true"
+    done = run(tmp_path, "run", task, "--policy", "expert", "-T", slippery, "--json")
+    assert done.returncode == 0, done.stderr
+    assert 0.1 < json.loads(done.stdout)["policies"][0]["score"]["mean"] < 1.0
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_code_of_the_readme_runs(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (reward,), (task,) = blocks(readme, "python"), blocks(readme, "yaml")
+    (tmp_path / "reward.py").write_text(reward)
+    (tmp_path / "task.yaml").write_text(task + "policy: {type: scripted, actions: [{type: text, content: Paris}]}\n")
+    rows = [
+        {"question": f"Capital of {land}?", "ground_truth": town}
+        for land, town in (("France", "Paris"), ("Italy", "Rome"))
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = run(tmp_path, "run", "task.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    (policy,) = json.loads(done.stdout)["policies"]
+    assert (policy["episodes"], policy["score"]["mean"]) == (8, 0.5)
+
+
+def test_the_python_of_the_guides_imports(tmp_path: Path) -> None:
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for code in blocks(page.read_text(encoding="utf-8"), "python"):
+            exec(compile(code, str(page), "exec"), {"__name__": "guide"})
