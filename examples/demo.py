@@ -36,7 +36,8 @@ def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
     console.print()
     console.print(Columns(tables, padding=(0, 4)))
-    console.print("The runs are in runs/. Next:  .venv/bin/reward-kit run examples/frozen_lake/task.yaml --policy human")
+    console.print("The runs are in runs/. Play yourself:")
+    console.print("  .venv/bin/reward-kit run examples/frozen_lake/task.yaml --policy human --limit 1 -n 1")
 
 
 if __name__ == "__main__":

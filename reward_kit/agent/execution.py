@@ -81,6 +81,7 @@ class Toolbox:
         self._own = list(registry.get_openai_tools()) if registry else []
         if self._terminate_tool:
             self._own.append(terminate_spec(self._terminate_tool))
+        self._offered: list[str] = []
 
     async def specs(self) -> list[ToolSpec] | None:
         """The tools that can be called now, None where there are none.
@@ -96,6 +97,7 @@ class Toolbox:
         twice = [name for name, count in names.items() if count > 1]
         if twice:
             raise ConfigError(f"two tools are called {', '.join(sorted(twice))}; rename one of them")
+        self._offered = list(names)
         return specs or None
 
     async def execute(self, action: Action, step: int, seconds_left: float | None) -> Execution:
@@ -155,9 +157,10 @@ class Toolbox:
 
     async def _refuse_unknown(self, name: str) -> None:
         """Offer the nearest of all tools, the task's own included, which a resource does not know of."""
-        names = [spec["function"]["name"] for spec in await self.specs() or []]
-        if name not in names:
-            raise ToolError(f"unknown tool {name!r}{did_you_mean(name, names)}")
+        if name not in self._offered:
+            await self.specs()  # an earlier call of the same action may have brought new tools
+        if name not in self._offered:
+            raise ToolError(f"unknown tool {name!r}{did_you_mean(name, self._offered)}")
 
     async def _call_own(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         assert self._registry is not None

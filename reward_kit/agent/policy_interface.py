@@ -142,9 +142,9 @@ def _check_log_probs(log_probs: Any) -> None:
     if token_ids is not None and logprobs is not None and len(token_ids) != len(logprobs):
         raise PolicyError(f"{len(token_ids)} token_ids but {len(logprobs)} logprobs")
     with boundary(PolicyError, "prompt_ids and token_ids are integers of 32 bits, logprobs numbers"):
-        array("i", log_probs.get("prompt_ids") or ())
-        array("i", token_ids or ())
-        array("d", (logprobs or ()) if token_ids else ())
+        for typecode, values in (("i", log_probs.get("prompt_ids")), ("i", token_ids), ("d", logprobs)):
+            if values is not None and (typecode == "i" or token_ids is not None):
+                array(typecode, values)
 
 
 def tool_calls_of(action: Mapping[str, Any]) -> list[Mapping[str, Any]]:

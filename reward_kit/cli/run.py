@@ -51,9 +51,7 @@ class Request:
 @click.option("--seed", type=int, default=0, show_default=True, help="Everything random derives from it.")
 @click.option("-T", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key of the task (dotted for inner).")
 @click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
-@click.option(
-    "--resume", is_flag=False, flag_value=_LATEST, metavar="[RUN]", help="Go on; default: the latest run."
-)
+@click.option("--resume", is_flag=False, flag_value=_LATEST, metavar="[RUN]", help="Go on; default: the latest run.")
 @click.option("--fail-under", type=float, metavar="X", help="Exit 1 where a mean score is below X.")
 @click.option("--fail-on-error", type=click.FloatRange(0), metavar="X", help="Stop once more than X episodes broke.")
 @click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal.")

@@ -4,18 +4,10 @@ import asyncio
 
 import pytest
 
+from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.errors import ProviderError
-from tests.agent.worlds import (
-    WORLD,
-    call,
-    calls,
-    collected,
-    failure,
-    reason,
-    text,
-    tool_answers,
-)
+from reward_kit.errors import EnvironmentFailure, ProviderError
+from tests.agent.worlds import WORLD, Counter, call, calls, collected, failure, reason, text, tool_answers, worker_of
 
 
 class TestToolCalls:
@@ -141,3 +133,44 @@ class TestToolCalls:
         for fields in ({"resource_type": WORLD}, {"terminate_tool": "add"}):
             episode = await collected([call()], tools=registry, **fields)
             assert failure(episode)["message"] == "two tools are called add; rename one of them"
+
+    async def test_a_tool_that_an_earlier_call_of_the_same_action_brought_can_be_called(self):
+        class Unlocking(Counter):
+            async def get_tools_spec(self):
+                return [
+                    spec for spec in await super().get_tools_spec() if self.total or spec["function"]["name"] != "win"
+                ]
+
+        world = Unlocking()
+        worker = worker_of([calls(("add", {}), ("win", {}))], environment=world)
+        assert reason(await worker.collect_episode()) == "environment_terminated"
+        early = await worker_of([calls(("win", {}))], environment=world, max_episode_steps=1).collect_episode()
+        assert "unknown tool 'win'" in tool_answers(early)[0]
+        await world.close()
+
+    async def test_a_broken_world_ends_the_episode_also_where_a_tool_of_the_task_uses_it(self):
+        registry = ToolRegistry("own")
+
+        @registry.tool
+        async def push(world: ForkableResource) -> str:
+            """Push."""
+            raise EnvironmentFailure("the world broke")
+
+        episode = await collected([call("push"), call()], resource_type=WORLD, tools=registry)
+        assert (reason(episode), failure(episode)["where"], len(episode)) == ("error", "EnvironmentFailure", 1)
+
+    async def test_an_observation_keeps_its_form_and_is_shown_as_json(self):
+        shown = {"position": [1, 2]}
+        episode = await collected([call("value", observation=shown)], resource_type=WORLD, max_episode_steps=1)
+        assert episode.get_observations(1) == shown
+        assert tool_answers(episode) == ['{"position": [1, 2]}']
+
+    async def test_arguments_that_are_no_mapping_are_a_tool_error(self):
+        action = {"type": "tool_call", "name": "add", "arguments": [1]}
+        episode = await collected([action], resource_type=WORLD, max_episode_steps=1)
+        assert tool_answers(episode) == ["Error: the arguments of 'add' are a list, not an object"]
+
+    async def test_what_the_model_said_and_thought_beside_a_call_is_kept(self):
+        action = {**call(), "content": "I add.", "reasoning_content": "hm"}
+        episode = await collected([action], resource_type=WORLD, max_episode_steps=1)
+        assert (episode.messages[1].content, episode.messages[1].reasoning_content) == ("I add.", "hm")

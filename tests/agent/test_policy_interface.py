@@ -1,5 +1,6 @@
 """`check_output`: what counts as an action of a policy."""
 
+import numpy as np
 import pytest
 
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput, check_output, tool_calls_of
@@ -27,6 +28,12 @@ def test_the_four_kinds_of_action_are_accepted(action):
     assert check_output((action, None, None, None)) == PolicyOutput(action)
 
 
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_tokens_may_come_in_any_sequence(kind):
+    known = {"prompt_ids": kind([1, 2]), "token_ids": kind([3]), "logprobs": kind([-0.5]), "policy_version": 1}
+    assert check_output(PolicyOutput(text("x"), None, known)).log_probs is known
+
+
 def test_an_output_has_exactly_four_parts():
     assert PolicyOutput._fields == ("action_structured", "raw_policy_output", "log_probs", "value_estimate")
 
@@ -44,6 +51,9 @@ def test_an_output_has_exactly_four_parts():
         (PolicyOutput(text("x"), b"raw"), "raw_policy_output is text or None"),
         (PolicyOutput(text("x"), None, []), "log_probs and its usage are mappings"),
         (PolicyOutput(text("x"), None, {"token_ids": [1], "logprobs": []}), "1 token_ids but 0 logprobs"),
+        (PolicyOutput(text("x"), None, {"prompt_ids": [None]}), "prompt_ids and token_ids are integers"),
+        (PolicyOutput(text("x"), None, {"token_ids": [2**40]}), "prompt_ids and token_ids are integers"),
+        (PolicyOutput(text("x"), None, {"token_ids": [1], "logprobs": ["a"]}), "logprobs numbers"),
         (PolicyOutput(text("x"), None, {"policy_version": "a"}), "policy_version is an integer, got 'a'"),
         (PolicyOutput(text("x"), None, None, "1"), "value_estimate is a number or None, got '1'"),
     ],

@@ -14,9 +14,11 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.environments.base import StepOutcome
 from reward_kit.environments.python_state import PythonStateResource
+from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError
 from tests.agent.worlds import (
     WORLD,
+    Counter,
     call,
     calls,
     collected,
@@ -116,6 +118,12 @@ class TestTextActions:
         episode = await collected([text("hm"), {"type": "terminate"}], resource_type=WORLD, nudge="Go on.")
         assert [m.text for m in episode.messages] == ["the count is 0", "hm", "Go on.", ""]
         assert episode.get_observations(1) == "Go on."
+
+    async def test_tools_of_every_origin_count(self):
+        world, registry = Counter(), ToolRegistry("own")
+        for origin in ({"environment": world}, {"tools": registry}, {"terminate_tool": "bye"}):
+            assert reason(await collected([text("a"), {"type": "terminate"}], **origin)) == "terminate_action"
+        await world.close()
 
     async def test_the_task_may_say_otherwise(self):
         assert reason(await collected([text("a")], resource_type=WORLD, on_text="end")) == "answered"
