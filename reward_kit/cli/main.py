@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+import threading
 from importlib import import_module
+from typing import NoReturn
 
 import click
 
@@ -60,9 +64,21 @@ def main() -> None:
         program(auto_envvar_prefix="REWARD_KIT")
     except RewardKitError as error:
         click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
+        _leave(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _leave(130)
+    except SystemExit as leaving:
+        _leave(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit, also where a user's function hangs in a thread, for which the interpreter would wait for ever."""
+    if threading.active_count() > 1:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

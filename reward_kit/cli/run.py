@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import click
+from click.core import ParameterSource
 
 from reward_kit.agent.policies import make_policy
 from reward_kit.cli.outcome import close_run, display_kind, interruptible, log_to
@@ -32,7 +33,9 @@ class Request:
 
     task_path: Path
     overrides: Mapping[str, Any]
-    policies: Sequence[Mapping[str, Any]]
+    models: Sequence[str]
+    policies: Sequence[str]
+    base_url: str | None
     rollouts: int | None
     limit: int | None
     sample_ids: Sequence[str]
@@ -84,25 +87,35 @@ def command(
       reward-kit run task.yaml --policy expert --policy random
       reward-kit run --resume
     """
-    path = _run_to_resume(resume, task, log_dir) if resume else None
-    if path is not None:
+    if resume is not None:
+        _refuse_options_with_resume()
+        path = _run_to_resume(resume, task, log_dir)
         request = _request_of(path)
-    elif task is None:
-        raise click.UsageError("name a task file, or give --resume")
+    elif task is not None:
+        path, parsed = None, dict(parse_override(item) for item in overrides)
+        request = Request(task, parsed, models, policies, base_url, rollouts, limit, sample_ids, seed)
     else:
-        chosen = _choose_policies(task, models, policies, base_url)
-        parsed = dict(parse_override(item) for item in overrides)
-        request = Request(task, parsed, chosen, rollouts, limit, sample_ids, seed)
+        raise click.UsageError("name a task file, or give --resume")
     loaded = load_task(request.task_path, request.overrides)
+    if path is not None:
+        _refuse_changed_task(path, loaded)
     plan = _plan(loaded, request, max_concurrency)
     anyio.run(check_world, loaded)
     if dry_run:
         _show_plan(plan)
         return
-    store = RunStore(path) if path else _new_store(log_dir, plan, request)
-    if path is not None:
-        _refuse_changed_task(path, loaded)
+    store = RunStore(path) if path is not None else _new_store(log_dir, plan, request)
     sys.exit(_execute(store, plan, display, fail_under, fail_on_error, as_json))
+
+
+def _refuse_options_with_resume() -> None:
+    """What is run was decided when the run began; an option that would change it is an error, not a silent no-op."""
+    context = click.get_current_context()
+    decided = ("models", "policies", "base_url", "rollouts", "limit", "sample_ids", "seed", "overrides")
+    for name in decided:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = next(p.opts[0] for p in context.command.params if p.name == name)
+            raise click.UsageError(f"{option} cannot be changed by --resume; start a new run")
 
 
 def _execute(
@@ -134,10 +147,10 @@ def _execute(
 
 def _plan(task: Task, request: Request, max_concurrency: int) -> Plan:
     folder = task.path.resolve().parent
-    policies = [NamedPolicy(p["label"], make_policy(p["type"], p["options"], folder)) for p in request.policies]
+    chosen = _choose_policies(task, request)
     return Plan(
         task=task,
-        policies=policies,
+        policies=[NamedPolicy(label, make_policy(kind, options, folder)) for label, kind, options in chosen],
         samples=selected(task, request.limit, request.sample_ids),
         rollouts=request.rollouts or task.rollouts_per_sample,
         seed=request.seed,
@@ -145,43 +158,54 @@ def _plan(task: Task, request: Request, max_concurrency: int) -> Plan:
     )
 
 
-def _choose_policies(
-    task_path: Path, models: Sequence[str], policies: Sequence[str], base_url: str | None
-) -> list[dict[str, Any]]:
-    """Each policy's label, type and options: what was asked for, with the task file's options where the type agrees.
+class Choice(NamedTuple):
+    """A policy to run: its label in results, and what `make_policy` takes."""
+
+    label: str
+    type: str
+    options: dict[str, Any]
+
+
+def _choose_policies(task: Task, request: Request) -> list[Choice]:
+    """What was asked for, with the task file's options where the type agrees; else the task file's own policy.
 
     Raises:
         ConfigError: no policy is named anywhere, a provider is unknown, or two policies have one label.
     """
-    in_file = load_task(task_path).definition.policy
-    asked = [(model, _model_policy(model, in_file, base_url)) for model in models]
-    asked += [(name, _with_file_options(name, in_file)) for name in policies]
-    if not asked and in_file is not None:
+    in_file = task.definition.policy
+    chosen = [_model_choice(model, in_file) for model in request.models]
+    chosen += [Choice(name, name, _file_options(name, in_file)) for name in request.policies]
+    if not chosen and in_file is not None:
         label = f"openai/{in_file.options().get('model')}" if in_file.type == "openai" else in_file.type
-        asked = [(label, (in_file.type, in_file.options()))]
-    if not asked:
+        chosen = [Choice(label, in_file.type, in_file.options())]
+    if not chosen:
         raise ConfigError(
-            f"{task_path}: no policy. Give --model openai/NAME, --policy random, or a policy: block in the file"
+            f"{task.path}: no policy. Give --model openai/NAME, --policy random, or a policy: block in the file"
         )
-    labels = [label for label, _ in asked]
+    if request.base_url is not None:
+        if all(choice.type != "openai" for choice in chosen):
+            raise ConfigError("--base-url is for models, and no policy of this run is one; give --model openai/NAME")
+        for choice in chosen:
+            if choice.type == "openai":
+                choice.options["base_url"] = request.base_url
+    labels = [choice.label for choice in chosen]
     if len(set(labels)) < len(labels):
         raise ConfigError(f"two policies are called {next(x for x in labels if labels.count(x) > 1)!r}")
-    return [{"label": label, "type": kind, "options": options} for label, (kind, options) in asked]
+    return chosen
 
 
-def _model_policy(model: str, in_file: PolicyModel | None, base_url: str | None) -> tuple[str, dict[str, Any]]:
+def _model_choice(model: str, in_file: PolicyModel | None) -> Choice:
     provider, separator, name = model.partition("/")
     if not separator or not name or provider not in _PROVIDERS:
         raise ConfigError(
             f"--model {model!r}: write openai/NAME{did_you_mean(provider, _PROVIDERS)} "
             "(any OpenAI-compatible endpoint through --base-url)"
         )
-    kind, options = _with_file_options(provider, in_file)
-    return kind, {**options, "model": name, **({"base_url": base_url} if base_url else {})}
+    return Choice(model, provider, {**_file_options(provider, in_file), "model": name})
 
 
-def _with_file_options(name: str, in_file: PolicyModel | None) -> tuple[str, dict[str, Any]]:
-    return name, in_file.options() if in_file is not None and in_file.type == name else {}
+def _file_options(name: str, in_file: PolicyModel | None) -> dict[str, Any]:
+    return in_file.options() if in_file is not None and in_file.type == name else {}
 
 
 def _new_store(log_dir: Path, plan: Plan, request: Request) -> RunStore:
@@ -193,9 +217,11 @@ def _new_store(log_dir: Path, plan: Plan, request: Request) -> RunStore:
         "task_digest": plan.task.digest,
         "task": without_secrets(plan.task.definition.model_dump(mode="json", exclude_defaults=True)),
         "overrides": dict(request.overrides),
-        "policies": without_secrets(list(request.policies)),
+        "models": list(request.models),
+        "policies": list(request.policies),
+        "base_url": request.base_url,
         "seed": request.seed,
-        "rollouts": plan.rollouts,
+        "rollouts": request.rollouts,
         "limit": request.limit,
         "sample_ids": list(request.sample_ids),
         "total": plan.total,
@@ -214,20 +240,10 @@ def _run_to_resume(resume: str, task: Path | None, log_dir: Path) -> Path:
 def _request_of(path: Path) -> Request:
     """What an earlier run was asked to do."""
     header = read_json(path / "run.json")
-    # A hidden secret is not stored; the policy finds it in the environment again.
-    policies = [
-        {**policy, "options": {key: value for key, value in policy["options"].items() if value != "(hidden)"}}
-        for policy in header["policies"]
-    ]
-    return Request(
-        task_path=Path(header["task_path"]),
-        overrides=header["overrides"],
-        policies=policies,
-        rollouts=header["rollouts"],
-        limit=header["limit"],
-        sample_ids=header["sample_ids"],
-        seed=header["seed"],
-    )
+    if "task_path" not in header:
+        raise ConfigError(f"{path} is no run of a task and cannot be resumed")
+    given = {field.name: header[field.name] for field in fields(Request) if field.name != "task_path"}
+    return Request(task_path=Path(header["task_path"]), **given)
 
 
 def _refuse_changed_task(path: Path, task: Task) -> None:

@@ -20,9 +20,15 @@ _IDENTITY = ("sample_id", "group_id", "rollout_index", "policy", "stop_reason", 
 _FACTS = ("seeds", "start", "final_state", "usage", "sample", "ground_truth", "timing")
 
 
-def episode_to_record(episode: SingleAgentEpisode) -> dict[str, Any]:
-    """The episode as one JSON object; `episode_from_record` gives an equal episode."""
-    facts = {key: to_json_value(value) for key, value in episode.custom_data.items()}
+def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The episode as one JSON object; `episode_from_record` gives an equal episode.
+
+    Args:
+        episode: the episode.
+        final_state: stands in the place of the episode's own, where its payload is kept elsewhere.
+    """
+    custom_data = {**episode.custom_data, **({"final_state": dict(final_state)} if final_state else {})}
+    facts = {key: to_json_value(value) for key, value in custom_data.items()}
     record: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "rollout_id": episode.id_}
     record |= {key: facts.pop(key, None) for key in _IDENTITY}
     record |= {"terminated": episode.is_terminated, "truncated": episode.is_truncated}

@@ -152,7 +152,8 @@ class Run:
         if reward is None:
             await self._collect(None)
             return
-        async with AsyncRewardAgent(reward) as scorer, anyio.create_task_group() as takers:
+        deadline_s = self._plan.task.definition.limits.reward_time_s
+        async with AsyncRewardAgent(reward, deadline_s=deadline_s) as scorer, anyio.create_task_group() as takers:
             scoring = _Scoring(self, reward, scorer, takers)
             for request in self._unscored:
                 await scoring.submit(request)

@@ -8,11 +8,11 @@ torn last line that a kill can leave is cut off when the run is opened again. A 
 from __future__ import annotations
 
 import datetime
-import fcntl
 import json
 import os
 import re
 import secrets
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -73,15 +73,15 @@ class RunStore:
         return store
 
     def __enter__(self) -> Self:
-        self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_for_this_process(self._lock)
         except OSError:
             os.close(self._lock)
             raise StoreError(f"{self.path} is open in another process; wait for it to end") from None
         for name in ("episodes.jsonl", "scores.jsonl"):
             _cut_torn_line(self.path / name)
-            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
             self._files[name] = os.open(self.path / name, flags, 0o644)
         return self
 
@@ -94,9 +94,9 @@ class RunStore:
 
     def append_episode(self, episode: SingleAgentEpisode) -> dict[str, Any]:
         """Write one episode; its final state goes to `states/` first. Returns the line as written."""
-        record = episode_to_record(episode)
-        if state := episode.custom_data.get("final_state"):
-            record["final_state"] = self._keep_state(StateSnapshot(state["kind"], state["payload"]))
+        state = episode.custom_data.get("final_state")
+        kept = self._keep_state(StateSnapshot(state["kind"], state["payload"])) if state else None
+        record = episode_to_record(episode, final_state=kept)
         self._append("episodes.jsonl", record)
         return record
 
@@ -189,6 +189,18 @@ def without_secrets(value: Any) -> Any:
         hidden = {key: bool(_SECRET.search(str(key))) and isinstance(item, str) for key, item in value.items()}
         return {key: "(hidden)" if hidden[key] else without_secrets(item) for key, item in value.items()}
     return [without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _lock_for_this_process(descriptor: int) -> None:
+    """Lock an open file until it is closed, also by the death of this process. OSError where another holds it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:

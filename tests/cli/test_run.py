@@ -303,3 +303,30 @@ def test_kill_9_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path: Path, 
     episodes, scores = (lines(project.run_path() / name) for name in ("episodes.jsonl", "scores.jsonl"))
     assert len(episodes) == len({line["rollout_id"] for line in episodes}) == total
     assert len(scores) == len({line["rollout_id"] for line in scores}) == total
+
+
+def test_resume_refuses_options_that_would_change_the_run(project: Project) -> None:
+    project.call("run", "task.yaml")
+    done = project.call("run", "--resume", "latest", "--seed", "3")
+    assert done.returncode == 2 and "--seed cannot be changed by --resume" in done.stderr
+
+
+def test_a_base_url_without_a_model_is_refused(project: Project) -> None:
+    done = project.call("run", "task.yaml", "--base-url", "http://127.0.0.1:1/v1")
+    assert done.returncode == 2 and "--base-url" in done.stderr
+    assert not project.runs()
+
+
+def test_a_tool_or_reward_that_never_returns_does_not_keep_the_program(project: Project) -> None:
+    (project.folder / "tools.py").write_text(
+        "import time\nfrom reward_kit import ToolRegistry\nregistry = ToolRegistry('r')\n"
+        "@registry.tool\ndef wait() -> str:\n    time.sleep(600)\n    return ''\n"
+    )
+    (project.folder / "reward.py").write_text("import time\ndef right(messages):\n    time.sleep(600)\n")
+    project.write_task(limits={"tool_time_s": 0.2, "reward_time_s": 0.2})
+    done = project.call("run", "task.yaml")
+    assert done.returncode == 3
+    scores = lines(project.run_path() / "scores.jsonl")
+    assert {score["failure"]["class"] for score in scores} == {"timeout"}
+    (episode, *_) = lines(project.run_path() / "episodes.jsonl")
+    assert "did not answer within 0.2 s" in episode["messages"][2]["content"]
