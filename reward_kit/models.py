@@ -192,6 +192,9 @@ class LimitsModel(BaseModel):
 
     wall_time_s: float | None = Field(default=None, gt=0)
     total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens of all its steps")
+    environment_time_s: float | None = Field(
+        default=300.0, gt=0, description="one setup, reset, fork or look of the resource"
+    )
     tool_time_s: float | None = Field(default=60.0, gt=0, description="one call of one tool")
     policy_time_s: float | None = Field(default=None, gt=0, description="one action of the policy")
     reward_time_s: float | None = Field(default=600.0, gt=0, description="one call of the reward function")

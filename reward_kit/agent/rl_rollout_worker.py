@@ -12,6 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,12 +22,12 @@ from reward_kit.agent.execution import Execution, Toolbox, as_text, assistant_me
 from reward_kit.agent.models import History, StepData, StopReason, steps_of
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, check_output
 from reward_kit.agent.samples import Prompt, Sample
-from reward_kit.agent.starts import CLOSE_SECONDS, EpisodeStart, GroupStart, close_quietly
+from reward_kit.agent.starts import CLOSE_SECONDS, EpisodeStart, GroupStart, close_quietly, environment_call
 from reward_kit.environments.base import ForkableResource, ToolSpec
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.segments import Turn
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, PolicyError, RewardKitError, boundary
+from reward_kit.errors import ConfigError, Failure, PolicyError, RewardKitError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
 
 logger = logging.getLogger("reward_kit.agent")
@@ -179,7 +180,7 @@ class RLRolloutWorker:
     async def _begin(self, live: _Live) -> None:
         observation = None
         if live.start.world is not None:
-            with boundary(EnvironmentFailure, "get_observation"):
+            with self._look("get_observation"):
                 observation = await live.start.world.get_observation()
         messages = self._prompt.render(live.start.sample, as_text(observation))
         live.episode.add_messages(messages)
@@ -189,11 +190,11 @@ class RLRolloutWorker:
     async def _step(self, live: _Live, session: AgentPolicy, tools: Toolbox) -> None:
         """One action and what comes of it."""
         clock = time.perf_counter()
-        if live.start.world is not None:
-            with boundary(EnvironmentFailure, "state_key"):
+        with self._look("state_key and get_tools_spec"):
+            if live.start.world is not None:
                 live.episode.infos.data[-1]["state_key"] = await live.start.world.state_key()
+            specs = await tools.specs()
         observation = self._prepare_policy_observation(live.episode.messages)
-        specs = await tools.specs()
         asked = time.perf_counter()
         output = await self._ask_policy(live, session, observation, specs)
         if output is None:
@@ -293,6 +294,9 @@ class RLRolloutWorker:
             extra_model_outputs={key: value for key, value in outputs.items() if value is not None},
         )
 
+    def _look(self, what: str) -> AbstractContextManager[None]:
+        return environment_call(what, self.task_definition.limits.environment_time_s)
+
     def _count_usage(self, live: _Live, output: PolicyOutput) -> None:
         for key, value in ((output.log_probs or {}).get("usage") or {}).items():
             if isinstance(value, int | float):
@@ -309,7 +313,7 @@ class RLRolloutWorker:
 
     async def _take_final_state(self, live: _Live) -> None:
         if live.start.world is not None and live.failure is None and live.is_world_known:
-            with boundary(EnvironmentFailure, "final_state"):
+            with self._look("final_state"):
                 snapshot = await live.start.world.final_state()
             if snapshot is not None:
                 live.episode.custom_data["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}

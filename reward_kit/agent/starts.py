@@ -8,7 +8,8 @@ unverified.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,8 +117,10 @@ class GroupStart:
 
     async def _fork(self, seeds: Seeds) -> ForkableResource:
         base = await self._opened(seeds)
-        with boundary(EnvironmentFailure, f"fork of {_name(base)}"):
-            return await base.fork()
+        # One fork at a time: the contract does not ask a resource to be forked concurrently.
+        async with self._lock:
+            with self._call(f"fork of {_name(base)}"):
+                return await base.fork()
 
     async def _checked_key(self, world: ForkableResource) -> str:
         """The key of the world's state; that of a fork must be its origin's."""
@@ -150,9 +153,9 @@ class GroupStart:
     async def _fork_of_given(self, given: ForkableResource, seeds: Seeds) -> ForkableResource:
         """A world of the group's own, since other groups reset the given one to other starts."""
         async with self._given_lock:
-            with boundary(EnvironmentFailure, f"reset of {_name(given)}"):
+            with self._call(f"reset of {_name(given)}"):
                 await given.reset(seeds.environment)
-            with boundary(EnvironmentFailure, f"fork of {_name(given)}"):
+            with self._call(f"fork of {_name(given)}"):
                 return await given.fork()
 
     def _kind(self) -> type[ForkableResource]:
@@ -163,18 +166,31 @@ class GroupStart:
         with boundary(EnvironmentFailure, f"making a {kind.__name__}"):
             world = kind()
         try:
-            with boundary(EnvironmentFailure, f"setup of {_name(world)}"):
+            with self._call(f"setup of {_name(world)}"):
                 await world.setup(merged_config(self._task.base_resource_config, self._sample.resource_config))
-            with boundary(EnvironmentFailure, f"reset of {_name(world)}"):
+            with self._call(f"reset of {_name(world)}"):
                 await world.reset(seeds.environment)
         except BaseException:
             await close_quietly(world)
             raise
         return world
 
+    def _call(self, what: str) -> AbstractContextManager[None]:
+        return environment_call(what, self._task.limits.environment_time_s)
+
     async def _state_key(self, world: ForkableResource) -> str:
-        with boundary(EnvironmentFailure, f"state_key of {_name(world)}"):
+        with self._call(f"state_key of {_name(world)}"):
             return await world.state_key()
+
+
+@contextmanager
+def environment_call(what: str, seconds: float | None) -> Iterator[None]:
+    """A call of a resource: what escapes is an `EnvironmentFailure`, and after `seconds` it is given up."""
+    with boundary(EnvironmentFailure, what):
+        with anyio.move_on_after(seconds) as scope:
+            yield
+        if scope.cancelled_caught:
+            raise TimeoutError(f"no answer within {seconds} s (limits.environment_time_s)")
 
 
 def merged_config(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

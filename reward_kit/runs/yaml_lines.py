@@ -12,6 +12,16 @@ from reward_kit.errors import ConfigError
 KeyPath = tuple[str | int, ...]
 
 
+class _Loader(yaml.SafeLoader):
+    """Dates stay the text they are written as: they go into prompts and JSON files."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 class LocatedYaml:
     """A YAML document: its `data`, and the line of every key and list item.
 
@@ -27,7 +37,7 @@ class LocatedYaml:
             raise ConfigError(f"cannot read {path}: {error}") from None
         self._lines: dict[KeyPath, int] = {}
         try:
-            loader = yaml.SafeLoader(text)
+            loader = _Loader(text)
             node = loader.get_single_node()
             self._locate(node, ())
             self.data: Any = loader.construct_document(node) if node is not None else None

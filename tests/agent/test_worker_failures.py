@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 
+import anyio
 import pytest
 
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
@@ -245,3 +246,18 @@ class TestGivenEnvironment:
         keys = [episode.custom_data["start"]["state_key"] for episode in episodes]
         assert keys == [f"{episode.custom_data['seeds']['environment']} 0" for episode in episodes]
         await world.close()
+
+
+@pytest.mark.parametrize(
+    "method", ["setup", "reset", "fork", "state_key", "get_observation", "get_tools_spec", "final_state"]
+)
+async def test_a_resource_that_never_answers_is_given_up(method, monkeypatch):
+    async def hang(self, *_):
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(Counter, method, hang)
+    episode = await collected([text("done")], resource_type=WORLD, on_text="end", limits={"environment_time_s": 0.02})
+    assert reason(episode) == "error"
+    assert failure(episode)["class"] == "timeout"
+    assert "limits.environment_time_s" in failure(episode)["message"]
+    assert not Counter.open_worlds

@@ -155,3 +155,10 @@ def test_a_tools_module_defines_exactly_one_registry(tmp_path: Path, source: str
     write(tmp_path, source, "tools.py")
     with pytest.raises(ConfigError, match=message):
         load_task(write(tmp_path, MINIMAL + "tools_module_path: tools.py\n"))
+
+
+def test_a_date_in_yaml_stays_text(tmp_path: Path) -> None:
+    write(tmp_path, "- {id: a, day: 2025-03-01, number: 3}\n", "rows.yaml")
+    task = load_task(write(tmp_path, MINIMAL + "dataset_path: rows.yaml\nground_truth: 2025-03-01\n"))
+    assert task.samples[0].row == {"id": "a", "day": "2025-03-01", "number": 3}
+    assert task.samples[0].ground_truth == "2025-03-01"
