@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import os
 import traceback
@@ -118,10 +119,24 @@ def boundary(error_type: type[RewardKitError], what: str) -> Iterator[None]:
         yield
     except RewardKitError:
         raise
+    except asyncio.CancelledError as error:
+        if _is_being_cancelled():
+            raise
+        # It leaked out of foreign code that awaited something cancelled: that code's failure, not our end.
+        raise error_type(f"{what}: cancelled from inside") from error
     except TimeoutError as error:
         raise DeadlineError(f"{what}: timed out{_detail(error)}") from error
     except (Exception, SystemExit) as error:
         raise error_type(f"{what}: {type(error).__name__}{_detail(error)}") from error
+
+
+def _is_being_cancelled() -> bool:
+    """The running task itself was asked to end."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no loop is running
+        return True
+    return task is None or task.cancelling() > 0
 
 
 def _detail(error: BaseException) -> str:
@@ -181,10 +196,10 @@ class Failure:
 def user_traceback(error: BaseException, max_lines: int = 15) -> str:
     """The traceback of `error` as its author wants to read it: the error, then their own frames, innermost first.
 
-    Frames of installed libraries are left out unless nothing else is there, those of this package always.
+    Frames of this package and of installed libraries are left out; "" where no other is there.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_internal(frame.filename)]
-    own = [frame for frame in frames if not any(part in frame.filename for part in _INSTALLED)] or frames
+    own = [frame for frame in frames if not any(part in frame.filename for part in _INSTALLED)]
     lines = [f"{type(error).__name__}: {safe_str(error)}".splitlines()[0]]
     for frame in reversed(own):
         lines += [f"  {frame.filename}:{frame.lineno} in {frame.name}", f"    {frame.line}"]

@@ -208,6 +208,11 @@ class PolicyModel(BaseModel):
 
     type: str = Field(description="openai, scripted, random, expert, human, or module:Class")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _a_name_alone(cls, data: Any) -> Any:
+        return {"type": data} if isinstance(data, str) else data
+
     def options(self) -> dict[str, Any]:
         """The keys besides `type`."""
         return dict(self.model_extra or {})

@@ -223,8 +223,9 @@ def _group_keys(batch: Batch, group_ids: Sequence[Hashable] | None) -> Sequence[
             raise ConfigError(f"{len(batch)} trajectories need {len(batch)} group ids; got {len(group_ids)}")
         return group_ids
     recorded = [steps[0].step_info.get("group_id") if steps else None for steps in batch]
-    without = [index for index, group_id in enumerate(recorded) if group_id is None]
-    if without and len(without) < len(batch):
+    # A trajectory that broke before its first step has nothing to record, and nothing to earn.
+    without = [index for index, steps in enumerate(batch) if steps and recorded[index] is None]
+    if without and any(group_id is not None for group_id in recorded):
         raise ConfigError(f"trajectory {without[0]} records no group_id while others do; give group_ids")
     return recorded
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -193,8 +194,11 @@ class CreditAssigner:
             scored: their scores in any order, joined by rollout id.
 
         Raises:
-            ConfigError: an episode has no scored counterpart.
+            ConfigError: an episode has no scored counterpart, or two have one id.
         """
+        twice = [rollout_id for rollout_id, n in Counter(episode.id_ for episode in episodes).items() if n > 1]
+        if twice:
+            raise ConfigError(f"{twice[0]} stands in the batch more than once; rollout ids are unique")
         by_id = {result.rollout_id: result for result in scored}
         missing = [episode.id_ for episode in episodes if episode.id_ not in by_id]
         if missing:
@@ -203,7 +207,7 @@ class CreditAssigner:
         for episode in episodes:
             steps, score, failure = self._align_one(episode, by_id[episode.id_])
             batch.rollout_ids.append(episode.id_)
-            batch.group_ids.append(str(episode.custom_data.get("group_id", "")))
+            batch.group_ids.append(str(episode.custom_data.get("group_id") or episode.id_))
             batch.steps.append(steps)
             batch.scores.append(score)
             if failure is not None:
@@ -228,8 +232,11 @@ class CreditAssigner:
                 return steps, None, aligned
             return aligned, scored.score, None
         if self.step_rewards == "environment":
-            for step in steps:
-                step.base_reward = step.step_info.get("environment_reward")
+            rewards = [step.step_info.get("environment_reward") for step in steps]
+            # Where the environment gave rewards at all, a step that did not call it earned none.
+            gave = any(reward is not None for reward in rewards)
+            for step, reward in zip(steps, rewards, strict=True):
+                step.base_reward = 0.0 if gave and reward is None else reward
         return steps, scored.score if failure is None else None, failure
 
 

@@ -35,6 +35,7 @@ class RewardSpec:
         requirements: packages it needs, as in a requirements file.
         resources: what the host provides to it, by name.
         parameters: the names it takes; None where it takes any (`**kwargs`).
+        required: those of them that have no default.
         is_async: it is a coroutine function.
     """
 
@@ -44,6 +45,7 @@ class RewardSpec:
     requirements: tuple[str, ...]
     resources: Mapping[str, Any]
     parameters: frozenset[str] | None
+    required: frozenset[str]
     is_async: bool
     _shapes: Mapping[str, Callable[[Any], Any]]
 
@@ -222,7 +224,19 @@ def _read_signature(
     shapes = {key: _shape(hints[key], f"reward {name!r}, {key}") for key in shaped if key in hints}
     is_async = inspect.iscoroutinefunction(code)
     names = None if takes_any else frozenset(parameters)
-    return RewardSpec(function, mode, id or name, requirements, resources, names, is_async, shapes)  # type: ignore[arg-type]
+    named = (p for p in parameters.values() if p.kind is not p.VAR_KEYWORD)
+    required = frozenset(p.name for p in named if p.default is p.empty)
+    return RewardSpec(
+        function=function,
+        mode="batch" if mode == "batch" else "pointwise",
+        id=id or name,
+        requirements=requirements,
+        resources=resources,
+        parameters=names,
+        required=required,
+        is_async=is_async,
+        _shapes=shapes,
+    )
 
 
 def _code_of(function: Function) -> Function:

@@ -146,7 +146,7 @@ def test_environment_rewards_stand_in_where_asked_and_step_outputs_are_absent() 
     episodes = [episode("a", [0.25, 0.5]), episode("b", [0.25, None]), episode("c", [0.25, 0.5])]
     results = [scored("a", result()), scored("b", result()), scored("c", result(1.0, i0=0.0, i1=0.125))]
     asked = CreditAssigner(step_rewards="environment", omega=0.5, gamma=0.5).align(episodes, results)
-    assert [[step.base_reward for step in steps] for steps in asked.steps] == [[0.25, 0.5], [0.25, None], [0.0, 0.125]]
+    assert [[step.base_reward for step in steps] for steps in asked.steps] == [[0.25, 0.5], [0.25, 0.0], [0.0, 0.125]]
     not_asked = CreditAssigner(omega=0.5, gamma=0.5).align(episodes, results)
     assert [[step.base_reward for step in steps] for steps in not_asked.steps] == [[None] * 2, [None] * 2, [0.0, 0.125]]
 

@@ -7,10 +7,11 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 import anyio
+from pydantic import BaseModel
 
 from reward_kit.agent.policy_interface import Action, tool_calls_of
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec, tool_spec
@@ -36,7 +37,6 @@ class Execution:
 
     Attributes:
         messages: the tools' answers, or a nudge; they follow the assistant message.
-        observation: what the environment shows now; None where no resource was called.
         reward: the sum of the environment's rewards, None where it gave none.
         terminated: the environment ended the task.
         truncated: the environment stopped for an outside reason.
@@ -47,7 +47,6 @@ class Execution:
     """
 
     messages: list[Message] = field(default_factory=list)
-    observation: Any = None
     reward: float | None = None
     terminated: bool = False
     truncated: bool = False
@@ -127,6 +126,8 @@ class Toolbox:
         try:
             return await self._carry_out(call, done, seconds_left)
         except ToolError as error:
+            if error.__cause__ is not None:
+                logger.info("tool %s failed", call["name"], exc_info=error)
             return f"Error: {error}", {"error": str(error), "is_valid": False}
         except RewardKitError as error:
             logger.info("%s failed", call["name"], exc_info=error)
@@ -141,12 +142,13 @@ class Toolbox:
             done.wants_end = True
             return "The episode ends.", {}
         is_own = self._registry is not None and name in self._registry.get_tools()
-        if not is_own:
-            await self._refuse_unknown(name)
         limit, left = self._tool_time_s, seconds_left
         allowed = [seconds for seconds in (limit, left) if seconds is not None]
         with anyio.move_on_after(min(allowed) if allowed else None):
-            return await (self._call_own(name, arguments) if is_own else self._call_resource(name, arguments, done))
+            if is_own:
+                return await self._call_own(name, arguments)
+            await self._refuse_unknown(name)
+            return await self._call_resource(name, arguments, done)
         if left is not None and (limit is None or left < limit):
             done.is_interrupted = not is_own
             raise ToolError(f"tool {name!r} was cut off: the episode's time is up (limits.wall_time_s)")
@@ -180,13 +182,12 @@ class Toolbox:
             outcome = await self._resource.step(name, arguments)
             if not isinstance(outcome, StepOutcome):
                 raise EnvironmentFailure(f"step({name!r}) returned {type(outcome).__name__}, not a StepOutcome")
-            text, facts = as_text(outcome.observation), dict(outcome.info)
+            text, facts = as_text(outcome.observation), plain(dict(outcome.info))
             reward = None if outcome.reward is None else float(outcome.reward)
         if reward is not None:
             if not math.isfinite(reward):
                 raise EnvironmentFailure(f"step({name!r}) gave the reward {reward}; a reward is finite")
             done.reward = (done.reward or 0.0) + reward
-        done.observation = outcome.observation
         done.terminated, done.truncated = outcome.terminated, outcome.truncated
         if facts.pop("is_action_valid", True) is False:
             facts["is_valid"] = False
@@ -248,9 +249,24 @@ def as_text(value: Any) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False, default=_plain)
 
 
+def plain(value: Any) -> Any:
+    """`value` as the JSON it will be stored as.
+
+    Raises:
+        TypeError: it has no JSON form.
+    """
+    return json.loads(json.dumps(value, default=_plain))
+
+
 def _plain(value: Any) -> Any:
-    """What JSON has no form for: a NumPy value as the plain one, anything else as text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    """A NumPy value, a pydantic model or a dataclass as plain data."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"a {type(value).__name__} has no JSON form; return text or plain data")
 
 
 def cut_text(text: str, limit: int) -> tuple[str, bool]:

@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
-from reward_kit.episodes.segments import Turn
+from reward_kit.episodes.segments import UNKNOWN_VERSION, Turn
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message
 
@@ -159,6 +159,8 @@ def steps_of(episode: SingleAgentEpisode) -> list[StepData]:
         # The key names the state in which the action was taken; the next info holds the next state's.
         info["state_key"] = episode.get_infos(t).get("state_key")
         info["group_id"] = episode.custom_data.get("group_id")
+        if t == len(episode) - 1:
+            info |= {"terminated": episode.is_terminated, "truncated": episode.is_truncated}
         steps.append(
             StepData(
                 system_step_index=t,
@@ -180,10 +182,12 @@ def _output(episode: SingleAgentEpisode, key: str, t: int) -> Any:
 
 
 def _logprobs_of(episode: SingleAgentEpisode, t: int, turn: Turn | None, info: dict[str, Any]) -> dict[str, Any] | None:
-    known: dict[str, Any] = dict(turn._asdict()) if turn else {}
-    if not turn:
-        outputs = {key: _output(episode, key, t) for key in Turn._fields}
-        known = {key: value for key, value in outputs.items() if value is not None}
-    if "usage" in info:
-        known["usage"] = info["usage"]
-    return known or None
+    known: dict[str, Any] = {key: _output(episode, key, t) for key in Turn._fields}
+    if turn is not None:
+        known |= turn._asdict()
+        if np.isnan(turn.logprobs).all():
+            known["logprobs"] = None
+        if turn.policy_version == UNKNOWN_VERSION:
+            known["policy_version"] = None
+    known["usage"] = info.get("usage")
+    return {key: value for key, value in known.items() if value is not None} or None

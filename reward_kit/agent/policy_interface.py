@@ -50,7 +50,8 @@ class PolicyOutput(NamedTuple):
         action_structured: the action; see `Action`.
         raw_policy_output: the text as the model wrote it, where there is one.
         log_probs: `prompt_ids` (P,), `token_ids` (N,), `logprobs` (N,) of the distribution really sampled,
-            `policy_version`, `usage` (`prompt_tokens`, `completion_tokens`, `cost`); each absent where unknown.
+            `policy_version`, `usage` (`prompt_tokens`, `completion_tokens`, `cost`), `finish_reason`, and
+            `segment_reason`, why `prompt_ids` rewrites the context; each absent where unknown.
         value_estimate: V(s) in the units of the return, where the policy has a critic.
     """
 
@@ -84,12 +85,12 @@ class AgentPolicy(ABC):
             available_tools_specs: the tools that can be called now, in OpenAI form; None where there are none.
         """
 
-    async def close_session(self) -> None:
-        """End this episode's session. Called on what `open` returned, once, also after a failure."""
-        return
-
     async def close(self) -> None:
-        """Release what the policy itself holds. Called once, when no further session will be opened."""
+        """Release what this object holds; called once.
+
+        A session is closed when its episode is over, also after a failure; the policy itself when no further session
+        will be opened.
+        """
         return
 
 
@@ -125,7 +126,7 @@ def _check_action(action: Any) -> None:
         if not isinstance(action.get(key), str | None):
             raise PolicyError(f"{key!r} of an action is text or None, got {action[key]!r}")
     if kind == "tool_calls" and not (isinstance(action.get("calls"), list | tuple) and action["calls"]):
-        raise PolicyError(f"a tool_calls action needs a list of at least one call, got {action!r}")
+        raise PolicyError(f"a tool_calls action needs 'calls', a list of at least one call; got {action!r}")
     for call in tool_calls_of(action):
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
             raise PolicyError(f"a tool call needs a 'name' string, got {call!r}")

@@ -25,7 +25,8 @@ from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.agent.starts import CLOSE_SECONDS, EpisodeStart, GroupStart, close_quietly, environment_call
 from reward_kit.environments.base import ForkableResource, ToolSpec
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.episodes.segments import Turn
+from reward_kit.episodes.json_codec import to_json_value
+from reward_kit.episodes.segments import REWRITTEN, UNKNOWN_VERSION, Turn
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, PolicyError, RewardKitError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
@@ -159,7 +160,7 @@ class RLRolloutWorker:
         await self._begin(live)
         tools = Toolbox(self.task_definition, live.start.world, self.tools)
         context = EpisodeContext(live.start.rollout_id, live.start.seeds.policy, live.start.world)
-        with boundary(PolicyError, f"open of {self.policy_label}"):
+        with boundary(PolicyError, f"open of {self.policy_label}"), anyio.fail_after(self._policy_seconds(live)):
             session = await self.agent_policy.open(context)
         try:
             while live.stop_reason is None:
@@ -170,29 +171,30 @@ class RLRolloutWorker:
 
     async def _close_session(self, session: AgentPolicy) -> None:
         """Close a session, also while its task is being cancelled. A failure is worth a line, not the episode."""
-        what = f"close_session of {self.policy_label}"
+        if session is self.agent_policy:
+            return
         try:
+            what = f"close of a session of {self.policy_label}"
             with boundary(PolicyError, what), anyio.fail_after(CLOSE_SECONDS, shield=True):
-                await session.close_session()
+                await session.close()
         except RewardKitError as error:
             logger.warning("%s", error)
 
     async def _begin(self, live: _Live) -> None:
-        observation = None
+        shown = ""
         if live.start.world is not None:
             with self._look("get_observation"):
-                observation = await live.start.world.get_observation()
-        messages = self._prompt.render(live.start.sample, as_text(observation))
+                shown = as_text(await live.start.world.get_observation())
+        messages = self._prompt.render(live.start.sample, shown)
         live.episode.add_messages(messages)
-        shown = observation if observation is not None else "\n".join(message.text for message in messages)
-        live.episode.add_env_reset(shown)
+        live.episode.add_env_reset(shown or "\n".join(message.text for message in messages))
 
     async def _step(self, live: _Live, session: AgentPolicy, tools: Toolbox) -> None:
         """One action and what comes of it."""
         clock = time.perf_counter()
         with self._look("state_key and get_tools_spec"):
             if live.start.world is not None:
-                live.episode.infos.data[-1]["state_key"] = await live.start.world.state_key()
+                live.episode.get_infos(-1)["state_key"] = await live.start.world.state_key()
             specs = await tools.specs()
         observation = self._prepare_policy_observation(live.episode.messages)
         asked = time.perf_counter()
@@ -201,6 +203,7 @@ class RLRolloutWorker:
             return
         answered = time.perf_counter()
         with boundary(PolicyError, self.policy_label):
+            to_json_value(output.action_structured)  # what cannot be stored is refused before it is carried out
             message = assistant_message(output.action_structured, len(live.episode))
         execution = await self._execute_action_in_environment(live, tools, output.action_structured)
         self._count_usage(live, output)
@@ -223,8 +226,7 @@ class RLRolloutWorker:
     ) -> PolicyOutput | None:
         """The policy's next action; None where the episode's time ran out instead."""
         limit, left = self.task_definition.limits.policy_time_s, self._seconds_left(live)
-        allowed = [seconds for seconds in (limit, left) if seconds is not None]
-        with anyio.move_on_after(min(allowed) if allowed else None) as scope:
+        with anyio.move_on_after(self._policy_seconds(live)) as scope:
             with boundary(PolicyError, self.policy_label):
                 return check_output(await session.get_action(observation, specs))
         if scope.cancelled_caught and left is not None and (limit is None or left < limit):
@@ -271,21 +273,20 @@ class RLRolloutWorker:
         outputs = {"raw_policy_output": output.raw_policy_output, "value_estimate": output.value_estimate}
         tokens = {key: logprobs.get(key) for key in Turn._fields}
         if tokens["prompt_ids"] is not None and tokens["token_ids"] is not None:
-            version = tokens["policy_version"] or 0
-            episode.tokens.add_turn(step, tokens["prompt_ids"], tokens["token_ids"], tokens["logprobs"], version)
+            version = UNKNOWN_VERSION if tokens["policy_version"] is None else tokens["policy_version"]
+            reason = logprobs.get("segment_reason") or REWRITTEN
+            episode.tokens.add_turn(
+                step, tokens["prompt_ids"], tokens["token_ids"], tokens["logprobs"], version, reason
+            )
         else:
             outputs |= tokens
         episode.add_assistant_message(message)
         episode.add_messages(execution.messages)
-        observation = execution.observation
-        if observation is None:
-            observation = "\n".join(message.text for message in execution.messages)
         if execution.reward is None:
             execution.info["environment_reward"] = None
-        if usage := logprobs.get("usage"):
-            execution.info["usage"] = usage
+        execution.info |= {key: logprobs[key] for key in ("usage", "finish_reason") if logprobs.get(key)}
         episode.add_env_step(
-            observation,
+            "\n".join(shown.text for shown in execution.messages),
             output.action_structured,
             execution.reward or 0.0,
             execution.info,
@@ -298,10 +299,19 @@ class RLRolloutWorker:
         return environment_call(what, self.task_definition.limits.environment_time_s)
 
     def _count_usage(self, live: _Live, output: PolicyOutput) -> None:
-        for key, value in ((output.log_probs or {}).get("usage") or {}).items():
+        facts = output.log_probs or {}
+        usage = facts.get("usage") or {}
+        for key, value in usage.items():
             if isinstance(value, int | float):
                 live.usage[key] = live.usage.get(key, 0) + value
-        live.tokens_used = int(live.usage.get("prompt_tokens", 0) + live.usage.get("completion_tokens", 0))
+        reported = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
+        # A local model reports no usage; its token ids say the same.
+        live.tokens_used += int(reported) or len(facts.get("prompt_ids") or ()) + len(facts.get("token_ids") or ())
+
+    def _policy_seconds(self, live: _Live) -> float | None:
+        """How long the policy may take now."""
+        limits = (self.task_definition.limits.policy_time_s, self._seconds_left(live))
+        return min((seconds for seconds in limits if seconds is not None), default=None)
 
     def _seconds_left(self, live: _Live) -> float | None:
         limit = self.task_definition.limits.wall_time_s

@@ -18,7 +18,7 @@ import anyio
 from reward_kit.agent.samples import Sample, Seeds, derive_seeds, make_group_id, make_rollout_id
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.registry import resource_class
-from reward_kit.errors import EnvironmentFailure, RewardKitError, boundary
+from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
 from reward_kit.models import TaskDefinitionModel
 
 CLOSE_SECONDS = 60.0
@@ -99,6 +99,8 @@ class GroupStart:
         if self._given is None and self._task.resource_type is None:
             return start
         fork_kind = self._kind().fork_kind
+        if self._given is not None and fork_kind == "none":
+            raise ConfigError(f"environment=: {_name(self._given)} cannot be forked; name it as resource_type")
         world = await (self._fresh_world(start.seeds) if fork_kind == "none" else self._fork(start.seeds))
         try:
             key = await self._checked_key(world)

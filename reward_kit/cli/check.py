@@ -9,16 +9,25 @@ from typing import Any
 import anyio
 import click
 
+from reward_kit.agent.execution import as_text
+from reward_kit.environments.base import ToolSpec
 from reward_kit.environments.checker import Finding, check_resource
 from reward_kit.environments.registry import resource_class
 from reward_kit.errors import ConfigError
+from reward_kit.runs.policies import make_policies
 from reward_kit.runs.tasks import check_world, load_task, parse_override
 
 
 @click.command(name="check")
 @click.argument("target")
 @click.option("-c", "--config", "config", multiple=True, metavar="KEY=VALUE", help="A key of the resource's config.")
-@click.option("--steps", default=20, show_default=True, help="How many random actions to try on a resource.")
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="How many random actions to try on a resource.",
+)
 @click.option("--seed", default=0, show_default=True, help="For everything random.")
 def command(target: str, config: tuple[str, ...], steps: int, seed: int) -> None:
     """Check TARGET: a task file, or a resource (a built-in name, module:Class or file.py:Class).
@@ -34,30 +43,44 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int) -> None
     if target.endswith((".yaml", ".yml")):
         _check_task(Path(target))
     else:
-        _check_resource(target, dict(parse_override(item) for item in config), steps, seed)
+        _check_resource(target, dict(parse_override(item, "-c") for item in config), steps, seed)
 
 
 def _check_task(path: Path) -> None:
     task = load_task(path)
+    policies = [named.label for named in make_policies(task)] if task.definition.policy else []
     anyio.run(check_world, task)
     episodes = len(task.samples) * task.rollouts_per_sample
     reward = f"scored by {task.reward.id}" if task.reward else "not scored"
-    click.echo(f"{path}: ok. {len(task.samples)} samples, {episodes} episodes, {reward}.")
+    by = f"by {', '.join(policies)}" if policies else "by the policy that you name"
+    click.echo(f"{path}: ok. {len(task.samples)} samples, {episodes} episodes {by}, {reward}.")
 
 
 def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) -> None:
+    if Path(target).exists():
+        raise ConfigError(f"{target} is neither a task file (.yaml) nor a resource (a name, or file.py:Class)")
     kind = resource_class(target)
 
-    async def check() -> list[Finding]:
-        return await check_resource(kind, config, seed=seed, steps=steps)
+    async def check() -> tuple[list[Finding], list[ToolSpec], Any]:
+        findings = await check_resource(kind, config, seed=seed, steps=steps)
+        world = kind()
+        await world.setup(config)
+        await world.reset(seed)
+        try:
+            return findings, await world.get_tools_spec(), await world.get_observation()
+        finally:
+            await world.close()
 
-    try:
-        findings = anyio.run(check)
-    except ConfigError as error:
-        raise ConfigError(f"{target}: {error}") from error
+    findings, tools, observation = anyio.run(check)
     for finding in findings:
         click.echo(f"{finding.level}: {finding.message}")
     errors = sum(finding.level == "error" for finding in findings)
+    for tool in tools:
+        function = tool["function"]
+        click.echo(
+            f"tool {function['name']}({', '.join(function['parameters']['properties'])}): {function['description']}"
+        )
+    click.echo(f"first observation:\n{as_text(observation) or '(none)'}")
     click.echo(f"{target}: {'ok' if not errors else f'{errors} errors'} ({kind.fork_kind} fork, {steps} steps)")
     if errors:
         sys.exit(1)

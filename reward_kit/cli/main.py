@@ -61,14 +61,32 @@ def program() -> None:
 def main() -> None:
     """The console entry point. Exit codes: 0 ok, 1 a gate failed, 2 usage or config, 3 the run failed, 130 stopped."""
     try:
-        program(auto_envvar_prefix="REWARD_KIT")
+        code = program(auto_envvar_prefix="REWARD_KIT", standalone_mode=False)
     except RewardKitError as error:
         click.echo(f"error: {error}", err=True)
         _leave(error.exit_code)
-    except KeyboardInterrupt:
+    except ExceptionGroup as group:
+        ours = _first_of_ours(group)
+        click.echo(f"error: {ours}", err=True)
+        _leave(ours.exit_code)
+    except click.ClickException as error:
+        error.show()
+        _leave(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
         _leave(130)
     except SystemExit as leaving:
         _leave(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
+    _leave(code if isinstance(code, int) else 0)
+
+
+def _first_of_ours(group: ExceptionGroup[Exception]) -> RewardKitError:
+    """The first of our errors that task groups wrapped; a group without one is a bug of ours and is shown whole."""
+    for error in group.exceptions:
+        if isinstance(error, RewardKitError):
+            return error
+        if isinstance(error, ExceptionGroup):
+            return _first_of_ours(error)
+    raise group
 
 
 def _leave(code: int) -> NoReturn:

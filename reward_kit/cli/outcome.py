@@ -21,6 +21,8 @@ from reward_kit.runs.store import RunStore
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
 from reward_kit.runs.tables import summary_table
 
+INTERRUPTED = "interrupted"
+
 
 def display_kind(asked: str | None) -> DisplayKind:
     """What was asked for, else rich on a terminal and plain elsewhere."""
@@ -45,7 +47,7 @@ async def _watch_signals(control: Control, display: Display) -> None:
                 display.say("stopping now; what was in flight runs again on resume")
                 control.scope.cancel()
             else:
-                control.finish("interrupted")
+                control.finish(INTERRUPTED)
                 display.say("finishing what is in flight; Ctrl-C again stops now")
 
 
@@ -76,38 +78,46 @@ def close_run(
     summaries = summarise(rows, pass_threshold)
     document = summary_to_json(summaries)
     store.write_summary(document)
+    note = Console(stderr=True, soft_wrap=True, highlight=False)
     if as_json:
-        status = "interrupted" if control.stop_reason else "complete"
+        status = "complete" if len(rows) >= expected else "interrupted"
         click.echo(json.dumps({"run": str(store.path), "status": status, **document}))
-    else:
+    elif summaries:
         _console().print(summary_table(summaries, title))
     missing = expected - len(rows)
-    note = Console(stderr=True, soft_wrap=True, highlight=False)
-    if control.stop_reason:
-        note.print(f"Stopped ({control.stop_reason}): {len(rows)} of {expected} episodes are there.")
+    if missing:
+        note.print(f"Stopped ({control.stop_reason or 'failed'}): {len(rows)} of {expected} episodes are there.")
     note.print(f"Written to {store.path}")
-    if (missing or control.stop_reason) and resume_command:
+    if missing and resume_command:
         note.print(f"Go on with:  {shlex.join(resume_command)}")
-    else:
+    elif resume_command and any(summary.scored for summary in summaries):
         again = ["reward-kit", "score", str(store.path / "episodes.jsonl"), "--reward", "FILE.py:FUNCTION"]
-        note.print(f"Score these episodes again with another reward:  {shlex.join(again)}")
-    return _exit_code(summaries, control, fail_under, note)
+        note.print(f"Score these episodes with another reward:  {shlex.join(again)}")
+    if broken := sum(sum(summary.errors.values()) for summary in summaries):
+        log = f"; tracebacks are in {store.path / 'run.log'}" if (store.path / "run.log").exists() else ""
+        note.print(f"{broken} episodes broke and are kept as errors{log}")
+    # Ctrl-C after the last episode began changed nothing; a limit on errors that was passed is a gate all the same.
+    reason = control.stop_reason if missing or control.stop_reason != INTERRUPTED else None
+    return _exit_code(summaries, reason, bool(missing), fail_under, note)
 
 
-def _exit_code(summaries: Sequence[PolicySummary], control: Control, fail_under: float | None, note: Console) -> int:
-    if control.stop_reason == "interrupted":
+def _exit_code(
+    summaries: Sequence[PolicySummary], stopped: str | None, incomplete: bool, fail_under: float | None, note: Console
+) -> int:
+    if stopped == INTERRUPTED:
         return 130
     if summaries and all(sum(summary.errors.values()) == summary.episodes for summary in summaries):
         note.print("Every episode broke.", style="red")
         return 3
-    if control.stop_reason:
+    if stopped is not None:
+        note.print(f"Gate failed: {stopped}", style="red")
         return 1
-    if fail_under is not None:
-        below = [s.policy for s in summaries if s.score is None or s.score.mean < fail_under]
-        if below:
-            note.print(f"Gate failed: mean score below {fail_under:g} for {', '.join(below)}", style="red")
-            return 1
-    return 0
+    if incomplete:
+        return 3
+    below = [s.policy for s in summaries if fail_under is not None and (s.score is None or s.score.mean < fail_under)]
+    if below:
+        note.print(f"Gate failed: mean score below {fail_under:g} for {', '.join(below)}", style="red")
+    return int(bool(below))
 
 
 def _console() -> Console:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 import click
 from click.core import ParameterSource
 
-from reward_kit.agent.policies import make_policy
 from reward_kit.cli.outcome import close_run, display_kind, interruptible, log_to
-from reward_kit.errors import ConfigError, did_you_mean
-from reward_kit.models import PolicyModel
+from reward_kit.errors import ConfigError
 from reward_kit.runs.display import Display
-from reward_kit.runs.runner import Control, NamedPolicy, Plan, Run
-from reward_kit.runs.store import RunStore, latest_run, new_run_path, read_json, without_secrets
+from reward_kit.runs.policies import make_policies
+from reward_kit.runs.runner import Control, Plan, Run
+from reward_kit.runs.store import HIDDEN, RunStore, latest_run, new_run_path, read_json, without_secrets
 from reward_kit.runs.tasks import Task, check_world, load_task, parse_override, selected
 
-_PROVIDERS = ("openai",)
 _LATEST = "latest"
 
 
@@ -44,21 +44,54 @@ class Request:
 
 @click.command(name="run")
 @click.argument("task", required=False, type=click.Path(path_type=Path))
-@click.option("--model", "models", multiple=True, metavar="openai/NAME", help="A model to run; repeat to compare.")
-@click.option("--policy", "policies", multiple=True, help="random, expert, human, or module:Class; repeat to compare.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    envvar="REWARD_KIT_RUN_MODEL",
+    metavar="openai/NAME",
+    help="A model to run; repeat to compare.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    envvar="REWARD_KIT_RUN_POLICY",
+    help="random, expert, human, scripted, or file.py:Class; repeat to compare.",
+)
 @click.option("--base-url", help="The OpenAI-compatible endpoint of the --models (else OPENAI_BASE_URL).")
 @click.option("-n", "--rollouts", type=click.IntRange(1), help="Episodes of each sample.")
 @click.option("--limit", type=click.IntRange(1), help="Run the first N samples only.")
-@click.option("--sample-id", "sample_ids", multiple=True, help="Run this sample only; may be repeated.")
+@click.option(
+    "--sample-id",
+    "sample_ids",
+    multiple=True,
+    envvar="REWARD_KIT_RUN_SAMPLE_ID",
+    help="Run this sample only; may be repeated.",
+)
 @click.option("--max-concurrency", type=click.IntRange(1), default=16, show_default=True, help="Episodes in flight.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Everything random derives from it.")
-@click.option("-T", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key of the task (dotted for inner).")
+@click.option(
+    "-T",
+    "--set",
+    "overrides",
+    multiple=True,
+    envvar="REWARD_KIT_RUN_SET",
+    metavar="KEY=VALUE",
+    help="Set a key of the task (dotted for inner).",
+)
 @click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
 @click.option("--resume", is_flag=False, flag_value=_LATEST, metavar="[RUN]", help="Go on; default: the latest run.")
 @click.option("--fail-under", type=float, metavar="X", help="Exit 1 where a mean score is below X.")
 @click.option("--fail-on-error", type=click.FloatRange(0), metavar="X", help="Stop once more than X episodes broke.")
 @click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on standard output.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="REWARD_KIT_RUN_JSON",
+    help="Print the summary as JSON on standard output.",
+)
 @click.option("--dry-run", is_flag=True, help="Check everything, show what would run, write nothing.")
 def command(
     task: Path | None,
@@ -102,7 +135,7 @@ def command(
     plan = _plan(loaded, request, max_concurrency)
     anyio.run(check_world, loaded)
     if dry_run:
-        _show_plan(plan)
+        _show_plan(plan, as_json)
         return
     store = RunStore(path) if path is not None else _new_store(log_dir, plan, request)
     sys.exit(_execute(store, plan, display, fail_under, fail_on_error, as_json))
@@ -113,7 +146,7 @@ def _refuse_options_with_resume() -> None:
     context = click.get_current_context()
     decided = ("models", "policies", "base_url", "rollouts", "limit", "sample_ids", "seed", "overrides")
     for name in decided:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
             option = next(p.opts[0] for p in context.command.params if p.name == name)
             raise click.UsageError(f"{option} cannot be changed by --resume; start a new run")
 
@@ -125,8 +158,10 @@ def _execute(
         control = Control()
         shown = Display(display_kind(display), plan.total)
         execution = Run(plan, store, listener=shown, control=control, error_limit=error_limit)
+        execution.take_stock()
         async with interruptible(control, shown):
-            with shown:
+            # What a user's code prints must not mix with the summary on standard output.
+            with shown, contextlib.redirect_stdout(sys.stderr):
                 await execution.execute()
         return close_run(
             store,
@@ -146,66 +181,14 @@ def _execute(
 
 
 def _plan(task: Task, request: Request, max_concurrency: int) -> Plan:
-    folder = task.path.resolve().parent
-    chosen = _choose_policies(task, request)
     return Plan(
         task=task,
-        policies=[NamedPolicy(label, make_policy(kind, options, folder)) for label, kind, options in chosen],
+        policies=make_policies(task, request.models, request.policies, request.base_url),
         samples=selected(task, request.limit, request.sample_ids),
         rollouts=request.rollouts or task.rollouts_per_sample,
         seed=request.seed,
         max_concurrency=max_concurrency,
     )
-
-
-class Choice(NamedTuple):
-    """A policy to run: its label in results, and what `make_policy` takes."""
-
-    label: str
-    type: str
-    options: dict[str, Any]
-
-
-def _choose_policies(task: Task, request: Request) -> list[Choice]:
-    """What was asked for, with the task file's options where the type agrees; else the task file's own policy.
-
-    Raises:
-        ConfigError: no policy is named anywhere, a provider is unknown, or two policies have one label.
-    """
-    in_file = task.definition.policy
-    chosen = [_model_choice(model, in_file) for model in request.models]
-    chosen += [Choice(name, name, _file_options(name, in_file)) for name in request.policies]
-    if not chosen and in_file is not None:
-        label = f"openai/{in_file.options().get('model')}" if in_file.type == "openai" else in_file.type
-        chosen = [Choice(label, in_file.type, in_file.options())]
-    if not chosen:
-        raise ConfigError(
-            f"{task.path}: no policy. Give --model openai/NAME, --policy random, or a policy: block in the file"
-        )
-    if request.base_url is not None:
-        if all(choice.type != "openai" for choice in chosen):
-            raise ConfigError("--base-url is for models, and no policy of this run is one; give --model openai/NAME")
-        for choice in chosen:
-            if choice.type == "openai":
-                choice.options["base_url"] = request.base_url
-    labels = [choice.label for choice in chosen]
-    if len(set(labels)) < len(labels):
-        raise ConfigError(f"two policies are called {next(x for x in labels if labels.count(x) > 1)!r}")
-    return chosen
-
-
-def _model_choice(model: str, in_file: PolicyModel | None) -> Choice:
-    provider, separator, name = model.partition("/")
-    if not separator or not name or provider not in _PROVIDERS:
-        raise ConfigError(
-            f"--model {model!r}: write openai/NAME{did_you_mean(provider, _PROVIDERS)} "
-            "(any OpenAI-compatible endpoint through --base-url)"
-        )
-    return Choice(model, provider, {**_file_options(provider, in_file), "model": name})
-
-
-def _file_options(name: str, in_file: PolicyModel | None) -> dict[str, Any]:
-    return in_file.options() if in_file is not None and in_file.type == name else {}
 
 
 def _new_store(log_dir: Path, plan: Plan, request: Request) -> RunStore:
@@ -214,9 +197,9 @@ def _new_store(log_dir: Path, plan: Plan, request: Request) -> RunStore:
         "run_id": path.name,
         "task_name": plan.task.definition.name,
         "task_path": str(request.task_path.resolve()),
-        "task_digest": plan.task.digest,
+        "digests": dict(plan.task.digests),
         "task": without_secrets(plan.task.definition.model_dump(mode="json", exclude_defaults=True)),
-        "overrides": dict(request.overrides),
+        "overrides": without_secrets(dict(request.overrides)),
         "models": list(request.models),
         "policies": list(request.policies),
         "base_url": request.base_url,
@@ -239,27 +222,42 @@ def _run_to_resume(resume: str, task: Path | None, log_dir: Path) -> Path:
 
 def _request_of(path: Path) -> Request:
     """What an earlier run was asked to do."""
+    if not (path / "run.json").is_file():
+        raise ConfigError(f"--resume: {path} is no run; name a folder with a run.json, or none for the latest")
     header = read_json(path / "run.json")
     if "task_path" not in header:
         raise ConfigError(f"{path} is no run of a task and cannot be resumed")
     given = {field.name: header[field.name] for field in fields(Request) if field.name != "task_path"}
+    # A hidden secret is not stored; the policy finds it in the environment again.
+    given["overrides"] = {key: value for key, value in given["overrides"].items() if value != HIDDEN}
     return Request(task_path=Path(header["task_path"]), **given)
 
 
 def _refuse_changed_task(path: Path, task: Task) -> None:
-    if read_json(path / "run.json")["task_digest"] != task.digest:
+    """Episodes and scores of one run belong together only while what they come from is the same."""
+    before = read_json(path / "run.json")["digests"]
+    changed = sorted(name for name in before.keys() | task.digests.keys() if before.get(name) != task.digests.get(name))
+    if changed:
         raise ConfigError(
-            f"{task.path} or its dataset has changed since {path} began; its episodes would not belong together. "
-            "Start a new run, or undo the change"
+            f"the {' and '.join(changed)} of {task.path} changed since {path} began; its results would not belong "
+            "together. Start a new run, or undo the change"
         )
 
 
-def _show_plan(plan: Plan) -> None:
-    names = ", ".join(named.label for named in plan.policies)
-    reward = plan.task.reward.id if plan.task.reward else "none"
-    click.echo(f"task:     {plan.task.definition.name} ({plan.task.path})")
-    click.echo(f"policies: {names}")
-    click.echo(f"samples:  {len(plan.samples)} × {plan.rollouts} rollouts = {plan.total} episodes")
-    click.echo(f"reward:   {reward}")
-    click.echo(f"resource: {plan.task.definition.resource_type or 'none'}")
-    click.echo("nothing was written")
+def _show_plan(plan: Plan, as_json: bool) -> None:
+    facts = {
+        "task": plan.task.definition.name,
+        "policies": [named.label for named in plan.policies],
+        "samples": len(plan.samples),
+        "rollouts": plan.rollouts,
+        "episodes": plan.total,
+        "reward": plan.task.reward.id if plan.task.reward else None,
+        "resource": plan.task.definition.resource_type,
+        "tools": sorted(plan.task.tools.get_tools()) if plan.task.tools else [],
+    }
+    if as_json:
+        click.echo(json.dumps({"dry_run": True, **facts}))
+        return
+    for key, value in facts.items():
+        click.echo(f"{key + ':':<10}{', '.join(value) if isinstance(value, list) else value}")
+    click.echo("Nothing was written.")

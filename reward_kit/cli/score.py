@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import anyio
 import click
@@ -14,9 +16,10 @@ from reward_kit.cli.outcome import close_run, display_kind, interruptible, log_t
 from reward_kit.errors import ConfigError
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
+from reward_kit.reward_agent.scoring import check_parameters
 from reward_kit.runs.display import Display
 from reward_kit.runs.runner import Control, Plan, Run
-from reward_kit.runs.store import RunStore, new_run_path
+from reward_kit.runs.store import RunStore, new_run_path, read_json
 from reward_kit.runs.tasks import Task
 from reward_kit.runs.transcripts import read_transcripts
 from reward_kit.typed_interface import reward_spec
@@ -25,7 +28,7 @@ from reward_kit.typed_interface import reward_spec
 @click.command(name="score")
 @click.argument("data", type=click.Path(path_type=Path))
 @click.option("--reward", required=True, metavar="FILE.py:FUNCTION", help="The reward function.")
-@click.option("--pass-threshold", default=1.0, show_default=True, help="A score of at least this counts as a pass.")
+@click.option("--pass-threshold", type=float, help="A score of this or more passes; default 1, or the run's.")
 @click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
 @click.option("--fail-under", type=float, metavar="X", help="Exit 1 where a mean score is below X.")
 @click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal.")
@@ -33,7 +36,7 @@ from reward_kit.typed_interface import reward_spec
 def command(
     data: Path,
     reward: str,
-    pass_threshold: float,
+    pass_threshold: float | None,
     log_dir: Path,
     fail_under: float | None,
     display: str | None,
@@ -50,7 +53,8 @@ def command(
     episodes = list(read_transcripts(data))
     if not episodes:
         raise ConfigError(f"{data} has no rows")
-    definition = TaskDefinitionModel(name=data.stem, reward_function_path=reward, pass_threshold=pass_threshold)
+    check_parameters(spec)
+    definition = _definition(data, reward, pass_threshold)
     plan = Plan(Task(definition, data, (), 0, reward=spec), (), (), 0)
     header = {
         "task_name": definition.name,
@@ -61,18 +65,21 @@ def command(
     }
     store = RunStore.create(new_run_path(log_dir, definition.name), header)
 
+    print_to_stderr = contextlib.redirect_stdout(sys.stderr)
+
     async def score() -> int:
         control, shown = Control(), Display(display_kind(display), len(episodes))
         execution = Run(plan, store, listener=shown, control=control)
         async with interruptible(control, shown):
-            with shown:
+            with shown, print_to_stderr:
+                execution.take_stock()
                 await execution.execute()
         return close_run(
             store,
             list(execution.rows.values()),
             control,
             title=f"{data.name}  ({len(episodes)} transcripts)",
-            pass_threshold=pass_threshold,
+            pass_threshold=definition.pass_threshold,
             expected=len(episodes),
             fail_under=fail_under,
             as_json=as_json,
@@ -84,3 +91,15 @@ def command(
         for episode in episodes:
             store.append_episode(episode)
         sys.exit(anyio.run(score))
+
+
+def _definition(data: Path, reward: str, pass_threshold: float | None) -> TaskDefinitionModel:
+    """What the transcripts were collected for: the run's own task where they are a run's, else next to nothing."""
+    known: dict[str, Any] = {"name": data.stem}
+    if data.name == "episodes.jsonl" and (data.parent / "run.json").is_file():
+        known = read_json(data.parent / "run.json").get("task", known)
+    definition = TaskDefinitionModel.model_validate(known)
+    changes: dict[str, Any] = {"reward_function_path": reward}
+    if pass_threshold is not None:
+        changes["pass_threshold"] = pass_threshold
+    return definition.model_copy(update=changes)

@@ -23,7 +23,7 @@ def resource_class(name: str) -> type[ForkableResource]:
         ConfigError: there is none, it is no `ForkableResource`, or it needs a package that is not installed.
     """
     if ":" not in name and name not in BUILT_IN:
-        raise ConfigError(f"unknown resource {name!r}{did_you_mean(name, BUILT_IN)}, or module:Class for your own")
+        raise ConfigError(f"unknown resource {name!r}{did_you_mean(name, BUILT_IN)} Your own: file.py:Class")
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         found = getattr(import_module(module), attribute)
@@ -31,4 +31,6 @@ def resource_class(name: str) -> type[ForkableResource]:
         found = load_object(name)
     if not (isinstance(found, type) and issubclass(found, ForkableResource)):
         raise ConfigError(f"{name!r} is not a subclass of ForkableResource")
+    if found.__abstractmethods__:
+        raise ConfigError(f"{name!r} cannot be made: it does not define {', '.join(sorted(found.__abstractmethods__))}")
     return found

@@ -156,7 +156,11 @@ def _make_tool(
             raise ConfigError(f"tool {name!r}: parameter {parameter.name!r} needs a type annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (annotation, Field(default, description=argument_docs.get(parameter.name)))
-    arguments = pydantic.create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+    try:
+        arguments = pydantic.create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+    except pydantic.errors.PydanticUserError as error:
+        problem = str(error).splitlines()[0].split(" Set `")[0]
+        raise ConfigError(f"tool {name!r}: an annotation has no JSON schema: {problem}") from None
     schema = parameters or _plain_schema(arguments)
     return Tool(name, function, tool_spec(name, description or summary, schema), arguments, resource_parameter)
 

@@ -21,6 +21,7 @@ from reward_kit.errors import EpisodeError
 
 FIRST_SEGMENT = "start"
 REWRITTEN = "context rewritten"
+UNKNOWN_VERSION = -1
 
 
 class ActionSpan(NamedTuple):
@@ -60,7 +61,7 @@ class TokenRow(NamedTuple):
         action_mask: (C,) 1 where the policy sampled.
         logprobs: (C,) of the distribution really sampled; 0.0 where `action_mask` is 0.
         steps: (C,) the step that each action token belongs to; -1 where `action_mask` is 0.
-        policy_versions: (C,) the version that sampled the token; -1 where `action_mask` is 0.
+        policy_versions: (C,) the version that sampled the token; -1 where unknown or `action_mask` is 0.
     """
 
     prompt_ids: npt.NDArray[np.int64]
@@ -96,7 +97,7 @@ class EpisodeTokens:
         prompt_ids: Sequence[int],
         token_ids: Sequence[int],
         logprobs: Sequence[float] | None = None,
-        policy_version: int = 0,
+        policy_version: int = UNKNOWN_VERSION,
         reason: str = REWRITTEN,
     ) -> None:
         """Record one action.

@@ -56,7 +56,8 @@ def ppo_clip_loss(
 
     Returns:
         The loss, 0 where no token takes part, and `clip_fraction`, `approx_kl` (E[r - 1 - log r]; Schulman 2020,
-        "Approximating KL divergence", k3), `ratio_min`, `ratio_max`, `tokens`.
+        "Approximating KL divergence", k3), `ratio_min`, `ratio_max` (1 where no
+        token takes part), `tokens`.
     """
     mask = loss_mask_BT.bool()
     log_ratio = torch.where(mask, logprobs_BT - old_logprobs_BT.detach(), 0.0)
@@ -73,8 +74,8 @@ def ppo_clip_loss(
         diagnostics = {
             "clip_fraction": (clipped > unclipped).sum() / share,
             "approx_kl": (ratio - 1.0 - log_ratio).sum() / share,
-            "ratio_min": ratio.min(),
-            "ratio_max": ratio.max(),
+            "ratio_min": torch.where(mask, ratio, torch.inf).min() if tokens else torch.ones(()),
+            "ratio_max": torch.where(mask, ratio, -torch.inf).max() if tokens else torch.ones(()),
             "tokens": tokens,
         }
     return Loss(loss, diagnostics)

@@ -81,10 +81,11 @@ class Trainer:
 
     async def collect(self, samples: Sequence[Sample]) -> list[SingleAgentEpisode]:
         """A group per sample, all at once, in the samples' order. Ids and draws are new for every version."""
-        seed = derive_seed("collect", self.run_seed, self.version)
         groups: list[list[SingleAgentEpisode]] = [[] for _ in samples]
 
         async def collect(index: int) -> None:
+            # The position counts: a sample that stands in a batch twice is two groups.
+            seed = derive_seed("collect", self.run_seed, self.version, index)
             groups[index] = await collect_group(self.worker, samples[index], self.group_size, run_seed=seed)
 
         async with anyio.create_task_group() as tasks:

@@ -16,10 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from reward_kit.runs.statistics import mean_interval
-from reward_kit.runs.summary import EpisodeRow
+from reward_kit.runs.summary import EpisodeRow, score_interval
 
 DisplayKind = Literal["rich", "plain", "none"]
+_FEWEST_SAMPLES = 5  # an interval from fewer says nothing while the run goes on
 
 
 class Display:
@@ -43,7 +43,7 @@ class Display:
         self._note = ""
 
     def __enter__(self) -> Self:
-        # What was told before the display opened was there already; it says nothing about the rate.
+        # What was told before was there already, and says nothing about the rate.
         self._began, self._resumed = time.monotonic(), self._stopped
         if self._live is not None:
             self._live.__enter__()
@@ -90,9 +90,9 @@ class Display:
         left = (self._total - self._stopped) / rate if rate > 0 else None
         parts = [f"{self._stopped}/{self._total}", *self._score_parts(), f"{rate:.1f}/s"]
         if self._errors:
-            parts.append(f"{self._errors} errors")
-        if self._stopped > self._scored and self._scored:
-            parts.append(f"{self._stopped - self._scored} unscored")
+            parts.append(f"{self._errors} broken")
+        if self._stopped > self._scored + self._errors and self._scored:
+            parts.append(f"{self._stopped - self._scored - self._errors} waiting for a score")
         if left is not None and self._stopped < self._total:
             parts.append(f"{_duration(left)} left")
         return "  ".join(parts)
@@ -100,10 +100,10 @@ class Display:
     def _score_parts(self) -> list[str]:
         parts = []
         for policy, scores in self._scores.items():
-            interval = mean_interval(scores, self._samples[policy])
+            interval = score_interval(scores, self._samples[policy])
             shown = f"{interval.mean:.3f}"
-            if interval.low is not None and interval.high is not None:
-                shown += f" ± {(interval.high - interval.low) / 2:.3f}"
+            if interval.low is not None and interval.n_clusters >= _FEWEST_SAMPLES:
+                shown += f" [{interval.low:.3f}, {interval.high:.3f}]"
             parts.append(f"{policy} {shown}" if len(self._scores) > 1 else f"score {shown}")
         return parts
 

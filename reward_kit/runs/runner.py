@@ -1,4 +1,4 @@
-"""`run_task`: every sample, every rollout, every policy; collected, scored and written as they finish.
+"""`Run`: every sample, every rollout, every policy; collected, scored and written as they finish.
 
 Collecting and scoring overlap: an episode is submitted to the reward agent when it stops, and its slot goes on to the
 next one. What is written is decided by seeds alone, so the number of slots changes only the order of the lines.
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 import anyio
+import anyio.abc
+import anyio.to_thread
 
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
@@ -117,15 +119,14 @@ class Run:
     async def execute(self) -> None:
         """Run what is missing and score what is unscored. The store and `rows` then hold everything that finished."""
         began = time.perf_counter()
-        self._take_stock()
-        status = "interrupted"
+        status = "failed"
+        # Each episode in flight may wait in a thread, in its world or in its tool, and so may each reward.
+        threads = anyio.to_thread.current_default_thread_limiter()
+        threads.total_tokens = max(threads.total_tokens, 3 * self._plan.max_concurrency + 64)
         try:
             with self._control.scope:
                 await self._collect_and_score()
-                status = "interrupted" if self._control.stop_reason else "complete"
-        except BaseException:
-            status = "failed"
-            raise
+            status = "complete" if len(self.rows) >= self._plan.total else "interrupted"
         finally:
             with anyio.CancelScope(shield=True):
                 for group in list(self._groups.values()):
@@ -134,8 +135,8 @@ class Run:
                     await named.policy.close()
             self._store.finish(status, time.perf_counter() - began)
 
-    def _take_stock(self) -> None:
-        """Read what the store holds: finished episodes, and those of them that are not scored yet."""
+    def take_stock(self) -> None:
+        """Read what the store holds: finished episodes, and those of them that are not scored yet. Call it first."""
         scores = {record["rollout_id"]: record for record in read_scores(self._store.path)}
         for record in read_episodes(self._store.path):
             row = self.rows[record["rollout_id"]] = EpisodeRow.of(record)

@@ -9,7 +9,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -40,6 +40,12 @@ class Interval:
     n: int
     n_clusters: int
     n_unscored: int = 0
+
+    def clipped(self, lowest: float, highest: float) -> Interval:
+        """The interval without what cannot be, for a mean that lies between `lowest` and `highest`."""
+        if self.low is None or self.high is None:
+            return self
+        return replace(self, low=max(self.low, lowest), high=min(self.high, highest))
 
 
 def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], confidence: float = 0.95) -> Interval:

@@ -24,6 +24,7 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, StoreError
 
 SCHEMA_VERSION = 1
+HIDDEN = "(hidden)"
 _SECRET = re.compile(r"api_?key$|token$|secret|password|authorization", re.IGNORECASE)
 
 
@@ -35,18 +36,19 @@ def new_run_path(log_dir: Path, task_name: str) -> Path:
 
 
 def latest_run(log_dir: Path, task_name: str | None = None) -> Path:
-    """The newest run in `log_dir`, of one task where a name is given.
+    """The newest run of a task in `log_dir`, of one task where a name is given.
 
     Raises:
         ConfigError: there is none.
     """
-    runs = [path.parent for path in log_dir.glob("*/run.json")]
+    headers = {path.parent: read_json(path) for path in log_dir.glob("*/run.json")}
+    runs = [path for path, header in headers.items() if "task_path" in header]
     if task_name is not None:
-        runs = [path for path in runs if read_json(path / "run.json").get("task_name") == task_name]
+        runs = [path for path in runs if headers[path].get("task_name") == task_name]
     if not runs:
         of_task = f" of task {task_name!r}" if task_name else ""
         raise ConfigError(f"no run{of_task} in {log_dir}; start one, or name its directory with --resume RUN")
-    return max(runs, key=lambda path: str(read_json(path / "run.json").get("timing", {}).get("started_at", "")))
+    return max(runs, key=lambda path: str(headers[path].get("timing", {}).get("started_at", "")))
 
 
 class RunStore:
@@ -66,7 +68,9 @@ class RunStore:
         try:
             path.mkdir(parents=True)
         except OSError as error:
-            raise StoreError(f"cannot make the run directory {path}: {error.strerror}") from error
+            raise ConfigError(
+                f"cannot make the run directory {path}: {error.strerror}; choose another --log-dir"
+            ) from error
         store = cls(path)
         started = {"started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")}
         store.write_header({"schema_version": SCHEMA_VERSION, **header, "status": "running", "timing": started})
@@ -83,6 +87,7 @@ class RunStore:
             _cut_torn_line(self.path / name)
             flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
             self._files[name] = os.open(self.path / name, flags, 0o644)
+        self.write_header({**read_json(self.path / "run.json"), "status": "running"})
         return self
 
     def __exit__(
@@ -187,7 +192,7 @@ def without_secrets(value: Any) -> Any:
     """`value` with everything under a key that names a secret replaced."""
     if isinstance(value, Mapping):
         hidden = {key: bool(_SECRET.search(str(key))) and isinstance(item, str) for key, item in value.items()}
-        return {key: "(hidden)" if hidden[key] else without_secrets(item) for key, item in value.items()}
+        return {key: HIDDEN if hidden[key] else without_secrets(item) for key, item in value.items()}
     return [without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
 
 

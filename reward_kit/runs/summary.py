@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from reward_kit.agent.models import StopReason
-from reward_kit.runs.statistics import Interval, mean_interval, pass_at_k, pass_hat_k
+from reward_kit.runs.statistics import Interval, mean_interval, mean_pass_at_k, mean_pass_hat_k
 
 
 @dataclass(slots=True)
@@ -29,6 +29,7 @@ class EpisodeRow:
     error_message: str | None
     error_traceback: str | None
     usage: Mapping[str, float]
+    tool_errors: int = 0
     score: float | None = None
     score_error: str | None = None
 
@@ -47,6 +48,7 @@ class EpisodeRow:
             error_message=failure.get("message"),
             error_traceback=failure.get("traceback"),
             usage=record.get("usage") or {},
+            tool_errors=_tool_errors(record),
         )
 
     def add_score(self, record: Mapping[str, Any]) -> None:
@@ -80,16 +82,24 @@ class PolicySummary:
     limits: int
     stop_reasons: Mapping[str, int]
     mean_steps: float
+    tool_errors: int
     mean_return: float | None
     tokens: int
     cost: float | None
     first_error: str | None
     first_traceback: str | None
 
-    @property
-    def error_rate(self) -> float:
-        """The share of episodes that broke."""
-        return sum(self.errors.values()) / self.episodes if self.episodes else 0.0
+
+def _tool_errors(record: Mapping[str, Any]) -> int:
+    """How many tool calls were answered with an error: bad arguments, unknown tools, tools that raised."""
+    parts = [*record["steps"][1:], record.get("final") or {}]
+    return sum("error" in tool for part in parts for tool in (part.get("info") or {}).get("tools", []))
+
+
+def score_interval(scores: Sequence[float], samples: Sequence[str]) -> Interval:
+    """The mean score with its interval, which does not leave [0, 1] where no score does."""
+    interval = mean_interval(scores, samples)
+    return interval.clipped(0.0, 1.0) if all(0.0 <= score <= 1.0 for score in scores) else interval
 
 
 def summarise(rows: Iterable[EpisodeRow], pass_threshold: float) -> list[PolicySummary]:
@@ -104,8 +114,8 @@ def _summarise_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
     scored = [row for row in rows if row.score is not None]
     scores = [row.score for row in scored if row.score is not None]
     passes = _passes_by_sample(scored, threshold)
-    # pass^k and pass@k need k attempts of every sample that counts.
-    k = min((n for n, _ in passes), default=0)
+    # A sample with fewer scored attempts, because some broke, says nothing of k attempts and is left out there.
+    k = max((n for n, _ in passes), default=0)
     broken = Counter(row.error_class or row.score_error or "" for row in rows if row.is_error)
     returns = [row.environment_return for row in rows if row.environment_return is not None and not row.error_class]
     first = next((row for row in rows if row.is_error), None)
@@ -113,16 +123,17 @@ def _summarise_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
         policy=policy,
         episodes=len(rows),
         scored=len(scored),
-        score=mean_interval(scores, [row.sample_id for row in scored]) if scores else None,
-        pass_at_1=_mean([pass_at_k(n, c, 1) for n, c in passes]),
+        score=score_interval(scores, [row.sample_id for row in scored]) if scores else None,
+        pass_at_1=mean_pass_at_k(passes, 1).mean if passes else None,
         k=k,
-        pass_at_k=_mean([pass_at_k(n, c, k) for n, c in passes]) if k > 1 else None,
-        pass_hat_k=_mean([pass_hat_k(n, c, k) for n, c in passes]) if k > 1 else None,
+        pass_at_k=mean_pass_at_k(passes, k).mean if k > 1 else None,
+        pass_hat_k=mean_pass_hat_k(passes, k).mean if k > 1 else None,
         errors=dict(sorted(broken.items())),
         failures=sum(score < threshold for score in scores),
         limits=sum(StopReason(row.stop_reason).is_limit for row in rows),
         stop_reasons=dict(sorted(Counter(row.stop_reason for row in rows).items())),
         mean_steps=sum(row.num_steps for row in rows) / len(rows),
+        tool_errors=sum(row.tool_errors for row in rows),
         mean_return=_mean(returns),
         tokens=int(sum(row.usage.get("prompt_tokens", 0) + row.usage.get("completion_tokens", 0) for row in rows)),
         cost=_total_cost(rows),

@@ -37,10 +37,11 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
         ]
     lines += [
         ("episodes (scored)", [f"{summary.episodes} ({summary.scored})" for summary in summaries]),
-        ("failures", [str(summary.failures) for summary in summaries]),
+        ("failures (scored, not passed)", [str(summary.failures) for summary in summaries]),
         ("errors", [_counts(summary.errors) for summary in summaries]),
-        ("limits", [str(summary.limits) for summary in summaries]),
+        ("limits (cut off)", [str(summary.limits) for summary in summaries]),
         ("stop reasons", [_counts(summary.stop_reasons) for summary in summaries]),
+        ("tool errors", [str(summary.tool_errors) for summary in summaries]),
         ("environment return", [_number(summary.mean_return) for summary in summaries]),
         ("steps per episode", [f"{summary.mean_steps:.1f}" for summary in summaries]),
     ]
@@ -76,6 +77,6 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 def _first_error(summary: PolicySummary) -> Text:
     """What broke first, with the user's own frames where there are any."""
-    lines = [line[:200] for line in (summary.first_error or "").splitlines()[:1]]
+    lines = [line[:500] for line in (summary.first_error or "").splitlines()[:1]]
     lines += (summary.first_traceback or "").splitlines()[1:]
     return Text(f"first error of {summary.policy}: " + "\n".join(lines[:14]), style="red")

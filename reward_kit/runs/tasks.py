@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, EnvironmentFailure, did_you_mean
 from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel, describe_validation_error
-from reward_kit.runs.yaml_lines import LocatedYaml
+from reward_kit.reward_agent.scoring import check_parameters
+from reward_kit.runs.yaml_lines import LocatedYaml, siblings
 from reward_kit.typed_interface import RewardSpec, reward_spec
 
 
@@ -39,7 +41,7 @@ class Task:
         rollouts_per_sample: how many episodes each gets.
         tools: the task's own tools, None where it has none.
         reward: the reward function, None where the task only collects.
-        digest: SHA-256 over the task file and its dataset, to notice a change before a resume.
+        digests: SHA-256 of the task file, its dataset, tools and reward, to notice a change before a resume.
     """
 
     definition: TaskDefinitionModel
@@ -48,8 +50,7 @@ class Task:
     rollouts_per_sample: int
     tools: ToolRegistry | None = None
     reward: RewardSpec | None = None
-    digest: str = ""
-    warnings: tuple[str, ...] = field(default=())
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
@@ -64,22 +65,71 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
     """
     located = LocatedYaml(path)
     definition = _validated(located, overrides or {})
+    _refuse_unused(located, definition)
     folder = path.resolve().parent
-    definition = _located(definition, folder)
+    with _about(located, "resource_type"):
+        definition = _with_task_folder(definition, folder)
+    with _about(located, "tools_module_path"):
+        tools = load_tools(definition.tools_module_path, folder) if definition.tools_module_path else None
+        _check_tools(tools, definition)
+    with _about(located, "reward_function_path"):
+        reward_path = definition.reward_function_path
+        reward = reward_spec(load_object(reward_path, folder)) if reward_path else None
     samples = tuple(_samples(definition, folder))
+    with _about(located, "reward_function_path"):
+        _check_reward(reward, samples)
     has_dataset = definition.dataset_path is not None
-    reward_path = definition.reward_function_path
     task = Task(
         definition=definition,
         path=path,
         samples=samples,
         rollouts_per_sample=definition.num_rollouts_per_sample if has_dataset else definition.num_rollouts,
-        tools=load_tools(definition.tools_module_path, folder) if definition.tools_module_path else None,
-        reward=reward_spec(load_object(reward_path, folder)) if reward_path else None,
-        digest=_digest(path, folder / definition.dataset_path if definition.dataset_path else None),
+        tools=tools,
+        reward=reward,
+        digests=_digests(path, definition, folder),
     )
     _check_prompts(task)
     return task
+
+
+@contextmanager
+def _about(located: LocatedYaml, key: str) -> Iterator[None]:
+    """Name the line and the key in what goes wrong with what the key names."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{located.where((key,))}: {key}: {error}") from error
+
+
+def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel) -> None:
+    """A key that would have no effect is an error, not a silent no-op."""
+    given, has_dataset = definition.model_fields_set, definition.dataset_path is not None
+    unused = {
+        "resource_server": "no resource of this version starts a server",
+        "num_rollouts": "a task with a dataset counts num_rollouts_per_sample" if has_dataset else "",
+        "num_rollouts_per_sample": "" if has_dataset else "a task without a dataset counts num_rollouts",
+        "base_resource_config": "" if definition.resource_type else "the task has no resource_type",
+    }
+    for key, why in unused.items():
+        if why and key in given:
+            raise ConfigError(f"{located.where((key,))}: {key} has no effect: {why}")
+
+
+def _check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> None:
+    for name, tool in (tools.get_tools() if tools else {}).items():
+        if tool.resource_parameter and definition.resource_type is None:
+            raise ConfigError(f"tool {name!r} asks for the episode's resource, and the task has no resource_type")
+
+
+def _check_reward(reward: RewardSpec | None, samples: Sequence[Sample]) -> None:
+    """A reward that asks for what nobody gives would break on every episode."""
+    if reward is None:
+        return
+    check_parameters(reward)
+    needs_truth = reward.required & {"ground_truth", "ground_truths"}
+    if needs_truth and all(sample.ground_truth is None for sample in samples):
+        fields = ", ".join(sorted({key for sample in samples for key in sample.row})) or "none"
+        raise ConfigError(f"reward {reward.id!r} asks for ground_truth, and no sample has it; their fields: {fields}")
 
 
 def _validated(located: LocatedYaml, overrides: Mapping[str, Any]) -> TaskDefinitionModel:
@@ -90,8 +140,14 @@ def _validated(located: LocatedYaml, overrides: Mapping[str, Any]) -> TaskDefini
         return TaskDefinitionModel.model_validate(data)
     except pydantic.ValidationError as error:
         problems = describe_validation_error(error, TaskDefinitionModel)
-        places = [located.where(tuple(problem["loc"])) for problem in error.errors()]
+        places = [_place(located, tuple(problem["loc"]), overrides) for problem in error.errors()]
         raise ConfigError("\n".join(f"{p}: {text}" for p, text in zip(places, problems, strict=True))) from None
+
+
+def _place(located: LocatedYaml, location: tuple[str | int, ...], overrides: Mapping[str, Any]) -> str:
+    """Where a key was given: on the command line, or in a line of the file."""
+    dotted = ".".join(map(str, location))
+    return "-T" if any(f"{dotted}.".startswith(f"{key}.") for key in overrides) else located.where(location)
 
 
 def _overlaid(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +164,7 @@ def _overlaid(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
     return result
 
 
-def _located(definition: TaskDefinitionModel, folder: Path) -> TaskDefinitionModel:
+def _with_task_folder(definition: TaskDefinitionModel, folder: Path) -> TaskDefinitionModel:
     """The definition with what its resource needs to find files beside the task file."""
     name = definition.resource_type
     if name is None:
@@ -127,12 +183,17 @@ def load_tools(location: str, folder: Path) -> ToolRegistry:
     Raises:
         ConfigError: the module does not import, or defines none, or several.
     """
+    if not location.endswith(".py") and ":" in location:
+        registry = load_object(location, folder)
+        if not isinstance(registry, ToolRegistry):
+            raise ConfigError(f"{location} is a {type(registry).__name__}, not a ToolRegistry")
+        return registry
     module = load_module(location, folder)
     found = {name: value for name, value in vars(module).items() if isinstance(value, ToolRegistry)}
     registries = {id(registry): registry for registry in found.values()}
     if len(registries) != 1:
         names = ", ".join(found) or "none"
-        raise ConfigError(f"tools_module_path: {location} must define one ToolRegistry; found {names}")
+        raise ConfigError(f"{location} must define one ToolRegistry; found {names}")
     return next(iter(registries.values()))
 
 
@@ -169,16 +230,19 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if path.suffix not in readers:
         raise ConfigError(f"dataset {path}: unknown kind {path.suffix!r}; known: {', '.join(readers)}")
     if not path.is_file():
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
-        raise ConfigError(f"dataset {path} does not exist{near if 'did you mean' in near else ''}")
-    for where, row in readers[path.suffix](path):
-        if not isinstance(row, dict):
-            raise ConfigError(f"{where}: a row is a mapping of fields, this one is a {type(row).__name__}")
-        yield where, row
+        near = did_you_mean(path.name, siblings(path))
+        raise ConfigError(f"dataset {path} does not exist{near if '?' in near else ''}")
+    try:
+        for where, row in readers[path.suffix](path):
+            if not isinstance(row, dict):
+                raise ConfigError(f"{where}: a row is a mapping of fields, this one is a {type(row).__name__}")
+            yield where, row
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"dataset {path} cannot be read as UTF-8 {path.suffix[1:]}: {error}") from None
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -190,7 +254,10 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _read_csv(path: Path) -> Iterator[tuple[str, Any]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file)
+        rows = csv.DictReader(file, strict=True)
+        names = rows.fieldnames or []
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"{path}:1: the column {twice!r} stands there twice")
         for row in rows:
             if None in row or None in row.values():
                 raise ConfigError(f"{path}:{rows.line_num}: the row does not have the header's {len(row) - 1} columns")
@@ -225,7 +292,7 @@ def _check_prompts(task: Task) -> None:
 
 
 async def check_world(task: Task) -> None:
-    """Make the first sample's world once and close it, so that a wrong resource is found before the run.
+    """Make a world for one sample of each kind of configuration, so that a wrong resource is found before the run.
 
     Raises:
         ConfigError: the resource does not exist, refuses its configuration, or cannot be reset.
@@ -233,13 +300,24 @@ async def check_world(task: Task) -> None:
     if task.definition.resource_type is None:
         return
     resource_class(task.definition.resource_type)
-    try:
-        async with GroupStart(task.definition, task.samples[0], 0) as group:
-            start = await group.episode(0)
-            if start.world is not None:
-                await start.world.close()
-    except EnvironmentFailure as error:
-        raise ConfigError(f"{task.path}: resource {task.definition.resource_type!r}: {error}") from error
+    kinds = {frozenset(_keys(sample.resource_config)): sample for sample in reversed(task.samples)}
+    for sample in kinds.values():
+        try:
+            async with GroupStart(task.definition, sample, 0) as group:
+                start = await group.episode(0)
+                if start.world is not None:
+                    await start.world.close()
+        except (ConfigError, EnvironmentFailure) as error:
+            where = sample.where if sample.resource_config else task.path
+            raise ConfigError(f"{where}: resource {task.definition.resource_type!r}: {error}") from error
+
+
+def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every key of a configuration, dotted."""
+    for key, value in config.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{prefix}{key}.")
 
 
 def selected(task: Task, limit: int | None = None, sample_ids: Iterable[str] = ()) -> tuple[Sample, ...]:
@@ -256,24 +334,36 @@ def selected(task: Task, limit: int | None = None, sample_ids: Iterable[str] = (
     return chosen[:limit] if limit is not None else chosen
 
 
-def _digest(*paths: Path | None) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        if path is not None:
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+def _digests(path: Path, definition: TaskDefinitionModel, folder: Path) -> dict[str, str]:
+    """SHA-256 of each file that decides what a run's episodes and scores are; modules of packages are left out."""
+    named = {
+        "task file": str(path.resolve()),
+        "dataset": definition.dataset_path,
+        "tools": definition.tools_module_path,
+        "reward": definition.reward_function_path,
+    }
+    files = {name: folder / value.partition(".py:")[0] for name, value in named.items() if value}
+    files = {name: file if file.is_file() else file.with_name(f"{file.name}.py") for name, file in files.items()}
+    return {
+        name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in sorted(files.items()) if file.is_file()
+    }
 
 
-def parse_override(text: str) -> tuple[str, Any]:
+def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:
     """`key=value` from the command line; the value is YAML.
+
+    Args:
+        text: as typed.
+        option: the option it was typed after, for messages.
 
     Raises:
         ConfigError: there is no `=`, or the value is not YAML.
     """
     key, separator, value = text.partition("=")
     if not separator or not key:
-        raise ConfigError(f"-T {text!r}: write key=value")
+        raise ConfigError(f"{option} {text!r}: write key=value")
     try:
         return key, yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise ConfigError(f"-T {text!r}: the value is not YAML: {error}") from None
+        problem = getattr(error, "problem", None) or "unreadable"
+        raise ConfigError(f"{option} {text!r}: the value is not YAML: {problem}") from None

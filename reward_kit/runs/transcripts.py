@@ -32,8 +32,12 @@ def read_transcripts(path: Path) -> Iterator[SingleAgentEpisode]:
         ConfigError: a row has no messages, or a message is none; the line is named.
     """
     rollouts: Counter[str] = Counter()
+    seen: dict[str, str] = {}
     for index, (where, row) in enumerate(read_rows(path)):
         if "rollout_id" in row and "steps" in row:
+            if row["rollout_id"] in seen:
+                raise ConfigError(f"{where}: rollout {row['rollout_id']!r} stands already at {seen[row['rollout_id']]}")
+            seen[row["rollout_id"]] = where
             yield load_episode(path.parent, row)
             continue
         sample_id = str(row.get("id", f"sample-{index}"))
@@ -75,7 +79,9 @@ def _messages(row: Mapping[str, Any], where: str) -> list[Message]:
             given = json.loads(given)
         except ValueError as error:
             raise ConfigError(f"{where}: messages is not JSON: {error}") from None
-    if not isinstance(given, list) or not given:
+    if given == []:
+        raise ConfigError(f"{where}: messages is empty")
+    if not isinstance(given, list):
         raise ConfigError(f"{where}: a transcript needs a list called 'messages'; this row has {', '.join(row)}")
     try:
         return [Message.model_validate(message) for message in given]

@@ -7,9 +7,14 @@ from typing import Any
 
 import yaml
 
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, did_you_mean
 
 KeyPath = tuple[str | int, ...]
+
+
+def siblings(path: Path) -> list[str]:
+    """The names in the folder that `path` is said to be in."""
+    return [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
 
 
 class _Loader(yaml.SafeLoader):
@@ -34,7 +39,9 @@ class LocatedYaml:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {path}: {error}") from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            near = did_you_mean(path.name, siblings(path)) if not path.exists() else ""
+            raise ConfigError(f"cannot read {path}: {reason}{near if '?' in near else ''}") from None
         self._lines: dict[KeyPath, int] = {}
         try:
             loader = _Loader(text)

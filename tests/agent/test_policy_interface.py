@@ -16,7 +16,7 @@ class Fixed(AgentPolicy):
 async def test_a_policy_without_state_is_its_own_session():
     policy = Fixed()
     assert await policy.open(EpisodeContext("e", 0)) is policy
-    await policy.close_session()
+    await policy.close()
     await policy.close()
 
 

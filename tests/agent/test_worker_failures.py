@@ -1,6 +1,7 @@
 """Whatever fails is recorded, the worlds and sessions are closed, and nothing else is touched."""
 
 import asyncio
+import copy
 import inspect
 
 import anyio
@@ -158,14 +159,14 @@ class Session(AgentPolicy):
     async def open(self, context):
         self.fail("open")
         self.opened.append(context)
-        return self
+        return copy.copy(self)  # the lists are shared
 
     async def get_action(self, observation, available_tools_specs=None):
         return await self.act() if self.act else PolicyOutput(text("x"))
 
-    async def close_session(self):
+    async def close(self):
         self.closed.append(True)
-        self.fail("close_session")
+        self.fail("close")
 
     def fail(self, method):
         if self.broken == method:
@@ -189,12 +190,12 @@ class TestSessions:
 
     async def test_one_that_does_not_close_costs_a_line_and_not_the_episode(self, caplog):
         task = task_of(resource_type=WORLD, on_text="end")
-        episode = await RLRolloutWorker(task, Session(broken="close_session")).collect_episode()
+        episode = await RLRolloutWorker(task, Session(broken="close")).collect_episode()
         assert (reason(episode), failure(episode)) == ("answered", None)
         assert episode.custom_data["final_state"]["payload"] == b'{"total":0}'
-        assert caplog.records[0].message == "close_session of Session: RuntimeError: close_session broke"
+        assert caplog.records[0].message == "close of a session of Session: RuntimeError: close broke"
 
-    @pytest.mark.parametrize("broken", [None, "close_session"])
+    @pytest.mark.parametrize("broken", [None, "close"])
     async def test_cancellation_closes_world_and_session_and_goes_on_outwards(self, broken):
         waiting = asyncio.Event()
 

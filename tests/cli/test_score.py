@@ -89,7 +89,7 @@ def test_a_row_that_is_no_transcript_is_named(project: Project, row: dict[str, o
 
 
 def test_check_proves_a_task_and_a_resource(project: Project) -> None:
-    assert "ok. 3 samples, 6 episodes, scored by right" in project.call("check", "task.yaml").stdout
+    assert "ok. 3 samples, 6 episodes by scripted, scored by right" in project.call("check", "task.yaml").stdout
     good = project.call("check", "python_state", "-c", "initial_state={x: 1}")
     assert good.returncode == 0, good.stdout + good.stderr
     (project.folder / "worlds.py").write_text(

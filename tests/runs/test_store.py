@@ -112,7 +112,7 @@ def test_the_latest_run_is_found_by_task(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run"):
         latest_run(tmp_path)
     for name in ("one", "two", "one"):
-        last = RunStore.create(new_run_path(tmp_path, name), {"task_name": name}).path
+        last = RunStore.create(new_run_path(tmp_path, name), {"task_name": name, "task_path": "t"}).path
         header = json.loads((last / "run.json").read_text())
         header["timing"]["started_at"] += last.name
         (last / "run.json").write_text(json.dumps(header))

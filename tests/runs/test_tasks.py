@@ -107,15 +107,55 @@ def test_paths_are_relative_to_the_task_file(tmp_path: Path, monkeypatch: pytest
     assert task.definition.base_resource_config["task_folder"] == str(folder)
 
 
-def test_a_change_of_the_task_or_its_dataset_changes_the_digest(tmp_path: Path) -> None:
-    rows = write(tmp_path, '{"id": "a"}\n', "rows.jsonl")
-    path = write(tmp_path, MINIMAL + "dataset_path: rows.jsonl\n")
-    first = load_task(path).digest
-    assert load_task(path).digest == first
-    rows.write_text('{"id": "b"}\n')
-    second = load_task(path).digest
-    write(tmp_path, MINIMAL + "dataset_path: rows.jsonl\nmax_episode_steps: 4\n")
-    assert len({first, second, load_task(path).digest}) == 3
+def test_a_change_of_any_file_that_decides_the_results_changes_its_digest(tmp_path: Path) -> None:
+    write(tmp_path, '{"id": "a"}\n', "rows.jsonl")
+    write(tmp_path, "def fair(messages):\n    return None\n", "reward.py")
+    write(tmp_path, "from reward_kit import ToolRegistry\nr = ToolRegistry('r')\n", "tools.py")
+    keys = "dataset_path: rows.jsonl\nreward_function_path: reward.py:fair\ntools_module_path: tools.py\n"
+    path = write(tmp_path, MINIMAL + keys)
+    before = load_task(path).digests
+    assert before == load_task(path).digests and len(before) == 4
+    files = {"task file": path, "dataset": "rows.jsonl", "reward": "reward.py", "tools": "tools.py"}
+    for name, file in files.items():
+        target = tmp_path / file
+        kept = target.read_text()
+        target.write_text(kept + "\n")
+        after = load_task(path).digests
+        assert {key for key in before if before[key] != after[key]} == {name}
+        target.write_text(kept)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("base_resource_config: {a: 1}\n", "base_resource_config has no effect"),
+        ("num_rollouts_per_sample: 2\n", "num_rollouts_per_sample has no effect"),
+        ("num_rollouts: 2\ndataset_path: rows.jsonl\n", "num_rollouts has no effect"),
+        ("resource_server: {start_command: x, health_check_url: y}\n", "resource_server has no effect"),
+    ],
+)
+def test_a_key_without_effect_is_an_error(tmp_path: Path, keys: str, message: str) -> None:
+    write(tmp_path, '{"id": "a"}\n', "rows.jsonl")
+    with pytest.raises(ConfigError, match=message):
+        load_task(write(tmp_path, MINIMAL + keys))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def r(messages, groundtruth):\n    pass\n", "asks for 'groundtruth'.*did you mean 'ground_truth'"),
+        ("def r(messages, ground_truth):\n    pass\n", "asks for ground_truth, and no sample has it"),
+        (
+            "from reward_kit import reward_function\n"
+            "@reward_function(requirements=['no-such-package>=3'])\ndef r(messages):\n    pass\n",
+            "requires 'no-such-package>=3'",
+        ),
+    ],
+)
+def test_a_reward_that_would_break_on_every_episode_is_refused(tmp_path: Path, source: str, message: str) -> None:
+    write(tmp_path, source, "reward.py")
+    with pytest.raises(ConfigError, match=message):
+        load_task(write(tmp_path, MINIMAL + "reward_function_path: reward.py:r\n"))
 
 
 def test_overrides_reach_inner_keys_and_are_validated(tmp_path: Path) -> None:

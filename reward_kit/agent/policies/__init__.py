@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.agent.policy_interface import AgentPolicy
-from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean
 from reward_kit.loading import load_object
 
 BUILT_IN: dict[str, str] = {
@@ -35,7 +35,7 @@ def make_policy(name: str, options: Mapping[str, Any], folder: Path | None = Non
         ConfigError: there is no such policy, or it has no such option, or lacks a required one.
     """
     if name not in BUILT_IN and ":" not in name:
-        raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, BUILT_IN)}, or module:Class for your own")
+        raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, BUILT_IN)} Your own: file.py:Class")
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         kind = getattr(import_module(module), attribute)
@@ -46,8 +46,9 @@ def make_policy(name: str, options: Mapping[str, Any], folder: Path | None = Non
     _check_options(name, kind, options)
     paths = {key: (folder or Path()) / options[key] for key in kind.path_options if options.get(key)}
     try:
-        return kind(**{**options, **paths})
-    except (TypeError, ValueError) as error:
+        with boundary(ConfigError, f"policy {name!r}"):
+            return kind(**{**options, **paths})
+    except PolicyError as error:
         raise ConfigError(f"policy {name!r}: {error}") from error
 
 
@@ -61,4 +62,4 @@ def _check_options(name: str, kind: type[AgentPolicy], options: Mapping[str, Any
             raise ConfigError(f"policy.{key}: unknown key for policy {name!r}{did_you_mean(key, known)}")
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
     if missing:
-        raise ConfigError(f"policy {name!r} needs {', '.join(missing)}")
+        raise ConfigError(f"policy {name!r} needs {', '.join(f'policy.{key}' for key in missing)}")

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput
+from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, check_output
 from reward_kit.environments.base import ToolSpec
 from reward_kit.models import Message
 
@@ -19,9 +19,15 @@ class ScriptedPolicy(AgentPolicy):
     Args:
         actions: the actions in order, after which the policy terminates; or a function, sync or async, of the
             conversation and the tools that returns an action, a 4-tuple or a `PolicyOutput`.
+
+    Raises:
+        PolicyError: an action of the list is none.
     """
 
     def __init__(self, actions: Script) -> None:
+        if not callable(actions):
+            for action in actions:
+                check_output(PolicyOutput(action))
         self._script = actions
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:

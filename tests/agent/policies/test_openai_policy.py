@@ -23,7 +23,7 @@ async def session_at(server: ChatServer, seed: int = 7, **options):
     policy = OpenAIAgentPolicy("m", base_url=server.base_url, **{"api_key": "k", "retry_base_s": 0.001, **options})
     session = await policy.open(EpisodeContext("r", seed))
     yield session
-    await session.close_session()
+    await session.close()
     await policy.close()
 
 
