@@ -42,7 +42,10 @@ class OpenAIAgentPolicy(AgentPolicy):
         base_url: by default OPENAI_BASE_URL, else OpenAI's own.
         api_key: by default the value of `api_key_env`, else OPENAI_API_KEY; both also from `.env`.
         api_key_env: name of the variable that holds the key.
-        temperature, top_p, max_tokens, parallel_tool_calls: sent where given; the endpoint's defaults rule otherwise.
+        temperature: sent where given, as the three below; the endpoint's defaults rule otherwise.
+        top_p: as in the chat completions API.
+        max_tokens: of one answer.
+        parallel_tool_calls: whether one answer may hold several calls.
         logprobs: ask for the log-probabilities of the sampled tokens.
         stream: have answers streamed, so that long ones do not run into `idle_timeout_s`.
         send_seed: send the episode's seed (modulo 2**31) with each request.
