@@ -9,6 +9,8 @@ from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.loading import load_object
 
 BUILT_IN: dict[str, str] = {
+    "alfworld": "reward_kit.environments.alfworld:AlfworldResource",
+    "alfworld_real": "reward_kit.environments.alfworld:RealAlfworldResource",
     "filesystem": "reward_kit.environments.filesystem:FilesystemResource",
     "gymnasium": "reward_kit.environments.gymnasium:GymnasiumResource",
     "python_state": "reward_kit.environments.python_state:PythonStateResource",

@@ -1,0 +1,83 @@
+"""The expert's plans are as short as a plain breadth-first search over the engine finds them, from every state."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+
+from reward_kit.environments.household import generator
+from reward_kit.environments.household.expert import shortest_plan
+from reward_kit.environments.household.native import HouseholdEngine, Tables
+from reward_kit.environments.household.problem import Problem, TaskType
+from tests.environments.household.small import all_states, household, random_household, raw_state, thing
+
+
+def distances(problem: Problem) -> dict[HouseholdEngine, int | None]:
+    """The number of commands from every reachable state to the goal, by nothing but the engine; None for no way."""
+    states = all_states(Tables(problem))
+    before: dict[object, list[object]] = {}
+    for state, engine in states.items():
+        for command in engine.admissible():
+            following = engine.fork()
+            following.step(command)
+            before.setdefault(raw_state(following), []).append(state)
+    far: dict[object, int] = {state: 0 for state, engine in states.items() if engine.won()}
+    waiting = deque(far)
+    while waiting:
+        state = waiting.popleft()
+        for earlier in before.get(state, ()):
+            if earlier not in far:
+                far[earlier] = far[state] + 1
+                waiting.append(earlier)
+    return {engine: far.get(state) for state, engine in states.items()}
+
+
+def follow(engine: HouseholdEngine, plan: list[str]) -> bool:
+    for command in plan:
+        assert command in engine.admissible() and not engine.won()
+        engine.step(command)
+    return engine.won()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("task_type", TaskType)
+def test_no_plan_is_shorter_from_any_state(task_type: TaskType, seed: int) -> None:
+    found = distances(random_household(task_type, seed))
+    chosen = random.Random(seed).sample(list(found.items()), min(len(found), 1_500))
+    for engine, far in chosen:
+        plan = shortest_plan(engine)
+        assert (plan if plan is None else len(plan)) == far, (raw_state(engine), plan)
+        assert plan is None or follow(engine.fork(), plan)
+
+
+@pytest.mark.parametrize("task_type", TaskType)
+def test_generated_problems_are_solved_and_again_after_a_random_walk(task_type: TaskType) -> None:
+    rng = random.Random(1)
+    for index in range(40):
+        engine = HouseholdEngine(generator.problem("development", index, 7, task_type))
+        plan = shortest_plan(engine)
+        assert plan and follow(engine.fork(), plan)
+        for _ in range(15):
+            if not engine.won():
+                engine.step(rng.choice(engine.admissible()))
+        again = shortest_plan(engine)
+        assert again is not None and follow(engine, again)
+
+
+def test_nothing_is_left_to_do_at_the_goal() -> None:
+    problem = household(TaskType.PICK_AND_PLACE, "shelf", ["shelf 1"], [thing("mug 1", "shelf 1")])
+    assert shortest_plan(HouseholdEngine(problem)) == []
+
+
+def test_there_is_no_plan_where_there_is_no_way() -> None:
+    things = [thing("mug 1", "shelf 1", "cleanable")]
+    assert (
+        shortest_plan(HouseholdEngine(household(TaskType.CLEAN, "cabinet", ["cabinet 1", "shelf 1"], things))) is None
+    )
+    fixed = [thing("mug 1", "shelf 1", fixed=True)]
+    assert (
+        shortest_plan(HouseholdEngine(household(TaskType.PICK_AND_PLACE, "cabinet", ["cabinet 1", "shelf 1"], fixed)))
+        is None
+    )

@@ -1,0 +1,156 @@
+"""The real engine: it plays generated problems and game files, and no trouble of its worker is trouble of ours."""
+
+import json
+import re
+import sys
+import time
+from importlib import resources
+from importlib.util import find_spec
+
+import pytest
+
+from reward_kit.environments.household.generator import problem
+from reward_kit.environments.household.pddl import game_data, pddl_name
+from reward_kit.environments.household.problem import TaskType
+from reward_kit.environments.household.real import RealEngine, game_files
+from reward_kit.environments.household.real_worker import PACKAGES
+from reward_kit.errors import ConfigError, EnvironmentFailure
+
+INSTALLED = all(find_spec(name) for name in PACKAGES)
+needs_engine = pytest.mark.skipif(not INSTALLED, reason="needs pip install 'reward-kit[text-games]'")
+
+
+@pytest.fixture
+async def engine():
+    started = RealEngine()
+    await started.start()
+    yield started
+    await started.close()
+
+
+def worker(*lines: str) -> list[str]:
+    """A worker that is ready and then does something else than it should."""
+    ready = """print('{"ok": "ready"}', flush=True)"""
+    return [sys.executable, "-c", "\n".join(["import sys, time", ready, "sys.stdin.readline()", *lines])]
+
+
+async def started(command: list[str], timeout: float = 20.0) -> RealEngine:
+    engine = RealEngine(timeout, worker=command)
+    await engine.start()
+    return engine
+
+
+@needs_engine
+@pytest.mark.parametrize("task_type", list(TaskType))
+async def test_the_planner_solves_a_generated_problem(engine, task_type):
+    drawn = problem("train", 0, seed=1, task_type=task_type)
+    view = await engine.load(drawn)
+    assert view.observation.startswith("-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room.")
+    assert view.observation.endswith(f"Your task is to: {drawn.goal}")
+    assert all(f"a {item.name}" in view.observation for item in drawn.receptacles)
+    plan = await engine.expert()
+    assert plan
+    for command in plan:
+        assert not view.done and command in view.admissible
+        view = await engine.step(command)
+    assert (view.reward, view.done, view.won) == (1.0, True, True)
+
+
+@needs_engine
+async def test_what_is_not_admissible_changes_nothing(engine):
+    start = await engine.load(problem("train", 0))
+    view = await engine.step("take the moon from sidetable 1")
+    assert view == start._replace(observation="Nothing happens.")
+
+
+@needs_engine
+async def test_the_planner_is_asked_before_the_first_step(engine):
+    await engine.load(problem("train", 0))
+    await engine.step("look")
+    with pytest.raises(EnvironmentFailure, match="before the first step"):
+        await engine.expert()
+
+
+@needs_engine
+async def test_one_engine_plays_one_game_after_another(engine):
+    views = [await engine.load(problem("train", index)) for index in (0, 1, 0)]
+    assert views[0] == views[2] != views[1]
+
+
+@needs_engine
+async def test_a_published_game_file_is_played_with_its_own_names(engine, tmp_path):
+    """Its identifiers are the simulator's, and the package's own code numbers them."""
+    drawn = problem("train", 0)
+    data = resources.files("alfworld.data")
+    game = game_data(drawn, data.joinpath("alfred.pddl").read_text(), data.joinpath("alfred.twl2").read_text())
+    for item in (*drawn.receptacles, *drawn.things):
+        name = pddl_name(item.name)
+        game["pddl_problem"] = re.sub(rf"\b{name}\b", name.replace("_", "_bar__plus_00_dot_"), game["pddl_problem"])
+    path = tmp_path / "game.tw-pddl"
+    path.write_text(json.dumps(game))
+    view = await engine.load(path)
+    assert "a sidetable 1" in view.observation
+    view = [await engine.step(command) for command in await engine.expert()][-1]
+    assert view.won
+
+
+@needs_engine
+async def test_a_file_that_is_no_game_is_refused_and_the_engine_goes_on(engine, tmp_path):
+    (tmp_path / "game.tw-pddl").write_text('{"grammar": ""}')
+    with pytest.raises(ConfigError, match="pddl_domain, pddl_problem missing"):
+        await engine.load(tmp_path / "game.tw-pddl")
+    with pytest.raises(ConfigError, match="no game file"):
+        await engine.load(tmp_path / "none")
+    assert "sidetable" in (await engine.load(problem("train", 0))).observation
+
+
+@pytest.mark.skipif(INSTALLED, reason="the packages are installed")
+async def test_missing_packages_say_what_to_install():
+    engine = RealEngine()
+    with pytest.raises(ConfigError, match=r"pip install 'reward-kit\[text-games\]'"):
+        await engine.start()
+
+
+async def test_a_worker_that_dies_says_its_last_words():
+    engine = await started(worker("sys.exit('the planner ran out of memory')"))
+    with pytest.raises(EnvironmentFailure, match=r"the worker died \(exit code 1\): the planner ran out of memory"):
+        await engine.load(problem("train", 0))
+    with pytest.raises(EnvironmentFailure, match="not running"):
+        await engine.step("look")
+    await engine.close()
+
+
+async def test_a_worker_that_cannot_start_is_a_failure_too():
+    engine = RealEngine(worker=[sys.executable, "-c", "import no_such_library"])
+    with pytest.raises(EnvironmentFailure, match="No module named 'no_such_library'"):
+        await engine.start()
+
+
+async def test_a_worker_that_hangs_is_ended():
+    engine = await started(worker("print('thinking', file=sys.stderr, flush=True)", "time.sleep(60)"), timeout=1.0)
+    start = time.monotonic()
+    with pytest.raises(EnvironmentFailure, match="no answer in 1 s: thinking"):
+        await engine.load(problem("train", 0))
+    assert time.monotonic() - start < 10
+
+
+async def test_closing_ends_a_worker_that_is_busy_and_twice_is_fine():
+    engine = await started(worker("time.sleep(60)"))
+    start = time.monotonic()
+    await engine.close()
+    await engine.close()
+    assert time.monotonic() - start < 10
+
+
+def test_game_files_are_found_and_those_the_text_domain_cannot_play_are_left_out(tmp_path, monkeypatch):
+    for folder in ("b/trial_1", "a/trial_2", "pick_and_place_with_movable_recep-x/trial_3", "AppleSliced/trial_4"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "game.tw-pddl").write_text("{}")
+    found = [str(path.parent.relative_to(tmp_path)) for path in game_files(tmp_path)]
+    assert found == ["a/trial_2", "b/trial_1"]
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    assert game_files() == game_files(tmp_path)
+    monkeypatch.delenv("ALFWORLD_DATA")
+    assert game_files() == []
+    with pytest.raises(ConfigError, match="ALFWORLD_DATA: no folder"):
+        game_files(tmp_path / "none")

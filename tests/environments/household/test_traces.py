@@ -1,0 +1,73 @@
+"""The native engine answers every recorded command as the real one did: text, commands, reward and end."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.environments.household.native import HouseholdEngine
+from reward_kit.environments.household.problem import Problem, TaskType
+from reward_kit.environments.household.view import View
+from tests.environments.household.record_traces import commands_after
+
+HERE = Path(__file__).parent
+TRACES = (HERE / "traces.jsonl.xz", HERE / "traces_directed.jsonl.xz")
+recorded = pytest.mark.skipif(
+    not all(path.exists() for path in TRACES), reason="record_traces.py or record_directed.py has not been run"
+)
+
+
+@cache
+def traces() -> list[dict[str, Any]]:
+    lines = [line for path in TRACES for line in lzma.decompress(path.read_bytes()).decode().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def expected(trace: dict[str, Any]) -> Iterator[tuple[str | None, tuple[Any, ...]]]:
+    """Each command, None for the reset, with the observation, commands, reward and done that followed."""
+    observation, commands, reward, done = trace["start"]
+    yield None, (observation, tuple(commands), float(reward), bool(done))
+    for command, observation, change, reward, done in trace["steps"]:
+        commands = commands_after(commands, change)
+        yield command, (observation, tuple(commands), float(reward), bool(done))
+
+
+def difference(trace: dict[str, Any]) -> str:
+    """Where the native engine first answers otherwise, "" for nowhere."""
+    engine = HouseholdEngine(Problem.from_json(trace["problem"]))
+    for number, (command, wanted) in enumerate(expected(trace)):
+        view: View = engine.reset() if command is None else engine.step(command)
+        if (view.observation, view.admissible, view.reward, view.done) != wanted or view.won != view.done:
+            return f"{trace['problem']['id']}, step {number}, {command!r}: {view} is not {wanted}"
+    return ""
+
+
+@recorded
+def test_every_answer_of_every_trace_is_equal() -> None:
+    assert [found for trace in traces() if (found := difference(trace))] == []
+
+
+@recorded
+def test_the_traces_are_many_and_cover_every_task_and_effect() -> None:
+    assert len(traces()) >= 2_000
+    types = Counter(trace["problem"]["task_type"] for trace in traces())
+    assert set(types) == {kind.value for kind in TaskType} and min(types.values()) >= 200
+    said = " ".join(step[1] for trace in traces() for step in trace["steps"])
+    for words in (
+        "is open. In it",
+        "is closed",
+        "hot and clean sliced",
+        "cool and clean",
+        "cold",
+        "turn on",
+        "You sliced",
+    ):
+        assert words in said
+    assert sum(trace["steps"][-1][-1] for trace in traces() if trace["steps"]) >= 200
