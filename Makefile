@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs bench campaign clean
+.PHONY: help demo test check format docs bench campaign household-campaign clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,11 +29,16 @@ format: $(VENV)/.dev  ## Format the code
 docs: $(VENV)/.docs  ## Build the docs site; a broken link fails
 	@$(BIN)/mkdocs build --strict
 
-bench: $(VENV)/.dev  ## Run the benchmarks of this package alone; BENCH_PEERS=1 adds the peers
-	@$(BIN)/python benchmarks/rollouts.py
+bench: $(VENV)/.dev  ## Run the benchmarks, beside inspect-ai and verifiers
+	@$(BIN)/python benchmarks/transport.py
+	@$(BIN)/python benchmarks/rollouts.py --peers
+	@$(BIN)/python benchmarks/household.py
 
 campaign: $(VENV)/.dev  ## The long tests: kill -9 and resume
 	@$(BIN)/python -m pytest -m campaign
+
+household-campaign: $(VENV)/.text-games  ## A hundred fresh household episodes on both engines
+	@$(BIN)/python -m pytest -m campaign tests/environments/household
 
 clean:  ## Remove everything that was installed or built here
 	rm -rf $(VENV) .peers site dist build .mypy_cache .ruff_cache .hypothesis
@@ -55,6 +60,11 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing reward-kit and its development tools (about 120 MB)"
 	@$(PIP) --editable '.[games,train,dev]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.text-games: $(VENV)/.dev
+	@echo "Installing TextWorld and ALFWorld (about 400 MB)"
+	@$(PIP) --editable '.[text-games]'
+	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev
 	@echo "Installing the docs tools"

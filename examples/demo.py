@@ -1,4 +1,4 @@
-"""What `make demo` runs: two examples, each with an expert and a random agent, and their tables side by side."""
+"""What `make demo` runs: the examples, each with an expert and a random agent, and their tables side by side."""
 
 from __future__ import annotations
 
@@ -14,30 +14,34 @@ from reward_kit.runs.summary import summary_from_json
 from reward_kit.runs.tables import summary_table
 
 HERE = Path(__file__).parent
-EXAMPLES = ("frozen_lake", "sqlite_analyst")
+EXAMPLES = {"alfworld_household": ["-n", "1"], "frozen_lake": [], "sqlite_analyst": []}
 
 
-def run(name: str) -> Path:
+def run(name: str, more: list[str]) -> Path:
     """Run one example with both policies; progress is shown, the summary is left in the run's directory."""
-    print(f"\n=== {name}: reward-kit run examples/{name}/task.yaml --policy expert --policy random", flush=True)
+    options = ["--policy", "expert", "--policy", "random", *more]
+    print(f"\n=== .venv/bin/reward-kit run examples/{name}/task.yaml {' '.join(options)}", flush=True)
     command = [sys.executable, "-m", "reward_kit.cli.main", "run", str(HERE / name / "task.yaml")]
-    options = ["--policy", "expert", "--policy", "random", "--json"]
-    finished = subprocess.run([*command, *options], stdout=subprocess.PIPE, text=True, check=True)
+    finished = subprocess.run([*command, *options, "--json"], stdout=subprocess.PIPE, text=True, check=True)
     return Path(json.loads(finished.stdout)["run"])
 
 
 def main() -> None:
     """Run the examples and show what came of them."""
     tables = []
-    for name in EXAMPLES:
-        path = run(name)
+    for name, more in EXAMPLES.items():
+        path = run(name, more)
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         tables.append(summary_table(summary_from_json(summary), name))
-    console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 180, highlight=False, soft_wrap=False)
     console.print()
     console.print(Columns(tables, padding=(0, 4)))
-    console.print("The runs are in runs/. Play yourself:")
-    console.print("  .venv/bin/reward-kit run examples/frozen_lake/task.yaml --policy human --limit 1 -n 1")
+    print("The runs are in runs/. Play yourself:")
+    print("  .venv/bin/reward-kit run examples/frozen_lake/task.yaml --policy human --limit 1 -n 1")
+    print("The household on TextWorld's own engine, which needs 400 MB more:")
+    print("  .venv/bin/pip install -e '.[text-games]'")
+    print("  .venv/bin/reward-kit run examples/alfworld_household/task.yaml --policy expert --limit 3 -n 1 \\")
+    print("      -T resource_type=alfworld_real")
 
 
 if __name__ == "__main__":

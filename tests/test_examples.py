@@ -18,7 +18,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("name", ["frozen_lake", "sqlite_analyst"])
+@pytest.mark.parametrize("name", ["alfworld_household", "frozen_lake", "sqlite_analyst"])
 def test_the_expert_solves_an_example_and_chance_does_not(tmp_path: Path, name: str) -> None:
     task = str(ROOT / "examples" / name / "task.yaml")
     done = run(tmp_path, "run", task, "--policy", "expert", "--policy", "random", "-n", "1", "--json")

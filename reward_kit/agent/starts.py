@@ -104,8 +104,8 @@ class GroupStart:
         world = await (self._fresh_world(start.seeds) if fork_kind == "none" else self._fork(start.seeds))
         try:
             key = await self._checked_key(world)
-            with boundary(EnvironmentFailure, f"reseed_noise of {_name(world)}"):
-                world.reseed_noise(start.seeds.noise)
+            with self._call(f"reseed_noise of {_name(world)}"):
+                await world.reseed_noise(start.seeds.noise)
         except BaseException:
             await close_quietly(world)
             raise

@@ -98,10 +98,10 @@ class AlfworldResource(ForkableResource):
     async def final_state(self) -> StateSnapshot:
         return self._session.final_state()
 
-    def admissible_actions(self) -> Sequence[Mapping[str, Any]]:
+    async def admissible_actions(self) -> Sequence[Mapping[str, Any]]:
         return self._session.admissible_actions()
 
-    def expert_action(self) -> Mapping[str, Any] | None:
+    async def expert_action(self) -> Mapping[str, Any] | None:
         """The first command of a shortest plan."""
         return self._session.expert_action()
 
@@ -172,10 +172,10 @@ class RealAlfworldResource(ReplayForkResource):
     async def final_state(self) -> StateSnapshot:
         return self._session.final_state()
 
-    def admissible_actions(self) -> Sequence[Mapping[str, Any]]:
+    async def admissible_actions(self) -> Sequence[Mapping[str, Any]]:
         return self._session.admissible_actions()
 
-    def expert_action(self) -> Mapping[str, Any] | None:
+    async def expert_action(self) -> Mapping[str, Any] | None:
         """The first command of a shortest plan; of a published game the planner's, while its plan is followed."""
         return self._session.expert_action()
 

@@ -137,15 +137,15 @@ class ForkableResource(ABC):
         """Release everything. Called exactly once for each world, also after a failure."""
         return
 
-    def reseed_noise(self, seed: int) -> None:
+    async def reseed_noise(self, seed: int) -> None:
         """Draw everything random from here on from `seed`. Deterministic worlds have nothing to do."""
         return
 
-    def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
+    async def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
         """Every action that makes sense now, as `{"name", "arguments"}`; None where they cannot be listed."""
         return None
 
-    def expert_action(self) -> Mapping[str, Any] | None:
+    async def expert_action(self) -> Mapping[str, Any] | None:
         """The action an expert takes now, as a policy's action; None where the resource has no expert."""
         return None
 

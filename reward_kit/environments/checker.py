@@ -142,8 +142,8 @@ async def _check_pure(probe: Probe) -> None:
     await probe.walk(world, random.Random(probe.seed), max(1, probe.steps // 4))
     before = await probe.look(world)
     await world.get_tools_spec()
-    world.admissible_actions()
-    world.expert_action()
+    await world.admissible_actions()
+    await world.expert_action()
     after = await probe.look(world)
     for what, old, new in zip(_LOOKED_AT, before, after, strict=True):
         if old != new:
@@ -293,12 +293,12 @@ def _keys_never_return(walked: list[Seen]) -> bool:
 async def _check_actions_offered(probe: Probe) -> None:
     world = await probe.world()
     names = {spec["function"]["name"] for spec in await world.get_tools_spec()}
-    admissible = world.admissible_actions()
+    admissible = await world.admissible_actions()
     for entry in admissible or ():
         if not isinstance(entry.get("arguments"), Mapping) or entry.get("name") not in names:
             probe.error(f'admissible_actions(): {entry!r} is no {{"name", "arguments"}} of one of the tools')
             return
-    expert = world.expert_action()
+    expert = await world.expert_action()
     offered = [Action(entry["name"], copy.deepcopy(entry["arguments"])) for entry in admissible or ()]
     if expert is not None and expert.get("type") == "tool_call":
         offered.append(Action(expert["name"], copy.deepcopy(expert["arguments"])))

@@ -161,7 +161,7 @@ class Probe:
     async def random_action(self, world: ForkableResource, rng: random.Random) -> Action | None:
         """An admissible action, or one that fits a tool's schema; None where there is no tool."""
         with boundary(EnvironmentFailure, "admissible_actions"):
-            admissible = world.admissible_actions()
+            admissible = await world.admissible_actions()
         # Also inadmissible ones: what an agent does need not make sense.
         if admissible and rng.random() < 0.5:
             chosen = rng.choice(list(admissible))

@@ -139,19 +139,19 @@ class GymnasiumResource(ForkableResource):
         info = {} if success is None else {"success": success}
         return StepOutcome(self._text(), self._reward, self._terminated, self._truncated, info)
 
-    def reseed_noise(self, seed: int) -> None:
+    async def reseed_noise(self, seed: int) -> None:
         from gymnasium.utils import seeding
 
         self._env.unwrapped.np_random = seeding.np_random(seed)[0]
 
-    def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
+    async def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
         if self._terminated or self._truncated:
             return []
         sensible = set(self._family.admissible(self._env.unwrapped, len(self._names)))
         names = [name for index, name in enumerate(self._names) if index in sensible]
         return [{"name": _TOOL, "arguments": {"action": name}} for name in names]
 
-    def expert_action(self) -> Mapping[str, Any] | None:
+    async def expert_action(self) -> Mapping[str, Any] | None:
         """Optimal for the table environments (value iteration, γ = 0.99), basic strategy for Blackjack, else None."""
         env = self._env.unwrapped
         if self._terminated or self._truncated:

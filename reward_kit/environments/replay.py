@@ -68,7 +68,7 @@ class ReplayForkResource(ForkableResource):
         self._history.append(Replayed(action_name, arguments, copy.deepcopy(outcome)))
         return outcome
 
-    def reseed_noise(self, seed: int) -> None:
+    async def reseed_noise(self, seed: int) -> None:
         self._history.append(Replayed("reseed_noise", {"seed": seed}, None))
         self._reseed(seed)
 
@@ -99,7 +99,7 @@ class ReplayForkResource(ForkableResource):
         await self.reset(seed)
         for number, event in enumerate(history):
             if event.outcome is None:
-                self.reseed_noise(event.arguments["seed"])
+                await self.reseed_noise(event.arguments["seed"])
                 continue
             where = f"step {number} ({event.name} {dict(event.arguments)!r})"
             try:

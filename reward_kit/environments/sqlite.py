@@ -104,7 +104,7 @@ class SqliteResource(ForkableResource):
         make = lambda: GuardedConnection.from_bytes(limits, state, self._pragmas)  # noqa: E731
         self._replace(await anyio.to_thread.run_sync(make))
 
-    def reseed_noise(self, seed: int) -> None:
+    async def reseed_noise(self, seed: int) -> None:
         self._seed = seed
         self._open.seed = seed
 
@@ -140,7 +140,7 @@ class SqliteResource(ForkableResource):
             self._expert_next += 1
         return outcome
 
-    def expert_action(self) -> Mapping[str, Any] | None:
+    async def expert_action(self) -> Mapping[str, Any] | None:
         """The next of the configured `expert_queries`; None once all have been executed, or where there are none."""
         left = self._expert_queries_left()
         return {"type": "tool_call", "name": "execute_sql", "arguments": {"query": left[0]}} if left else None

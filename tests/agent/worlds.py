@@ -118,10 +118,10 @@ class Counter(ForkableResource):
         observation = {(1, 2): 3} if params["observation"] == "odd keys" else params["observation"]
         return StepOutcome(observation, params.get("reward"))
 
-    def reseed_noise(self, seed):
+    async def reseed_noise(self, seed):
         self.noise = seed
 
-    def expert_action(self):
+    async def expert_action(self):
         return {"type": "tool_call", "name": "add", "arguments": {"by": 1}} if self.total < 2 else None
 
     async def final_state(self):

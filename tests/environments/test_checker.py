@@ -274,17 +274,17 @@ class FinalStateIsNoSnapshot(Ring):
 
 
 class OffersWhatItRefuses(Ring):
-    def admissible_actions(self):
+    async def admissible_actions(self):
         return [{"name": "move", "arguments": {"by": 2}}]
 
 
 class OffersAnotherForm(Ring):
-    def admissible_actions(self):
+    async def admissible_actions(self):
         return [{"tool": "move", "by": 1}]
 
 
 class StrangeExpert(Ring):
-    def expert_action(self):
+    async def expert_action(self):
         return {"move": 1}
 
 

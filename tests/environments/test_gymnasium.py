@@ -32,7 +32,7 @@ async def act(resource, action):
 
 async def play_expert(resource) -> tuple[float, bool]:
     total, success = 0.0, False
-    while action := resource.expert_action():
+    while action := await resource.expert_action():
         outcome = await resource.step(action["name"], action["arguments"])
         total, success = total + outcome.reward, bool(outcome.info["success"])
     return total, success
@@ -61,7 +61,7 @@ async def test_another_environment_with_discrete_actions_gets_a_range_of_integer
     assert spec["function"]["parameters"]["properties"]["action"] == {"type": "integer", "minimum": 0, "maximum": 1}
     outcome = await act(resource, 1)
     assert outcome.reward == 1.0
-    assert resource.expert_action() is None
+    assert await resource.expert_action() is None
 
 
 async def test_the_agent_stands_in_brackets() -> None:
@@ -81,8 +81,8 @@ async def test_the_goal_ends_the_episode_with_its_reward() -> None:
     assert (outcome.reward, outcome.terminated, outcome.info["success"]) == (1.0, True, True)
     state = open_snapshot(await resource.final_state())
     assert (state["success"], state["done"], state["state"], state["last_reward"]) == (True, True, 15, 1.0)
-    assert resource.admissible_actions() == []
-    assert resource.expert_action() is None
+    assert await resource.admissible_actions() == []
+    assert await resource.expert_action() is None
     with pytest.raises(ToolError, match="the episode is over"):
         await act(resource, "left")
 
@@ -166,7 +166,7 @@ async def test_new_noise_changes_the_future_and_not_the_state() -> None:
     async def future(noise: int) -> list[str]:
         resource = await made("CliffWalkingSlippery-v1")
         before = await resource.state_key()
-        resource.reseed_noise(noise)
+        await resource.reseed_noise(noise)
         assert await resource.state_key() == before
         return [(await act(resource, "up")).observation for _ in range(8)]
 
@@ -236,7 +236,7 @@ async def test_the_expert_at_slippery_lakes_and_at_cards_beats_chance() -> None:
 
 async def test_taxi_offers_only_what_makes_sense() -> None:
     resource = await made("Taxi-v4")
-    names = {action["arguments"]["action"] for action in resource.admissible_actions()}
+    names = {action["arguments"]["action"] for action in await resource.admissible_actions()}
     assert names < {"south", "north", "east", "west", "pickup", "dropoff"}
     assert "dropoff" not in names
 

@@ -92,7 +92,7 @@ async def test_a_world_reset_without_a_seed_can_be_forked() -> None:
 async def test_new_noise_is_part_of_the_history() -> None:
     dice = await made()
     await dice.step("throw", {})
-    dice.reseed_noise(99)
+    await dice.reseed_noise(99)
     await dice.step("throw", {})
     assert (await dice.fork()).throws == dice.throws
 

@@ -250,7 +250,7 @@ async def test_random_follows_the_seed_and_nothing_before_it(world) -> None:
     fork = await world.fork()
     assert await sql(world, query) == await sql(fork, query) == first
     assert first["rows"][0][0] != first["rows"][0][2]
-    fork.reseed_noise(7)
+    await fork.reseed_noise(7)
     assert await sql(fork, query) != first
     assert await fork.state_key() == await world.state_key()
     await fork.close()
@@ -452,16 +452,16 @@ async def test_the_expert_executes_the_configured_queries_in_order() -> None:
     await world.reset(0)
     twin = None
     for query in queries:
-        action = world.expert_action()
+        action = await world.expert_action()
         assert action is not None and action["arguments"] == {"query": query}
         await world.step("execute_sql", {"query": "SELECT * FROM t"})
-        assert world.expert_action() == action
+        assert await world.expert_action() == action
         await world.step("execute_sql", {"query": query})
         twin = twin or await world.fork()
-    assert world.expert_action() is None
-    assert twin is not None and twin.expert_action() is not None
+    assert await world.expert_action() is None
+    assert twin is not None and await twin.expert_action() is not None
     await world.reset(0)
-    first = world.expert_action()
+    first = await world.expert_action()
     assert first is not None and first["arguments"] == {"query": queries[0]}
     await world.close()
     await twin.close()

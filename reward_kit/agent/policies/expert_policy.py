@@ -39,7 +39,7 @@ class ExpertPolicy(AgentPolicy):
         Raises:
             PolicyError: the resource has no expert.
         """
-        action = self._resource.expert_action() if self._resource else None
+        action = await self._resource.expert_action() if self._resource else None
         if action is not None:
             self._has_acted = True
             return PolicyOutput(dict(action), action.get("content"))

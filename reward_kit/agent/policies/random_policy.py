@@ -32,7 +32,7 @@ class RandomPolicy(AgentPolicy):
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
         """A random action."""
-        admissible = self._resource.admissible_actions() if self._resource else None
+        admissible = await self._resource.admissible_actions() if self._resource else None
         if admissible:
             return PolicyOutput({"type": "tool_call", **self._random.choice(list(admissible))})
         if not available_tools_specs:

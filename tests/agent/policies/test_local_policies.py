@@ -55,7 +55,7 @@ class TestScripted:
 
 
 class Menu(Counter):
-    def admissible_actions(self):
+    async def admissible_actions(self):
         return [{"name": "add", "arguments": {"by": n}} for n in (1, 2, 3)] if self.total == 0 else []
 
 

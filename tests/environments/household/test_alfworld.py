@@ -76,11 +76,11 @@ def test_both_are_built_in() -> None:
 async def test_the_expert_succeeds_in_every_form(form: str, task_type: TaskType) -> None:
     resource = await made(split="held_out", task_types=[task_type.value], action_form=form)
     outcomes = []
-    while action := resource.expert_action():
+    while action := await resource.expert_action():
         outcomes.append(await resource.step(action["name"], action["arguments"]))
     assert [outcome.reward for outcome in outcomes] == [0.0] * (len(outcomes) - 1) + [1.0]
     assert outcomes[-1].terminated and not outcomes[-1].truncated and outcomes[-1].info["won"]
-    assert resource.admissible_actions() == []
+    assert await resource.admissible_actions() == []
     with pytest.raises(ToolError, match="over"):
         await (resource.step("look", {}) if form == "tools" else act(resource, "look"))
 
@@ -152,7 +152,7 @@ async def test_the_choice_is_among_what_is_open_now() -> None:
     for command in PLAN[:3]:
         (spec,) = await resource.get_tools_spec()
         offered = spec["function"]["parameters"]["properties"]["command"]["enum"]
-        assert offered == [entry["arguments"]["command"] for entry in resource.admissible_actions()]
+        assert offered == [entry["arguments"]["command"] for entry in await resource.admissible_actions()]
         assert command in offered
         await act(resource, command)
 
@@ -163,9 +163,9 @@ async def test_every_command_but_help_is_a_tool() -> None:
     names = {spec["function"]["name"] for spec in await resource.get_tools_spec()}
     assert len(names) == 13
     for command in (*PLAN[:3], "examine mug 1", "inventory"):
-        told = [(entry["name"], entry["arguments"]) for entry in resource.admissible_actions()]
-        assert len(told) == len(plain.admissible_actions()) - 1 and {name for name, _ in told} <= names
-        expert = resource.expert_action()
+        told = [(entry["name"], entry["arguments"]) for entry in await resource.admissible_actions()]
+        assert len(told) == len(await plain.admissible_actions()) - 1 and {name for name, _ in told} <= names
+        expert = await resource.expert_action()
         assert (expert["name"], expert["arguments"]) in told
         (outcome,) = await act(plain, command)
         verb, rest = command.split(" ", 1) if " " in command else (command, "")
@@ -207,7 +207,7 @@ async def test_the_command_limit_truncates_and_is_no_part_of_the_key() -> None:
     one, two = await act(resource, "look", "look")
     assert (one.truncated, two.truncated, two.terminated) == (False, True, False)
     assert await resource.state_key() == await free.state_key()
-    assert resource.expert_action() is None
+    assert await resource.expert_action() is None
     with pytest.raises(ToolError, match="over"):
         await act(resource, "look")
 
@@ -306,7 +306,7 @@ async def test_a_published_game_is_played_by_its_texts(
     assert await check_resource(RealAlfworldResource, config) == []
     resource = await made(RealAlfworldResource, **config)
     for command in PLAN:
-        assert resource.expert_action()["arguments"] == {"command": command}
+        assert (await resource.expert_action())["arguments"] == {"command": command}
         (outcome,) = await act(resource, command)
         assert "milestones" not in outcome.info
     assert outcome.terminated
@@ -325,7 +325,7 @@ async def test_the_keys_of_published_games_tell_states_apart_as_ours_do(
         ours = await small()
         theirs = await made(RealAlfworldResource, game_file=str(tmp_path / "game.tw-pddl"))
         for _ in range(40):
-            command = rng.choice(ours.admissible_actions())["arguments"]["command"]
+            command = rng.choice(await ours.admissible_actions())["arguments"]["command"]
             (outcome,) = await act(ours, command)
             assert (await act(theirs, command))[0].observation == outcome.observation
             pairs.add((await ours.state_key(), await theirs.state_key()))
@@ -338,9 +338,9 @@ async def test_a_planner_whose_plan_is_left_gives_none(stand_in: type[StandIn], 
     (tmp_path / "game.tw-pddl").write_text("{}")
     resource = await made(RealAlfworldResource, game_file=str(tmp_path / "game.tw-pddl"))
     await act(resource, "nonsense", PLAN[0])
-    assert resource.expert_action() is not None
+    assert await resource.expert_action() is not None
     await act(resource, "go to cabinet 1")
-    assert resource.expert_action() is None
+    assert await resource.expert_action() is None
 
 
 async def test_chance_seldom_succeeds() -> None:

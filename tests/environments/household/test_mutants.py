@@ -10,7 +10,7 @@ import pytest
 from reward_kit.environments.household import native
 from reward_kit.environments.household.native import HouseholdEngine as Engine
 from reward_kit.environments.household.problem import TaskType
-from tests.environments.household.test_traces import difference, recorded, traces
+from tests.environments.household.test_traces import difference, traces
 
 Patch = Callable[[Any, str, Any], None]
 
@@ -143,7 +143,6 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
 }
 
 
-@recorded
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch.setattr)

@@ -10,24 +10,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from reward_kit.environments.household.native import HouseholdEngine
 from reward_kit.environments.household.problem import Problem, TaskType
 from reward_kit.environments.household.view import View
 from tests.environments.household.record_traces import commands_after
 
 HERE = Path(__file__).parent
-TRACES = (HERE / "traces.jsonl.xz", HERE / "traces_directed.jsonl.xz")
-recorded = pytest.mark.skipif(
-    not all(path.exists() for path in TRACES), reason="record_traces.py or record_directed.py has not been run"
-)
+TRACES = HERE / "traces.jsonl.xz"
 
 
 @cache
 def traces() -> list[dict[str, Any]]:
-    lines = [line for path in TRACES for line in lzma.decompress(path.read_bytes()).decode().splitlines()]
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in lzma.decompress(TRACES.read_bytes()).decode().splitlines()]
 
 
 def expected(trace: dict[str, Any]) -> Iterator[tuple[str | None, tuple[Any, ...]]]:
@@ -49,12 +43,10 @@ def difference(trace: dict[str, Any]) -> str:
     return ""
 
 
-@recorded
 def test_every_answer_of_every_trace_is_equal() -> None:
     assert [found for trace in traces() if (found := difference(trace))] == []
 
 
-@recorded
 def test_the_traces_are_many_and_cover_every_task_and_effect() -> None:
     assert len(traces()) >= 2_000
     types = Counter(trace["problem"]["task_type"] for trace in traces())
