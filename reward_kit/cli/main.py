@@ -81,12 +81,12 @@ def main() -> None:
 
 def _first_of_ours(group: ExceptionGroup[Exception]) -> RewardKitError:
     """The first of our errors that task groups wrapped; a group without one is a bug of ours and is shown whole."""
-    for error in group.exceptions:
-        if isinstance(error, RewardKitError):
-            return error
-        if isinstance(error, ExceptionGroup):
-            return _first_of_ours(error)
-    raise group
+    ours: Exception | None = group.subgroup(RewardKitError)
+    while isinstance(ours, ExceptionGroup):
+        ours = ours.exceptions[0]
+    if not isinstance(ours, RewardKitError):
+        raise group
+    return ours
 
 
 def _leave(code: int) -> NoReturn:

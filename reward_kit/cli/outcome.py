@@ -78,7 +78,7 @@ def close_run(
     summaries = summarise(rows, pass_threshold)
     document = summary_to_json(summaries)
     store.write_summary(document)
-    note = Console(stderr=True, soft_wrap=True, highlight=False)
+    note = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
     if as_json:
         status = "complete" if len(rows) >= expected else "interrupted"
         click.echo(json.dumps({"run": str(store.path), "status": status, **document}))

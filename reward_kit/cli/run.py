@@ -120,20 +120,22 @@ def command(
       reward-kit run task.yaml --policy expert --policy random
       reward-kit run --resume
     """
-    if resume is not None:
-        _refuse_options_with_resume()
-        path = _run_to_resume(resume, task, log_dir)
-        request = _request_of(path)
-    elif task is not None:
-        path, parsed = None, dict(parse_override(item) for item in overrides)
-        request = Request(task, parsed, models, policies, base_url, rollouts, limit, sample_ids, seed)
-    else:
-        raise click.UsageError("name a task file, or give --resume")
-    loaded = load_task(request.task_path, request.overrides)
-    if path is not None:
-        _refuse_changed_task(path, loaded)
-    plan = _plan(loaded, request, max_concurrency)
-    anyio.run(check_world, loaded)
+    # What a user's code prints, when it is loaded too, must not mix with the summary on standard output.
+    with contextlib.redirect_stdout(sys.stderr):
+        if resume is not None:
+            _refuse_options_with_resume()
+            path = _run_to_resume(resume, task, log_dir)
+            request = _request_of(path)
+        elif task is not None:
+            path, parsed = None, dict(parse_override(item) for item in overrides)
+            request = Request(task, parsed, models, policies, base_url, rollouts, limit, sample_ids, seed)
+        else:
+            raise click.UsageError("name a task file, or give --resume")
+        loaded = load_task(request.task_path, request.overrides)
+        if path is not None:
+            _refuse_changed_task(path, loaded)
+        plan = _plan(loaded, request, max_concurrency)
+        anyio.run(check_world, loaded)
     if dry_run:
         _show_plan(plan, as_json)
         return
@@ -160,7 +162,6 @@ def _execute(
         execution = Run(plan, store, listener=shown, control=control, error_limit=error_limit)
         execution.take_stock()
         async with interruptible(control, shown):
-            # What a user's code prints must not mix with the summary on standard output.
             with shown, contextlib.redirect_stdout(sys.stderr):
                 await execution.execute()
         return close_run(
@@ -229,8 +230,15 @@ def _request_of(path: Path) -> Request:
         raise ConfigError(f"{path} is no run of a task and cannot be resumed")
     given = {field.name: header[field.name] for field in fields(Request) if field.name != "task_path"}
     # A hidden secret is not stored; the policy finds it in the environment again.
-    given["overrides"] = {key: value for key, value in given["overrides"].items() if value != HIDDEN}
+    given["overrides"] = _without_hidden(given["overrides"])
     return Request(task_path=Path(header["task_path"]), **given)
+
+
+def _without_hidden(value: Any) -> Any:
+    """`value` without the entries, at any depth, that `without_secrets` replaced."""
+    if isinstance(value, Mapping):
+        return {key: _without_hidden(item) for key, item in value.items() if item != HIDDEN}
+    return [_without_hidden(item) for item in value] if isinstance(value, list) else value
 
 
 def _refuse_changed_task(path: Path, task: Task) -> None:

@@ -32,7 +32,13 @@ from reward_kit.typed_interface import reward_spec
 @click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
 @click.option("--fail-under", type=float, metavar="X", help="Exit 1 where a mean score is below X.")
 @click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on standard output.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="REWARD_KIT_SCORE_JSON",
+    help="Print the summary as JSON on standard output.",
+)
 def command(
     data: Path,
     reward: str,
@@ -49,7 +55,8 @@ def command(
     \b
     Example: reward-kit score transcripts.jsonl --reward my_reward.py:exact
     """
-    spec = reward_spec(load_object(reward))
+    with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
+        spec = reward_spec(load_object(reward))
     episodes = list(read_transcripts(data))
     if not episodes:
         raise ConfigError(f"{data} has no rows")

@@ -36,7 +36,7 @@ class Display:
         self._console = console or Console(stderr=True)
         self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
         self._began = time.monotonic()
-        self._stopped = self._errors = self._scored = self._resumed = 0
+        self._stopped = self._errors = self._scored = self._waiting = self._resumed = 0
         self._scores: dict[str, list[float]] = defaultdict(list)
         self._samples: dict[str, list[str]] = defaultdict(list)
         self._next_line = self._began + 5.0
@@ -55,23 +55,25 @@ class Display:
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
         elif self._kind == "plain":
-            self._console.print(self._line(), highlight=False)
+            self._console.print(self._line(), highlight=False, markup=False, emoji=False)
 
     def say(self, note: str) -> None:
         """Show a note beside the progress."""
         self._note = note
         if self._kind != "none":
-            self._console.print(note, style="yellow", highlight=False)
+            self._console.print(note, style="yellow", highlight=False, markup=False)
 
     def episode_stopped(self, row: EpisodeRow) -> None:
         """An episode is over."""
         self._stopped += 1
         self._errors += row.is_error
+        self._waiting += not row.is_error
         self._print_now_and_then()
 
     def episode_scored(self, row: EpisodeRow) -> None:
         """An episode has a score, or an error in place of one."""
         self._scored += 1
+        self._waiting -= 1
         self._errors += row.score_error is not None
         if row.score is not None:
             self._scores[row.policy].append(row.score)
@@ -91,8 +93,8 @@ class Display:
         parts = [f"{self._stopped}/{self._total}", *self._score_parts(), f"{rate:.1f}/s"]
         if self._errors:
             parts.append(f"{self._errors} broken")
-        if self._stopped > self._scored + self._errors and self._scored:
-            parts.append(f"{self._stopped - self._scored - self._errors} waiting for a score")
+        if self._waiting and self._scored:
+            parts.append(f"{self._waiting} waiting for a score")
         if left is not None and self._stopped < self._total:
             parts.append(f"{_duration(left)} left")
         return "  ".join(parts)
@@ -113,7 +115,7 @@ class Display:
         now = time.monotonic()
         if now >= self._next_line:
             self._next_line = now + 5.0
-            self._console.print(self._line(), highlight=False)
+            self._console.print(self._line(), highlight=False, markup=False, emoji=False)
 
 
 def _duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +22,15 @@ import anyio.to_thread
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, make_group_id, make_rollout_id
-from reward_kit.agent.starts import GroupStart
+from reward_kit.agent.starts import CLOSE_SECONDS, GroupStart
+from reward_kit.errors import PolicyError, RewardKitError, boundary
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, ScoringRequest
 from reward_kit.runs.store import RunStore, load_episode, read_episodes, read_scores
 from reward_kit.runs.summary import EpisodeRow
 from reward_kit.runs.tasks import Task
 from reward_kit.typed_interface import RewardSpec
+
+logger = logging.getLogger("reward_kit.runs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +135,17 @@ class Run:
             with anyio.CancelScope(shield=True):
                 for group in list(self._groups.values()):
                     await group.start.close()
-                for named in self._plan.policies:
-                    await named.policy.close()
+                await self._close_policies()
             self._store.finish(status, time.perf_counter() - began)
+
+    async def _close_policies(self) -> None:
+        """Close them all. A failure is worth a line, not the run, which is over."""
+        for named in self._plan.policies:
+            try:
+                with boundary(PolicyError, f"close of {named.label}"), anyio.fail_after(CLOSE_SECONDS):
+                    await named.policy.close()
+            except RewardKitError as error:
+                logger.warning("%s", error)
 
     def take_stock(self) -> None:
         """Read what the store holds: finished episodes, and those of them that are not scored yet. Call it first."""

@@ -96,10 +96,11 @@ def _tool_errors(record: Mapping[str, Any]) -> int:
     return sum("error" in tool for part in parts for tool in (part.get("info") or {}).get("tools", []))
 
 
-def score_interval(scores: Sequence[float], samples: Sequence[str]) -> Interval:
-    """The mean score with its interval, which does not leave [0, 1] where no score does."""
+def score_interval(scores: Sequence[float | None], samples: Sequence[str]) -> Interval:
+    """The mean score with its interval, which does not leave [0, 1] where no score does; None is unscored."""
     interval = mean_interval(scores, samples)
-    return interval.clipped(0.0, 1.0) if all(0.0 <= score <= 1.0 for score in scores) else interval
+    inside = all(0.0 <= score <= 1.0 for score in scores if score is not None)
+    return interval.clipped(0.0, 1.0) if inside else interval
 
 
 def summarise(rows: Iterable[EpisodeRow], pass_threshold: float) -> list[PolicySummary]:
@@ -123,7 +124,7 @@ def _summarise_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
         policy=policy,
         episodes=len(rows),
         scored=len(scored),
-        score=score_interval(scores, [row.sample_id for row in scored]) if scores else None,
+        score=score_interval([row.score for row in rows], [row.sample_id for row in rows]) if scores else None,
         pass_at_1=mean_pass_at_k(passes, 1).mean if passes else None,
         k=k,
         pass_at_k=mean_pass_at_k(passes, k).mean if k > 1 else None,

@@ -15,25 +15,26 @@ from reward_kit.runs.summary import PolicySummary
 
 def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableType:
     """One column per policy, side by side, and below it the first error of each."""
-    table = Table(title=title, box=box.SIMPLE_HEAVY, title_justify="left", title_style="bold")
+    # Names are Text, since brackets in a plain string would be taken for markup.
+    table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
     table.add_column("", style="dim", no_wrap=True)
     for summary in summaries:
-        table.add_column(summary.policy, justify="right", overflow="fold")
+        table.add_column(Text(summary.policy), justify="right", overflow="fold")
     for name, cells in _lines(summaries):
         table.add_row(name, *cells)
     return Group(table, *(_first_error(summary) for summary in summaries if summary.first_error))
 
 
 def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
-    k = max((summary.k for summary in summaries), default=0)
     lines = [
         ("mean score", [_interval(summary.score) for summary in summaries]),
         ("pass@1", [_share(summary.pass_at_1) for summary in summaries]),
     ]
-    if k > 1:
+    # Where attempts broke, policies may differ in the k that they have complete samples of.
+    for k in sorted({summary.k for summary in summaries if summary.k > 1}):
         lines += [
-            (f"pass@{k}", [_share(summary.pass_at_k) for summary in summaries]),
-            (f"pass^{k}", [_share(summary.pass_hat_k) for summary in summaries]),
+            (f"pass@{k}", [_share(summary.pass_at_k if summary.k == k else None) for summary in summaries]),
+            (f"pass^{k}", [_share(summary.pass_hat_k if summary.k == k else None) for summary in summaries]),
         ]
     lines += [
         ("episodes (scored)", [f"{summary.episodes} ({summary.scored})" for summary in summaries]),

@@ -49,9 +49,13 @@ class LocatedYaml:
             self._locate(node, ())
             self.data: Any = loader.construct_document(node) if node is not None else None
         except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            where = f"{path}:{mark.line + 1}" if mark else str(path)
-            raise ConfigError(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from None
+            # What yaml cannot even read has a position in the text, everything else a mark.
+            mark, position = getattr(error, "problem_mark", None), getattr(error, "position", 0)
+            line = mark.line if mark else text.count("\n", 0, position)
+            problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+            raise ConfigError(f"{path}:{line + 1}: not YAML: {problem}") from None
+        except RecursionError:
+            raise ConfigError(f"{path}: a value is nested too deeply, or contains itself") from None
 
     def where(self, location: KeyPath) -> str:
         """`file:line` of the nearest key on the way to `location` that stands in the file."""

@@ -1,0 +1,512 @@
+"""`reward-kit run` when something breaks: what it costs, what stays readable, and what the user is told."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+import pytest
+
+from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policy_interface import AgentPolicy
+from reward_kit.agent.samples import Sample
+from reward_kit.cli.main import VERBS, LazyGroup, program
+from reward_kit.environments.tools import ToolRegistry
+from reward_kit.errors import ConfigError
+from reward_kit.runs.runner import NamedPolicy, Plan, Run
+from reward_kit.runs.store import RunStore, read_episodes, read_scores
+from reward_kit.runs.tasks import Task, read_rows
+from tests.agent.worlds import Counter as World
+from tests.agent.worlds import call, failure, task_of, worker_of
+from tests.cli.project import Project, lines
+
+USER_CODE = """
+import asyncio, dataclasses, datetime, os, time
+from pathlib import Path
+from reward_kit import AgentPolicy, EvaluateResult, ForkableResource, PolicyOutput, StepOutcome, reward_function
+from reward_kit.environments.base import tool_spec
+
+async def leak():
+    "Await something that somebody else cancelled."
+    foreign = asyncio.get_running_loop().create_future()
+    foreign.cancel()
+    await foreign
+
+class Asks(AgentPolicy):
+    "Calls `wait` with the question's number, then answers; leaks a cancellation in question 3."
+
+    async def get_action(self, observation, available_tools_specs=None):
+        number = int(observation[0].text.split()[-1])
+        if number == 3:
+            await leak()
+        if len(observation) > 1:
+            return PolicyOutput({"type": "text", "content": "done"})
+        return PolicyOutput({"type": "tool_call", "name": "wait", "arguments": {"milliseconds": number}})
+
+@reward_function
+async def leaky(messages, sample):
+    if sample["number"] == 7:
+        await leak()
+    return EvaluateResult(score=1.0)
+
+@dataclasses.dataclass
+class Place:
+    x: int
+
+class World(ForkableResource):
+    "Answers with the value that the row's `kind` names."
+
+    async def setup(self, config): self.kind = config["kind"]
+    async def reset(self, seed=None): pass
+    async def get_observation(self): return self.kind
+    async def get_tools_spec(self): return [tool_spec("look", "look")]
+    async def state_key(self): return self.kind
+    async def step(self, name, arguments):
+        values = {"place": Place(3), "date": datetime.date(2025, 3, 1)}
+        info = {"seen": {1, 2}} if self.kind == "set" else {}
+        return StepOutcome(values.get(self.kind, "fine"), info=info)
+
+class Looks(AgentPolicy):
+    async def get_action(self, observation, available_tools_specs=None):
+        if len(observation) > 2:
+            return PolicyOutput({"type": "text", "content": "done"})
+        arguments = {"what": object()} if observation[-1].text == "object" else {}
+        return PolicyOutput({"type": "tool_call", "name": "look", "arguments": arguments})
+
+class KeepsAKey(AgentPolicy):
+    def __init__(self, api_key: str) -> None:
+        self.api_key = api_key
+
+    async def get_action(self, observation, available_tools_specs=None):
+        return PolicyOutput({"type": "text", "content": f"my key has {len(self.api_key)} letters"})
+
+class Raises(AgentPolicy):
+    def __init__(self) -> None:
+        raise OSError("no weights here")
+
+    async def get_action(self, observation, available_tools_specs=None): ...
+
+class Unfinished(ForkableResource):
+    async def setup(self, config): ...
+
+@reward_function
+def towards(messages, goal_description):
+    return EvaluateResult(score=float(messages[-1].text in goal_description))
+
+def when_allowed(messages):
+    while not Path("allowed").exists():
+        time.sleep(0.02)
+    return {"score": 1.0}
+"""
+
+TALKATIVE = """
+from reward_kit import AgentPolicy, PolicyOutput
+print("printed at import")
+
+class Prints(AgentPolicy):
+    def __init__(self):
+        print("printed while made")
+
+    async def get_action(self, observation, available_tools_specs=None):
+        print("printed by the policy")
+        return PolicyOutput({"type": "text", "content": "done"})
+
+    async def close(self):
+        print("printed at the end")
+
+def prints(messages):
+    print("printed by the reward")
+    return {"score": 1.0}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    project = Project(tmp_path)
+    (tmp_path / "mine.py").write_text(USER_CODE)
+    return project
+
+
+def status(path: Path) -> str:
+    return str(json.loads((path / "run.json").read_text())["status"])
+
+
+def summary(path: Path) -> dict[str, Any]:
+    (policy,) = json.loads((path / "summary.json").read_text())["policies"]
+    return dict(policy)
+
+
+def refused(*arguments: str) -> str:
+    """What the command line, called in this process, would print behind `error: ` before it leaves with 2."""
+    with pytest.raises((ConfigError, click.UsageError)) as caught:
+        program(arguments, prog_name="reward-kit", auto_envvar_prefix="REWARD_KIT", standalone_mode=False)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+class TestWhatBreaksInOneEpisodeStaysThere:
+    def test_a_cancellation_that_leaks_out_of_foreign_code_is_that_codes_failure(self, project: Project) -> None:
+        tools = (project.folder / "tools.py").read_text()
+        leak = "    if milliseconds == 5:\n        from mine import leak\n        await leak()\n"
+        before = '    "Wait a while."\n'
+        (project.folder / "tools.py").write_text(tools.replace(before, before + leak))
+        project.write_rows([{"id": f"q{n}", "number": n} for n in range(20)])
+        project.write_task(policy="mine.py:Asks", reward_function_path="mine.py:leaky", num_rollouts_per_sample=1)
+        done = project.call("run", "task.yaml")
+        assert done.returncode == 0, done.stderr
+        path = project.run_path()
+        assert status(path) == "complete"
+        episodes = {line["sample_id"]: line for line in lines(path / "episodes.jsonl")}
+        assert len(episodes) == 20
+        assert [key for key, line in episodes.items() if line["failure"]] == ["q3"]
+        assert "cancelled from inside" in episodes["q3"]["failure"]["message"]
+        (answer,) = [m["content"] for m in episodes["q5"]["messages"] if m["role"] == "tool"]
+        assert answer == "Error: tool 'wait': cancelled from inside"
+        unscored = [line for line in lines(path / "scores.jsonl") if line["score"] is None]
+        assert [line["rollout_id"] for line in unscored] == [episodes["q7"]["rollout_id"]]
+        figures = summary(path)
+        assert (figures["scored"], figures["errors"], figures["tool_errors"]) == (18, {"crash": 2}, 1)
+
+    def test_a_value_without_a_json_form_costs_its_own_episode(self, project: Project) -> None:
+        kinds = ["set", "place", "date", "object", "plain"]
+        project.write_rows([{"id": kind, "number": 0, "resource_config": {"kind": kind}} for kind in kinds])
+        project.write_task(
+            policy="mine.py:Looks", resource_type="mine.py:World", reward_function_path=None, tools_module_path=None
+        )
+        done = project.call("run", "task.yaml")
+        assert done.returncode == 0, done.stderr
+        episodes = lines(project.run_path() / "episodes.jsonl")
+        assert Counter(line["sample_id"] for line in episodes) == dict.fromkeys(kinds, 2)
+        failures = {line["sample_id"]: line["failure"] for line in episodes}
+        assert failures["plain"] is failures["place"] is None
+        for kind, type_name in (("set", "set"), ("date", "date"), ("object", "object")):
+            assert f"a {type_name} has no JSON form" in failures[kind]["message"]
+        answers = {
+            m["content"] for e in episodes if e["sample_id"] == "place" for m in e["messages"] if m["role"] == "tool"
+        }
+        assert answers == {'{"x": 3}'}
+
+    async def test_a_policy_that_never_opens_is_given_up_after_its_time(self) -> None:
+        class NeverOpens(AgentPolicy):
+            async def open(self, context):
+                await anyio.sleep_forever()
+
+            async def get_action(self, observation, available_tools_specs=None):
+                raise AssertionError("there is no session")
+
+        with anyio.fail_after(20):
+            episode = await worker_of(NeverOpens(), limits={"policy_time_s": 0.05}).collect_episode()
+        assert (failure(episode)["where"], failure(episode)["class"]) == ("DeadlineError", "timeout")
+        assert "open of NeverOpens" in failure(episode)["message"]
+
+    async def test_an_unknown_tool_while_the_world_hangs_is_given_up_after_the_tools_time(self) -> None:
+        with anyio.fail_after(20):
+            worker = worker_of(
+                [call("nosuch")], resource_type=f"{__name__}:HangsWhenAskedAgain", limits={"tool_time_s": 0.05}
+            )
+            episode = await worker.collect_episode()
+        assert failure(episode)["class"] == "timeout"
+        assert "tool 'nosuch' did not answer within 0.05 s (limits.tool_time_s)" in failure(episode)["message"]
+        assert not World.open_worlds
+
+
+class HangsWhenAskedAgain(World):
+    """Tells its tools before the action, and never again."""
+
+    asked = 0
+
+    async def get_tools_spec(self):
+        self.asked += 1
+        if self.asked > 1:
+            await anyio.sleep_forever()
+        return await super().get_tools_spec()
+
+
+async def test_as_many_blocking_tools_run_at_a_time_as_there_are_episodes(tmp_path: Path) -> None:
+    everybody = threading.Barrier(120)
+    tools = ToolRegistry("meeting")
+
+    @tools.tool
+    def meet() -> str:
+        """Wait until all episodes are here; fewer threads than episodes would never meet."""
+        everybody.wait(timeout=15)
+        return "met"
+
+    task = task_of(name="meeting", initial_user_prompt="go", max_episode_steps=1)
+    loaded = Task(task, tmp_path / "task.yaml", (Sample("s"),), 120, tools)
+    plan = Plan(loaded, [NamedPolicy("p", ScriptedPolicy([call("meet")]))], loaded.samples, 120, max_concurrency=120)
+    with RunStore.create(tmp_path / "run", {}) as store:
+        run = Run(plan, store)
+        await run.execute()
+    assert sum(row.tool_errors for row in run.rows.values()) == 0
+    assert len(run.rows) == 120
+
+
+def test_a_disk_that_takes_no_more_is_one_line_and_leaves_what_is_there_readable(project: Project) -> None:
+    project.write_rows([{"id": f"q{n}", "number": n, "ground_truth": "done"} for n in range(40)])
+    limited = f"ulimit -f 16; exec {shlex.join(project.command('run', 'task.yaml', '--display', 'none'))}"
+    done = subprocess.run(
+        ["bash", "-c", limited], cwd=project.folder, env=project.environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: cannot write") and "episodes.jsonl: " in line
+    path = project.run_path()
+    assert status(path) == "failed"
+    kept = {record["rollout_id"] for record in read_episodes(path)}
+    assert 0 < len(kept) < 80
+    assert {record["rollout_id"] for record in read_scores(path)} <= kept
+    assert (path / "episodes.jsonl").read_bytes().endswith(b"\n")
+    assert project.call("run", "--resume").returncode == 0
+    assert kept < {record["rollout_id"] for record in read_episodes(path)}
+
+
+def test_a_broken_attempt_leaves_its_sample_out_of_pass_hat_k_and_the_header_says_which_k(project: Project) -> None:
+    (project.folder / "reward.py").write_text(
+        "def right(messages, sample, rollout_id):\n"
+        "    if sample['id'] == 'a' and rollout_id.endswith('-0'):\n        raise MemoryError\n"
+        "    return {'score': float(sample['id'] == 'b')}\n"
+    )
+    project.write_rows([{"id": "a", "number": 1}, {"id": "b", "number": 2}])
+    project.write_task(num_rollouts_per_sample=4)
+    done = project.call("run", "task.yaml")
+    figures = summary(project.run_path())
+    assert (figures["k"], figures["scored"], figures["errors"]) == (4, 7, {"crash": 1})
+    assert (figures["pass_at_1"], figures["pass_at_k"], figures["pass_hat_k"]) == (0.5, 1.0, 1.0)
+    shares = dict(line.split() for line in done.stdout.splitlines() if "pass" in line[:7])
+    assert shares == {"pass@1": "50.0%", "pass@4": "100.0%", "pass^4": "100.0%"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["-T", "policy.api_key=sk-SECRET"], ["-T", "policy={type: 'mine.py:KeepsAKey', api_key: sk-SECRET}"], []],
+    ids=["dotted", "nested", "in the file"],
+)
+def test_a_secret_is_in_no_file_of_the_run(
+    project: Project, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_file = {} if arguments else {"api_key": "sk-SECRET"}
+    project.write_task(policy={"type": "mine.py:KeepsAKey", **in_file})
+    done = project.call("run", "task.yaml", *arguments)
+    assert done.returncode == 0, done.stderr
+    files = [file for file in project.run_path().rglob("*") if file.is_file()]
+    assert {"run.json", "episodes.jsonl", "scores.jsonl", "summary.json"} <= {file.name for file in files}
+    assert not [file for file in files if b"sk-SECRET" in file.read_bytes()]
+    assert "my key has 9 letters" in (project.run_path() / "episodes.jsonl").read_text()
+    assert "sk-SECRET" not in done.stdout + done.stderr
+    if arguments:
+        # What stands in its place in run.json is never taken for the secret.
+        monkeypatch.chdir(project.folder)
+        assert refused("run", "--resume") == "policy 'mine.py:KeepsAKey' needs policy.api_key"
+
+
+class TestScoringARunAgain:
+    def test_what_the_task_said_is_told_to_the_reward_again(self, project: Project, monkeypatch: Any) -> None:
+        project.write_task(reward_function_path="mine.py:towards", goal_description="it is done")
+        project.call("run", "task.yaml", "--limit", "1")
+        run = project.run_path()
+        episodes = run / "episodes.jsonl"
+        done = project.call("score", str(episodes), "--reward", "mine.py:towards", "--log-dir", "again")
+        assert done.returncode == 0, done.stderr
+        (again,) = (project.folder / "again").iterdir()
+        assert [line["score"] for line in lines(run / "scores.jsonl")] == [1.0, 1.0]
+        assert lines(again / "scores.jsonl") == lines(run / "scores.jsonl")
+
+        episodes.write_text(episodes.read_text() + episodes.read_text().splitlines(keepends=True)[1])
+        monkeypatch.chdir(project.folder)
+        message = refused("score", str(episodes), "--reward", "mine.py:towards", "--log-dir", "third")
+        assert f"{episodes}:3: rollout" in message and f"stands already at {episodes}:2" in message
+        assert not (project.folder / "third").exists()
+
+
+class TestResume:
+    def test_a_finished_run_stays_as_it_is_and_a_later_scoring_is_not_taken_for_it(
+        self, project: Project, monkeypatch: Any
+    ) -> None:
+        project.call("run", "task.yaml")
+        run = project.run_path()
+        names = ("episodes.jsonl", "scores.jsonl", "summary.json")
+        before = {name: (run / name).read_bytes() for name in names}
+        project.call("score", str(run / "episodes.jsonl"), "--reward", "reward.py:right")
+        assert len(project.runs()) == 2
+        done = project.call("run", "--resume")
+        assert done.returncode == 0, done.stderr
+        assert f"Written to runs/{run.name}" in done.stderr
+        assert {name: (run / name).read_bytes() for name in names} == before
+        assert status(run) == "complete"
+
+        monkeypatch.chdir(project.folder)
+        monkeypatch.setenv("REWARD_KIT_RUN_SEED", "3")
+        assert refused("run", "--resume") == "--seed cannot be changed by --resume; start a new run"
+        monkeypatch.delenv("REWARD_KIT_RUN_SEED")
+        (project.folder / "reward.py").write_text((project.folder / "reward.py").read_text() + "\n")
+        assert "the reward of" in refused("run", "--resume", str(run)) and "reward" in refused("run", "--resume")
+        assert {name: (run / name).read_bytes() for name in names} == before
+
+    def test_a_folder_that_is_no_run_is_named(self, project: Project, monkeypatch: Any) -> None:
+        monkeypatch.chdir(project.folder)
+        assert "nosuch is no run" in refused("run", "--resume", "nosuch")
+        assert "no run in runs" in refused("run", "--resume")
+
+
+def options_of(verb: str) -> list[click.Option]:
+    command = LazyGroup().get_command(click.Context(program), verb)
+    assert command is not None
+    return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+
+
+@pytest.mark.parametrize(("verb", "option"), [(verb, option) for verb in VERBS for option in options_of(verb)])
+def test_every_option_can_be_given_by_the_environment_variable_that_its_name_says(
+    verb: str, option: click.Option, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = max(option.opts, key=len)
+    name = f"REWARD_KIT_{verb}_{longest.removeprefix('--').replace('-', '_')}".upper()
+    monkeypatch.setenv(name, "1")
+    context = click.Context(program.commands.get(verb, program), auto_envvar_prefix=f"REWARD_KIT_{verb.upper()}")
+    assert option.value_from_envvar(context), f"{longest} is not read from {name}"
+
+
+def test_what_a_users_code_prints_does_not_mix_with_the_json(project: Project) -> None:
+    (project.folder / "talk.py").write_text(TALKATIVE)
+    project.write_task(policy="talk.py:Prints", reward_function_path="talk.py:prints")
+    done = project.call("run", "task.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["policies"][0]["score"]["mean"] == 1.0
+    for place in ("at import", "while made", "by the policy", "by the reward", "at the end"):
+        assert f"printed {place}" in done.stderr
+    dry = project.call("run", "task.yaml", "--json", "--dry-run")
+    assert json.loads(dry.stdout)["episodes"] == 6
+    again = project.call(
+        "score", str(project.run_path() / "episodes.jsonl"), "--reward", "talk.py:prints", "--json", "--log-dir", "two"
+    )
+    assert json.loads(again.stdout)["policies"][0]["scored"] == 6
+
+
+ROW = {"id": "a", "number": 1, "ground_truth": "é"}
+UNREADABLE = {
+    "a JSONL dataset in UTF-16": ("rows.jsonl", json.dumps(ROW).encode("utf-16"), "rows.jsonl cannot be read as UTF-8"),
+    "a CSV dataset in Latin-1": ("rows.csv", "number\né\n".encode("latin-1"), "rows.csv cannot be read as UTF-8"),
+    "a YAML dataset in UTF-16": ("rows.yaml", "- {number: 1}".encode("utf-16"), "cannot read"),
+    "a CSV column twice": (
+        "rows.csv",
+        b"id,number,number\na,1,2\n",
+        "rows.csv:1: the column 'number' stands there twice",
+    ),
+}
+
+
+class TestOneLineAndNoTraceback:
+    @pytest.mark.parametrize(("name", "data", "expected"), UNREADABLE.values(), ids=UNREADABLE)
+    def test_a_dataset_that_cannot_be_read(
+        self, project: Project, monkeypatch: Any, name: str, data: bytes, expected: str
+    ) -> None:
+        (project.folder / name).write_bytes(data)
+        project.write_task(dataset_path=name)
+        monkeypatch.chdir(project.folder)
+        (message,) = refused("run", "task.yaml").splitlines()
+        assert expected in message
+
+    def test_a_task_file_in_another_encoding(self, project: Project, monkeypatch: Any) -> None:
+        (project.folder / "task.yaml").write_bytes("name: t".encode("utf-16"))
+        monkeypatch.chdir(project.folder)
+        (message,) = refused("run", "task.yaml").splitlines()
+        assert message.startswith("cannot read task.yaml")
+
+    @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.yaml"])
+    def test_a_byte_order_mark_is_no_part_of_the_first_field(self, tmp_path: Path, name: str) -> None:
+        text = {"rows.jsonl": '{"id": "a"}\n', "rows.csv": "id\na\n", "rows.yaml": "- id: a\n"}[name]
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert [row for _, row in read_rows(tmp_path / name)] == [{"id": "a"}]
+
+    def test_a_policy_that_cannot_be_made(self, project: Project, monkeypatch: Any) -> None:
+        project.write_task(policy="mine.py:Raises")
+        monkeypatch.chdir(project.folder)
+        (message,) = refused("run", "task.yaml").splitlines()
+        assert message == "policy 'mine.py:Raises': OSError: no weights here"
+
+    def test_a_resource_with_methods_missing(self, project: Project) -> None:
+        project.write_task(resource_type="mine.py:Unfinished")
+        done = project.call("run", "task.yaml")
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert "Unfinished' cannot be made: it does not define get_tools_spec, reset" in line
+        assert not project.runs()
+
+    def test_ctrl_c_while_the_files_are_loaded(self, project: Project) -> None:
+        (project.folder / "reward.py").write_text(
+            "import time\nfrom pathlib import Path\nPath('loading').touch()\ntime.sleep(60)\n"
+        )
+        with Watched(project) as watched:
+            watched.wait_until(lambda: (project.folder / "loading").exists())
+            watched.process.send_signal(signal.SIGINT)
+            assert watched.process.wait(timeout=30) == 130
+        assert "Traceback" not in watched.said()
+        assert not project.runs()
+
+    def test_ctrl_c_twice_says_how_to_go_on(self, project: Project) -> None:
+        wait = {"type": "tool_call", "name": "wait", "arguments": {"milliseconds": 60_000}}
+        project.write_task(policy={"type": "scripted", "actions": [wait]})
+        with Watched(project) as watched:
+            watched.wait_until(lambda: bool(project.runs()) and (project.run_path() / "scores.jsonl").exists())
+            time.sleep(0.2)  # the signals are watched from the same moment on
+            watched.process.send_signal(signal.SIGINT)
+            watched.wait_until(lambda: "Ctrl-C again stops now" in watched.said())
+            watched.process.send_signal(signal.SIGINT)
+            assert watched.process.wait(timeout=30) == 130
+        assert "Traceback" not in watched.said()
+        assert f"Go on with:  reward-kit run --resume runs/{project.run_path().name}" in watched.said()
+        assert status(project.run_path()) == "interrupted"
+
+    def test_ctrl_c_after_the_last_episode_changes_nothing(self, project: Project) -> None:
+        project.write_task(reward_function_path="mine.py:when_allowed")
+        with Watched(project) as watched:
+            watched.wait_until(lambda: bool(project.runs()) and len(list(read_episodes(project.run_path()))) == 6)
+            watched.process.send_signal(signal.SIGINT)
+            watched.wait_until(lambda: "Ctrl-C again stops now" in watched.said())
+            (project.folder / "allowed").touch()
+            assert watched.process.wait(timeout=30) == 0
+        assert status(project.run_path()) == "complete"
+        assert summary(project.run_path())["scored"] == 6
+        assert "Stopped" not in watched.said()
+
+
+class Watched:
+    """`reward-kit run task.yaml` in a process of its own, with what it says on standard error."""
+
+    def __init__(self, project: Project) -> None:
+        self._said = project.folder / "said.txt"
+        with self._said.open("wb") as file:
+            self.process = subprocess.Popen(
+                project.command("run", "task.yaml", "--display", "plain"),
+                cwd=project.folder,
+                env=project.environment(PYTHONUNBUFFERED="1"),
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+            )
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def wait_until(self, holds: Callable[[], bool], seconds: float = 30.0) -> None:
+        for _ in range(int(seconds / 0.02)):
+            if holds():
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"it never came about; the run said:\n{self.said()}")

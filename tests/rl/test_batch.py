@@ -1,0 +1,64 @@
+"""Rows become tensors: the same values in the same places, in the types that a model takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from reward_kit.agent.groups import collect_group
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.samples import Sample
+from reward_kit.rl.batch import to_tensors
+from reward_kit.tokens import TokenBatch, build_rows
+from tests.rl.test_trainer import TASK
+from tests.tiny_policy import PAD, TinyPolicy
+
+
+async def test_real_rows_keep_every_key_shape_and_value() -> None:
+    episodes = await collect_group(RLRolloutWorker(TASK, TinyPolicy()), Sample("one"), 3)
+    rows = build_rows(episodes, pad_token_id=PAD)
+    tensors = to_tensors(rows)
+    assert tensors.keys() == rows.batch.keys()
+    for key, values in rows.batch.items():
+        assert tuple(tensors[key].shape) == values.shape
+        np.testing.assert_allclose(tensors[key].numpy(), values, rtol=1e-6)
+    integers = {key for key, values in tensors.items() if values.dtype == torch.int64}
+    assert {"input_ids", "attention_mask", "action_mask", "loss_mask", "policy_versions"} <= integers
+    reals = {"logprobs", "advantages", "returns", "step_rewards"}
+    assert {tensors[key].dtype for key in reals} == {torch.float32}
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, np.uint8, np.bool_])
+def test_ids_and_masks_of_any_width_are_int64(kind: type[np.generic]) -> None:
+    found = to_tensors(TokenBatch({"x": np.array([[0, 1]], dtype=kind)}))["x"]
+    assert found.dtype == torch.int64 and found.tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_real_numbers_take_the_type_that_is_asked_for(kind: type[np.generic], dtype: torch.dtype) -> None:
+    found = to_tensors(TokenBatch({"x": np.array([[0.5, -2.0]], dtype=kind)}), dtype=dtype)["x"]
+    assert found.dtype == dtype and found.tolist() == [[0.5, -2.0]]
+
+
+def test_ids_are_not_rounded_by_the_type_of_the_reals() -> None:
+    ids = np.array([[2**24 + 1]], dtype=np.int64)
+    assert to_tensors(TokenBatch({"input_ids": ids}), dtype=torch.bfloat16)["input_ids"].item() == 2**24 + 1
+
+
+def test_they_go_to_the_device() -> None:
+    assert to_tensors(TokenBatch({"x": np.zeros((1, 1))}), device="meta")["x"].device.type == "meta"
+
+
+def test_no_rows_are_no_tensors_and_empty_rows_empty_ones() -> None:
+    assert to_tensors(TokenBatch({})) == {}
+    assert to_tensors(TokenBatch({"x": np.zeros((0, 3))}))["x"].shape == (0, 3)
+
+
+@given(arrays.arrays(np.float64, arrays.array_shapes(min_dims=2, max_dims=2), elements=st.floats(-1e6, 1e6)))
+def test_float64_comes_back_exactly(values: np.ndarray) -> None:
+    np.testing.assert_array_equal(to_tensors(TokenBatch({"x": values}), dtype=torch.float64)["x"].numpy(), values)

@@ -1,0 +1,221 @@
+"""One training step: which episodes are collected, what is scored, and which weights act afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+import torch
+
+from reward_kit.agent.models import steps_of
+from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.samples import Sample
+from reward_kit.errors import ConfigError
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.reward_agent import AsyncRewardAgent
+from reward_kit.rl.ppo import PPOConfig
+from reward_kit.rl.trainer import TrainablePolicy, Trainer
+from reward_kit.rl_processing import CreditAssigner
+from reward_kit.typed_interface import reward_spec
+from tests.tiny_policy import TinyPolicy
+
+TASK = TaskDefinitionModel(
+    name="lake",
+    resource_type="gymnasium",
+    base_resource_config={"env_id": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}},
+    goal_description="reach G",
+    max_episode_steps=4,
+)
+ONE, OTHER = Sample("one"), Sample("other")
+
+
+class Reward:
+    """Scores an episode by its own id, so that a group is never constant, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.goals: set[str] = set()
+
+    async def __call__(self, messages: Any, rollout_id: str, goal_description: str) -> dict[str, float]:
+        self.asked.append(rollout_id)
+        self.goals.add(goal_description)
+        return {"score": float(rollout_id.endswith("-0"))}
+
+
+class Publishes(TinyPolicy):
+    """Keeps the versions that it was told."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.versions: list[int] = []
+
+    async def publish(self, version: int) -> None:
+        await super().publish(version)
+        self.versions.append(version)
+
+
+class FailsInTheSecond(Publishes):
+    """The second episode of every group cannot begin."""
+
+    async def open(self, context: EpisodeContext) -> AgentPolicy:
+        if context.rollout_id.endswith("-1"):
+            raise RuntimeError("out of memory")
+        return await super().open(context)
+
+
+@asynccontextmanager
+async def training(
+    policy: AgentPolicy | None = None, reward: Any = None, *, group_size: int = 2, run_seed: int = 0
+) -> AsyncIterator[Trainer]:
+    acting = policy or Publishes()
+    async with AsyncRewardAgent(reward_spec(reward or Reward())) as agent:
+        yield Trainer(
+            RLRolloutWorker(TASK, acting),
+            agent,
+            CreditAssigner("gigpo", omega=0.5, gamma=0.9),
+            torch.optim.SGD(getattr(acting, "module", torch.nn.Linear(1, 1)).parameters(), lr=0.5),
+            PPOConfig(),
+            group_size=group_size,
+            run_seed=run_seed,
+        )
+
+
+def groups_of(episodes: Any) -> list[str]:
+    return [episode.custom_data["group_id"] for episode in episodes]
+
+
+class TestCollecting:
+    async def test_there_is_a_group_per_sample_in_the_samples_order(self) -> None:
+        async with training(group_size=3) as trainer:
+            episodes = await trainer.collect([OTHER, ONE])
+        assert [episode.custom_data["sample_id"] for episode in episodes] == ["other"] * 3 + ["one"] * 3
+        assert [episode.custom_data["rollout_index"] for episode in episodes] == [0, 1, 2] * 2
+        assert len(set(groups_of(episodes))) == 2
+
+    async def test_a_sample_that_stands_in_a_batch_twice_is_two_groups(self) -> None:
+        async with training() as trainer:
+            episodes = await trainer.collect([ONE, ONE])
+            first, second = groups_of(episodes)[:2], groups_of(episodes)[2:]
+            assert first[0] == first[1] != second[0] == second[1]
+            assert len({episode.id_ for episode in episodes}) == 4
+            assert len({episode.custom_data["seeds"]["policy"] for episode in episodes}) == 4
+            diagnostics = await trainer.train_step([ONE, ONE])
+        assert (diagnostics["unscored"], diagnostics["score"]) == (0.0, 0.5)
+
+    async def test_the_groups_are_collected_at_once(self) -> None:
+        everybody, waiting = anyio.Event(), []
+
+        class Meets(Publishes):
+            async def open(self, context: EpisodeContext) -> AgentPolicy:
+                waiting.append(context.rollout_id)
+                if len(waiting) == 4:
+                    everybody.set()
+                await everybody.wait()
+                return await super().open(context)
+
+        async with training(Meets()) as trainer:
+            with anyio.fail_after(20):
+                assert len(await trainer.collect([ONE, OTHER])) == 4
+
+    async def test_the_same_seed_and_version_are_the_same_episodes_and_others_are_not(self) -> None:
+        found = {}
+        for name, seed in (("a", 0), ("again", 0), ("b", 1)):
+            async with training(run_seed=seed) as trainer:
+                found[name] = [(e.id_, e.get_actions(), e.get_return()) for e in await trainer.collect([ONE, OTHER])]
+        assert found["a"] == found["again"]
+        assert not {item[0] for item in found["a"]} & {item[0] for item in found["b"]}
+
+
+class TestScoring:
+    async def test_every_episode_has_one_and_the_reward_knows_the_task(self) -> None:
+        reward = Reward()
+        async with training(reward=reward) as trainer:
+            episodes = await trainer.collect([ONE, OTHER])
+            scored = await trainer.score(episodes)
+        assert {result.rollout_id: result.score for result in scored} == {
+            episode.id_: float(episode.id_.endswith("-0")) for episode in episodes
+        }
+        assert reward.goals == {"reach G"}
+
+    async def test_an_episode_that_failed_is_not_scored_and_its_failure_is_the_answer(self) -> None:
+        reward, policy = Reward(), FailsInTheSecond()
+        async with training(policy, reward) as trainer:
+            episodes = await trainer.collect([ONE, OTHER])
+            scored = {result.rollout_id: result for result in await trainer.score(episodes)}
+            failed = [episode.id_ for episode in episodes if episode.custom_data["failure"]]
+            assert len(failed) == 2 and not set(failed) & set(reward.asked) and len(reward.asked) == 2
+            for rollout_id in failed:
+                assert scored[rollout_id].score is None
+                assert "out of memory" in scored[rollout_id].failure.message
+            diagnostics = await trainer.train_step([ONE])
+        assert diagnostics["unscored"] == 1
+        assert diagnostics["score"] == 1.0, "the mean is over what was scored"
+
+    async def test_a_reward_that_fails_costs_its_episode_and_not_the_step(self) -> None:
+        async def picky(messages: Any, rollout_id: str) -> dict[str, float]:
+            if rollout_id.endswith("-0"):
+                raise ValueError("no score")
+            return {"score": float(rollout_id.endswith("-1"))}
+
+        policy = Publishes()
+        async with training(policy, picky, group_size=3) as trainer:
+            diagnostics = await trainer.train_step([ONE])
+        assert (diagnostics["unscored"], diagnostics["score"]) == (1.0, 0.5)
+        assert diagnostics["optimizer_steps"] > 0 and policy.versions == [1]
+
+    async def test_where_nothing_is_scored_no_weight_moves_and_no_score_is_made_up(self) -> None:
+        async def broken(messages: Any) -> None:
+            raise ValueError("no score")
+
+        policy = Publishes()
+        before = {name: values.clone() for name, values in policy.module.state_dict().items()}
+        async with training(policy, broken) as trainer:
+            diagnostics = await trainer.train_step([ONE])
+        assert diagnostics == {"tokens": 0.0, "optimizer_steps": 0.0, "unscored": 2.0}
+        assert all(torch.equal(values, before[name]) for name, values in policy.module.state_dict().items())
+
+
+class TestVersions:
+    async def test_each_step_publishes_the_next_and_acts_with_its_weights(self) -> None:
+        policy = Publishes()
+        async with training(policy) as trainer:
+            assert trainer.version == 0
+            for version in (1, 2):
+                await trainer.train_step([ONE])
+                assert (trainer.version, policy.version) == (version, version)
+                acting, trained = policy.acting.state_dict(), policy.module.state_dict()
+                assert all(torch.equal(acting[name], trained[name]) for name in trained)
+        assert policy.versions == [1, 2]
+
+    async def test_an_episode_says_which_version_acted(self) -> None:
+        async with training() as trainer:
+            before = await trainer.collect([ONE])
+            await trainer.train_step([ONE])
+            after = await trainer.collect([ONE])
+        for version, episodes in ((0, before), (1, after)):
+            steps = [step for episode in episodes for step in steps_of(episode)]
+            assert {step.policy_logprobs["policy_version"] for step in steps} == {version}
+        assert not {episode.id_ for episode in before} & {episode.id_ for episode in after}
+
+    async def test_the_minibatches_are_drawn_from_the_runs_seed(self) -> None:
+        async def weights(run_seed: int) -> torch.Tensor:
+            policy = Publishes()
+            async with training(policy, group_size=4, run_seed=run_seed) as trainer:
+                trainer.config = PPOConfig(epochs=2, minibatch_rows=1)
+                await trainer.train_step([ONE])
+            return policy.module.head.weight.detach()
+
+        assert torch.equal(await weights(1), await weights(1))
+        assert not torch.equal(await weights(1), await weights(2))
+
+
+async def test_only_a_policy_with_weights_can_be_trained() -> None:
+    assert isinstance(Publishes(), TrainablePolicy)
+    with pytest.raises(ConfigError, match="ScriptedPolicy is no TrainablePolicy"):
+        async with training(ScriptedPolicy([])):
+            pass

@@ -1,0 +1,148 @@
+"""Live progress: what is told of a run while it goes on."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from reward_kit.runs.display import Display, DisplayKind, _duration
+from reward_kit.runs.summary import EpisodeRow
+from tests.runs.test_summary import broken, row, unscored
+
+
+def console() -> Console:
+    return Console(width=80, file=StringIO(), record=True)
+
+
+class Progress:
+    """A display that is told of episodes, and what it would show now."""
+
+    def __init__(self, total: int = 10, kind: DisplayKind = "none") -> None:
+        self.console = console()
+        self.display = Display(kind, total, self.console)
+
+    def tell(self, *rows: EpisodeRow) -> Progress:
+        """As a run does: an episode stops without a score, then its score comes."""
+        for told in rows:
+            self.display.episode_stopped(
+                EpisodeRow(
+                    **{name: getattr(told, name) for name in told.__slots__} | {"score": None, "score_error": None}
+                )
+            )
+            if told.error_class is None:
+                self.display.episode_scored(told)
+        return self
+
+    def stop(self, *rows: EpisodeRow) -> Progress:
+        for told in rows:
+            self.display.episode_stopped(told)
+        return self
+
+    def shown(self) -> str:
+        self.console.print(self.display)
+        return " ".join(self.console.export_text().split())
+
+
+def test_it_counts_and_shows_the_running_score() -> None:
+    text = Progress().tell(row("a", 0, 1.0), row("b", 0, 0.0)).shown()
+    assert "2/10" in text and "score 0.500" in text
+    assert re.search(r"\d+\.\d/s", text) and "left" in text
+    assert "broken" not in text and "waiting" not in text
+
+
+def test_an_interval_is_shown_once_there_are_five_samples() -> None:
+    four = [row(sample, 0, float(sample < "c")) for sample in "abcd"]
+    assert "[" not in Progress().tell(*four).shown()
+    twice = [row(sample, 1, 1.0) for sample in "abcd"]
+    assert "[" not in Progress().tell(*four, *twice).shown(), "rollouts are not samples"
+    shown = Progress().tell(*four, row("e", 0, 1.0)).shown()
+    (low, high) = re.findall(r"score 0\.600 \[(\d\.\d{3}), (\d\.\d{3})\]", shown)[0]
+    assert float(low) < 0.6 < float(high)
+
+
+def test_several_policies_are_told_apart() -> None:
+    text = Progress().tell(row("a", 0, 1.0, policy="expert"), row("a", 1, 0.0, policy="random")).shown()
+    assert "expert 1.000" in text and "random 0.000" in text and "score" not in text
+
+
+def test_a_name_in_brackets_is_shown_as_it_is() -> None:
+    progress = Progress(2, "plain").tell(row("a", 0, 1.0, policy="[bold]"), row("a", 1, 1.0, policy="[/b]"))
+    with progress.display:
+        progress.display.say("note of [/b]")
+    text = progress.console.export_text()
+    assert "[bold] 1.000" in text and "[/b] 1.000" in text and "note of [/b]" in text
+
+
+@pytest.mark.parametrize("rows", [[broken("a", 0)], [unscored("a", 0)]], ids=["an episode", "a score"])
+def test_what_broke_is_counted_and_is_no_zero(rows: list[EpisodeRow]) -> None:
+    text = Progress().tell(*rows, row("b", 0, 1.0)).shown()
+    assert "2/10" in text and "1 broken" in text and "score 1.000" in text
+    assert "waiting" not in text
+
+
+def test_what_is_not_scored_yet_waits_whatever_broke_besides() -> None:
+    progress = Progress().tell(row("a", 0, 1.0), unscored("b", 0), broken("c", 0))
+    assert "3 waiting for a score" in progress.stop(*(row("d", index) for index in range(3))).shown()
+
+
+def test_nobody_waits_in_a_run_that_is_not_scored() -> None:
+    assert "waiting" not in Progress().stop(row("a", 0), row("b", 0)).shown()
+
+
+def test_the_end_has_no_time_left() -> None:
+    text = Progress(1).tell(row("a", 0, 1.0)).shown()
+    assert "1/1" in text and "left" not in text
+
+
+@pytest.mark.parametrize("total", [0, 3])
+def test_nothing_to_show_is_no_crash(total: int) -> None:
+    assert f"0/{total}" in Progress(total).shown()
+
+
+def test_what_a_resume_found_says_nothing_about_the_rate() -> None:
+    progress = Progress(10).tell(*(row("a", index, 1.0) for index in range(9)))
+    with progress.display:
+        text = progress.shown()
+    assert "9/10" in text and "0.0/s" in text and "left" not in text
+
+
+class TestKinds:
+    def test_none_is_silent(self) -> None:
+        progress = Progress(1, "none")
+        with progress.display:
+            progress.tell(row("a", 0, 1.0))
+            progress.display.say("a note")
+        assert progress.console.export_text() == ""
+
+    def test_plain_ends_with_the_last_line_and_shows_notes(self) -> None:
+        progress = Progress(1, "plain")
+        with progress.display:
+            progress.display.say("a note")
+            progress.tell(row("a", 0, 1.0))
+        first, last = progress.console.export_text().splitlines()
+        assert first == "a note" and last.startswith("1/1  score 1.000  ")
+
+    def test_rich_leaves_nothing_behind_but_notes(self) -> None:
+        file = StringIO()
+        display = Display("rich", 1, Console(width=80, file=file, force_terminal=True))
+        with display:
+            display.episode_stopped(row("a", 0))
+            display.say("a note")
+        assert "a note" in file.getvalue() and "1/1" in file.getvalue()
+        assert file.getvalue().endswith("\x1b[2K"), "the last thing is that the line is erased"
+
+    def test_an_error_in_the_run_passes(self) -> None:
+        with pytest.raises(KeyError), Display("rich", 1, console()):
+            raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.4, "0s"), (59.4, "59s"), (59.6, "1m00s"), (61, "1m01s"), (3_599.7, "1h00m"), (7_384, "2h03m")],
+)
+def test_durations(seconds: Any, shown: str) -> None:
+    assert _duration(seconds) == shown

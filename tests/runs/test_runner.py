@@ -1,0 +1,379 @@
+"""`Run`: what is opened, overlapped, written, stopped and taken up again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policy_interface import AgentPolicy
+from reward_kit.agent.samples import Sample
+from reward_kit.runs.runner import Control, NamedPolicy, Plan, Run, scorer_hash
+from reward_kit.runs.store import RunStore, read_episodes, read_scores
+from reward_kit.runs.summary import EpisodeRow
+from reward_kit.runs.tasks import Task
+from reward_kit.typed_interface import reward_spec
+from tests.agent.worlds import Counter, call, task_of, text
+
+
+class Bases(Counter):
+    """Knows the bases of groups, which are set up and not forked: those open now, and the most there were at once."""
+
+    open_bases: set = set()  # noqa: RUF012 - shared on purpose
+    setups = most = 0
+
+    async def setup(self, config):
+        await super().setup(config)
+        self.open_bases.add(self)
+        Bases.setups, Bases.most = Bases.setups + 1, max(Bases.most, len(self.open_bases))
+
+    async def close(self):
+        await super().close()
+        self.open_bases.discard(self)
+
+
+@pytest.fixture(autouse=True)
+def no_world_is_open():
+    Counter.open_worlds.clear()
+    Bases.open_bases.clear()
+    Bases.setups = Bases.most = 0
+    yield
+    assert not Counter.open_worlds
+
+
+WORLD = f"{__name__}:Bases"
+
+
+async def one(messages):
+    return {"score": 1.0}
+
+
+async def broken(messages):
+    raise ValueError("no score")
+
+
+class Closes(ScriptedPolicy):
+    """Counts how often the policy itself, not a session of it, is closed."""
+
+    closed = 0
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def plan_of(
+    policy: AgentPolicy | Sequence[Any],
+    *,
+    samples: int = 3,
+    rollouts: int = 2,
+    reward: Any = one,
+    max_concurrency: int = 4,
+    seed: int = 0,
+    **fields: Any,
+) -> Plan:
+    definition = task_of(**{"initial_user_prompt": "go", **fields})
+    chosen = tuple(Sample(f"s{n}") for n in range(samples))
+    task = Task(definition, Path("task.yaml"), chosen, rollouts, reward=reward and reward_spec(reward))
+    acting = policy if isinstance(policy, AgentPolicy) else ScriptedPolicy(policy)
+    return Plan(task, [NamedPolicy("p", acting)], chosen, rollouts, seed, max_concurrency)
+
+
+class Told:
+    """A listener that keeps what it is told, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    def episode_stopped(self, row: EpisodeRow) -> None:
+        self.events.append(("stopped", row.rollout_id))
+
+    def episode_scored(self, row: EpisodeRow) -> None:
+        self.events.append(("scored", row.rollout_id))
+
+
+def open_store(path: Path) -> RunStore:
+    return RunStore(path) if path.exists() else RunStore.create(path, {"task_name": "t"})
+
+
+async def run_in(path: Path, plan: Plan, **options: Any) -> Run:
+    """Run a plan in a run directory, a new one or one that is there already."""
+    with open_store(path) as store:
+        run = Run(plan, store, **options)
+        run.take_stock()
+        with anyio.fail_after(30):
+            await run.execute()
+    return run
+
+
+def status(path: Path) -> str:
+    return str(json.loads((path / "run.json").read_text())["status"])
+
+
+def scored_ids(path: Path) -> list[str]:
+    return [record["rollout_id"] for record in read_scores(path)]
+
+
+class TestGroups:
+    async def test_each_is_set_up_once_and_closed_before_the_next_begins(self, tmp_path: Path) -> None:
+        run = await run_in(tmp_path / "run", plan_of([call(), text("x")], resource_type=WORLD, max_concurrency=1))
+        assert len(run.rows) == 6
+        assert (Bases.setups, Bases.most) == (3, 1)
+
+    @pytest.mark.parametrize("script", [[call("crash")], lambda *_: None], ids=["a broken world", "a broken policy"])
+    async def test_they_are_closed_where_every_episode_broke(self, tmp_path: Path, script: Any) -> None:
+        run = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(script), resource_type=WORLD))
+        assert all(row.error_class == "crash" for row in run.rows.values())
+        assert Bases.setups == 3 and not Bases.open_bases
+
+    async def test_they_are_closed_where_the_run_is_cut_off(self, tmp_path: Path) -> None:
+        control = Control()
+
+        async def act(observation: Any, tools: Any) -> Any:
+            control.scope.cancel()
+            await anyio.sleep_forever()
+
+        policy = Closes(act)
+        run = await run_in(tmp_path / "run", plan_of(policy, resource_type=WORLD), control=control)
+        assert not run.rows and Bases.setups > 0 and not Bases.open_bases
+        assert policy.closed == 1
+        assert status(tmp_path / "run") == "interrupted"
+
+    async def test_a_resumed_group_is_closed_after_its_missing_episodes_alone(self, tmp_path: Path) -> None:
+        fields = {"samples": 2, "resource_type": WORLD, "on_text": "end", "max_concurrency": 1}
+        await run_in(tmp_path / "run", plan_of([text("x")], rollouts=1, **fields))
+        Bases.setups = Bases.most = 0
+        await run_in(tmp_path / "run", plan_of([text("x")], rollouts=3, **fields))
+        assert len(list(read_episodes(tmp_path / "run"))) == 6
+        assert (Bases.setups, Bases.most) == (2, 1)
+
+
+class TestOverlap:
+    async def test_an_episode_is_scored_while_others_are_collected(self, tmp_path: Path) -> None:
+        first_score = anyio.Event()
+
+        async def reward(messages: Any) -> Any:
+            first_score.set()
+            return {"score": 1.0}
+
+        acted: list[int] = []
+
+        async def act(observation: Any, tools: Any) -> Any:
+            acted.append(1)
+            if len(acted) == 6:
+                await first_score.wait()
+            return text("x")
+
+        run = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(act), reward=reward, max_concurrency=1))
+        assert len(run.rows) == 6 and all(row.score == 1.0 for row in run.rows.values())
+
+    async def test_a_slow_score_keeps_no_slot_of_collecting(self, tmp_path: Path) -> None:
+        all_collected = anyio.Event()
+
+        async def reward(messages: Any) -> Any:
+            await all_collected.wait()
+            return {"score": 1.0}
+
+        class Watch(Told):
+            def episode_stopped(self, row: EpisodeRow) -> None:
+                super().episode_stopped(row)
+                if len(self.events) == 6:
+                    all_collected.set()
+
+        told = Watch()
+        await run_in(tmp_path / "run", plan_of([text("x")], reward=reward, max_concurrency=1), listener=told)
+        assert [kind for kind, _ in told.events] == ["stopped"] * 6 + ["scored"] * 6
+
+    async def test_every_episode_is_told_and_written_once_and_stops_before_it_is_scored(self, tmp_path: Path) -> None:
+        told = Told()
+        run = await run_in(tmp_path / "run", plan_of([text("x")], max_concurrency=3), listener=told)
+        assert len(told.events) == len(set(told.events)) == 12
+        for rollout_id in run.rows:
+            assert told.events.index(("stopped", rollout_id)) < told.events.index(("scored", rollout_id))
+        written = [record["rollout_id"] for record in read_episodes(tmp_path / "run")]
+        assert sorted(written) == sorted(scored_ids(tmp_path / "run")) == sorted(run.rows)
+
+    async def test_the_slots_are_never_more_than_allowed_and_all_used(self, tmp_path: Path) -> None:
+        acting = most = 0
+        everybody = anyio.Event()
+
+        async def act(observation: Any, tools: Any) -> Any:
+            nonlocal acting, most
+            acting += 1
+            most = max(most, acting)
+            if acting == 3:
+                everybody.set()
+            await everybody.wait()
+            await anyio.lowlevel.checkpoint()
+            acting -= 1
+            return text("x")
+
+        await run_in(tmp_path / "run", plan_of(ScriptedPolicy(act), samples=6, max_concurrency=3))
+        assert most == 3
+
+
+class TestTakingStock:
+    async def test_only_what_is_missing_is_run(self, tmp_path: Path) -> None:
+        plan = plan_of([text("x")])
+        whole = await run_in(tmp_path / "whole", plan)
+        await run_in(tmp_path / "run", plan_of([text("x")], samples=2))
+        acted: list[int] = []
+
+        def act(observation: Any, tools: Any) -> Any:
+            acted.append(1)
+            return text("x")
+
+        told = Told()
+        again = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(act)), listener=told)
+        assert len(acted) == 2
+        assert again.rows.keys() == whole.rows.keys()
+        assert len(told.events) == 12, "what was there already is told too"
+        assert len(scored_ids(tmp_path / "run")) == len(set(scored_ids(tmp_path / "run"))) == 6
+
+    async def test_what_has_no_score_is_scored_without_being_run_again(self, tmp_path: Path) -> None:
+        path = tmp_path / "run"
+        await run_in(path, plan_of([text("x")], reward=None))
+        assert scored_ids(path) == []
+
+        def act(observation: Any, tools: Any) -> Any:
+            raise AssertionError("nothing is missing")
+
+        run = await run_in(path, plan_of(ScriptedPolicy(act)))
+        assert sorted(scored_ids(path)) == sorted(run.rows)
+        assert all(row.score == 1.0 for row in run.rows.values())
+        assert status(path) == "complete"
+
+    async def test_a_final_state_is_there_for_a_score_that_comes_later(self, tmp_path: Path) -> None:
+        async def total(messages: Any, state: Any) -> Any:
+            return {"score": float(state["total"])}
+
+        fields = {"resource_type": WORLD, "on_text": "end"}
+        await run_in(tmp_path / "run", plan_of([call(by=3), text("x")], reward=None, **fields))
+        run = await run_in(tmp_path / "run", plan_of([], reward=total, **fields))
+        assert {row.score for row in run.rows.values()} == {3.0}
+
+    async def test_what_broke_is_neither_scored_nor_run_again(self, tmp_path: Path) -> None:
+        scored: list[int] = []
+
+        async def reward(messages: Any) -> Any:
+            scored.append(1)
+            return {"score": 1.0}
+
+        plan = plan_of(ScriptedPolicy(lambda *_: None), reward=reward)
+        for _ in range(2):
+            run = await run_in(tmp_path / "run", plan)
+            assert {row.error_class for row in run.rows.values()} == {"crash"}
+            assert scored == scored_ids(tmp_path / "run") == []
+
+    async def test_a_failed_score_is_a_result_and_is_not_tried_again(self, tmp_path: Path) -> None:
+        await run_in(tmp_path / "run", plan_of([text("x")], reward=broken))
+        run = await run_in(tmp_path / "run", plan_of([text("x")]))
+        assert {(row.score, row.score_error) for row in run.rows.values()} == {(None, "crash")}
+        assert len(scored_ids(tmp_path / "run")) == 6
+
+
+def breaks(observation: Any, tools: Any) -> Any:
+    raise ValueError("no action")
+
+
+class TestErrorLimit:
+    @pytest.mark.parametrize(
+        ("limit", "episodes"), [(0, 1), (2, 3), (0.2, 3), (0.25, 3), (1, 2), (9, 10), (10, 10), (0.95, 10)]
+    )
+    async def test_it_is_a_count_from_1_on_and_a_share_of_the_total_below(
+        self, tmp_path: Path, limit: float, episodes: int
+    ) -> None:
+        control = Control()
+        plan = plan_of(ScriptedPolicy(breaks), samples=5, max_concurrency=1)
+        run = await run_in(tmp_path / "run", plan, error_limit=limit, control=control)
+        assert len(run.rows) == episodes
+        assert (control.stop_reason is None) == (limit == 10)
+        if control.stop_reason:
+            assert control.stop_reason.startswith(f"--fail-on-error {limit:g}: {episodes} episodes broke")
+        assert status(tmp_path / "run") == ("complete" if episodes == 10 else "interrupted")
+
+    async def test_without_one_everything_is_run(self, tmp_path: Path) -> None:
+        run = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(breaks)))
+        assert len(run.rows) == 6
+
+    async def test_an_episode_that_cannot_be_scored_counts(self, tmp_path: Path) -> None:
+        control = Control()
+        plan = plan_of([text("x")], reward=broken)
+        await run_in(tmp_path / "run", plan, error_limit=5, control=control)
+        assert control.stop_reason == "--fail-on-error 5: 6 episodes broke"
+
+    async def test_what_broke_before_a_resume_counts(self, tmp_path: Path) -> None:
+        await run_in(tmp_path / "run", plan_of(ScriptedPolicy(breaks), samples=2))
+        control = Control()
+        run = await run_in(tmp_path / "run", plan_of([text("x")], samples=4), error_limit=3, control=control)
+        assert control.stop_reason and len(run.rows) == 4
+
+
+class TestTheEnd:
+    async def test_what_is_in_flight_is_finished_and_scored(self, tmp_path: Path) -> None:
+        control, begun = Control(), []
+
+        async def act(observation: Any, tools: Any) -> Any:
+            begun.append(1)
+            control.finish("asked to")
+            await anyio.lowlevel.checkpoint()
+            return text("x")
+
+        run = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(act), max_concurrency=2), control=control)
+        assert len(begun) == len(run.rows) == len(scored_ids(tmp_path / "run")) < 6
+        assert status(tmp_path / "run") == "interrupted"
+
+    async def test_the_first_reason_to_stop_is_the_one_that_is_told(self) -> None:
+        control = Control()
+        control.finish("first")
+        control.finish("second")
+        assert control.stop_reason == "first"
+
+    async def test_the_number_of_slots_changes_only_the_order_of_the_lines(self, tmp_path: Path) -> None:
+        found = []
+        for slots in (1, 7):
+            path = tmp_path / f"run-{slots}"
+            plan = plan_of([call(), text("x")], max_concurrency=slots, resource_type=WORLD, on_text="end")
+            await run_in(path, plan)
+            records = [*read_episodes(path), *read_scores(path)]
+            found.append(sorted(json.dumps({**record, "timing": None}) for record in records))
+        assert found[0] == found[1]
+
+    async def test_the_policy_is_closed_once(self, tmp_path: Path) -> None:
+        policy = Closes([text("x")])
+        await run_in(tmp_path / "run", plan_of(policy))
+        assert policy.closed == 1
+
+    async def test_a_policy_that_does_not_close_costs_a_line_and_not_the_run(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Clings(ScriptedPolicy):
+            async def close(self) -> None:
+                raise OSError("the engine is gone")
+
+        run = await run_in(tmp_path / "run", plan_of(Clings([text("x")])))
+        assert len(run.rows) == 6
+        assert status(tmp_path / "run") == "complete"
+        assert "close of p: OSError: the engine is gone" in caplog.text
+
+
+class TestTheRecordOfAScore:
+    async def test_it_says_what_scored_and_what_came_of_it(self, tmp_path: Path) -> None:
+        await run_in(tmp_path / "run", plan_of([text("x")], samples=1, rollouts=1))
+        (record,) = read_scores(tmp_path / "run")
+        assert record["scorer"] == {"id": "one", "hash": scorer_hash(reward_spec(one))}
+        assert (record["score"], record["result"]["score"], record["failure"]) == (1.0, 1.0, None)
+        assert record["timing"]["duration_s"] >= 0
+
+    def test_the_hash_is_of_the_functions_file_or_of_its_name(self) -> None:
+        assert scorer_hash(reward_spec(one)) == hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+        made: dict[str, Any] = {}
+        exec("def nowhere(messages):\n    return None\n", made)
+        spec = reward_spec(made["nowhere"])
+        assert scorer_hash(spec) == hashlib.sha256(spec.id.encode()).hexdigest()

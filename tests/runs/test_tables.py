@@ -1,0 +1,159 @@
+"""The closing table as it is read on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from reward_kit.runs.statistics import Interval
+from reward_kit.runs.summary import PolicySummary
+from reward_kit.runs.tables import summary_table
+
+SUMMARY = PolicySummary(
+    policy="openai/gpt-5-mini",
+    episodes=12,
+    scored=10,
+    score=Interval(0.75, 0.5, 0.9, 0.1, 10, 3, 2),
+    pass_at_1=0.625,
+    k=4,
+    pass_at_k=1.0,
+    pass_hat_k=0.25,
+    errors={"crash": 1, "timeout": 1},
+    failures=3,
+    limits=2,
+    stop_reasons={"answered": 10, "error": 2},
+    mean_steps=3.25,
+    tool_errors=5,
+    mean_return=1.5,
+    tokens=1_234_567,
+    cost=0.125,
+    first_error=None,
+    first_traceback=None,
+)
+
+
+def shown(*summaries: PolicySummary, title: str = "my task", width: int = 80) -> str:
+    console = Console(width=width, file=StringIO(), record=True)
+    console.print(summary_table(summaries, title))
+    return console.export_text()
+
+
+def cells(*summaries: PolicySummary) -> dict[str, str]:
+    """What stands behind each name; what goes on in the next line is joined."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in shown(*summaries).splitlines()[2:]:
+        label, cell = line[2:32].strip(), line[32:].strip()
+        name = label or name
+        if name and cell:
+            found[name] = f"{found[name]}, {cell}" if name in found else cell
+    return found
+
+
+def test_every_figure_stands_behind_its_name() -> None:
+    found = cells(SUMMARY)
+    expected = {
+        "mean score": "0.750  [0.500, 0.900]",
+        "pass@1": "62.5%",
+        "pass@4": "100.0%",
+        "pass^4": "25.0%",
+        "episodes (scored)": "12 (10)",
+        "failures (scored, not passed)": "3",
+        "errors": "crash 1, timeout 1",
+        "limits (cut off)": "2",
+        "stop reasons": "answered 10, error 2",
+        "tool errors": "5",
+        "environment return": "1.500",
+        "steps per episode": "3.2",
+        "tokens": "1,234,567",
+        "cost": "$0.1250",
+    }
+    assert {name: found.get(name) for name in expected} == expected
+
+
+def test_it_fits_and_names_task_and_policies_in_order() -> None:
+    text = shown(SUMMARY, replace(SUMMARY, policy="random"))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert text.splitlines()[0].strip() == "my task"
+    assert text.index("openai/gpt-5-mini") < text.index("random")
+
+
+def test_a_long_name_is_folded_and_not_lost() -> None:
+    name = "openai/" + "a-very-long-model-name-" * 3 + "end"
+    text = shown(replace(SUMMARY, policy=name))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    header = text[: text.index("━")].splitlines()[2:]
+    assert "".join(line.strip() for line in header) == name
+
+
+@pytest.mark.parametrize("name", ["model[1]", "[draft]", "[/b]", "[red]x[/red]"])
+def test_a_name_in_brackets_is_shown_as_it_is(name: str) -> None:
+    text = shown(replace(SUMMARY, policy=name), title=f"{name}  (3 samples)")
+    assert text.splitlines()[0].strip() == f"{name}  (3 samples)"
+    assert name in text.splitlines()[2]
+
+
+class TestWhatIsUnknown:
+    def test_nothing_scored_is_said_so_and_is_not_zero(self) -> None:
+        bare = replace(SUMMARY, score=None, scored=0, pass_at_1=None, k=0, mean_return=None, errors={}, stop_reasons={})
+        found = cells(bare)
+        assert (found["mean score"], found["pass@1"], found["environment return"]) == ("unscored", "–", "–")
+        assert (found["errors"], found["episodes (scored)"]) == ("0", "12 (0)")
+        assert not [name for name in found if name.startswith(("pass@0", "pass^"))]
+
+    def test_a_mean_without_an_interval_stands_alone(self) -> None:
+        assert cells(replace(SUMMARY, score=Interval(0.5, None, None, None, 2, 1)))["mean score"] == "0.500"
+
+    def test_a_cost_that_nobody_knows_is_not_free(self) -> None:
+        assert cells(replace(SUMMARY, cost=None))["cost"] == "unknown"
+        assert cells(replace(SUMMARY, cost=0.0))["cost"] == "$0.0000"
+
+    def test_who_uses_no_tokens_has_no_line_for_them(self) -> None:
+        assert not {"tokens", "cost"} & cells(replace(SUMMARY, tokens=0)).keys()
+
+    def test_one_attempt_has_no_second_line(self) -> None:
+        found = cells(replace(SUMMARY, k=1, pass_at_k=None, pass_hat_k=None))
+        assert [name for name in found if name.startswith("pass")] == ["pass@1"]
+
+    def test_no_policy_at_all_is_a_table_all_the_same(self) -> None:
+        assert "my task" in shown()
+
+
+def test_each_policy_stands_under_its_own_k() -> None:
+    fewer = replace(SUMMARY, policy="other", k=3, pass_at_k=0.875, pass_hat_k=0.375)
+    found = {line.split()[0]: line.split()[1:] for line in shown(SUMMARY, fewer).splitlines() if "pass" in line[:8]}
+    assert found == {
+        "pass@1": ["62.5%", "62.5%"],
+        "pass@3": ["–", "87.5%"],
+        "pass^3": ["–", "37.5%"],
+        "pass@4": ["100.0%", "–"],
+        "pass^4": ["25.0%", "–"],
+    }
+
+
+class TestTheFirstError:
+    def test_it_is_shown_below_with_the_users_own_frames(self) -> None:
+        traceback = "ZeroDivisionError: division by zero\n  reward.py:3 in f\n    return 1 / 0"
+        text = shown(replace(SUMMARY, first_error="reward 'f': division by zero\nmore", first_traceback=traceback))
+        after = text[text.index("first error") :].splitlines()
+        assert [line.rstrip() for line in after] == [
+            "first error of openai/gpt-5-mini: reward 'f': division by zero",
+            "  reward.py:3 in f",
+            "    return 1 / 0",
+        ]
+
+    def test_it_takes_no_more_than_a_screen(self) -> None:
+        traceback = "\n".join(f"  line {n}" for n in range(100))
+        text = shown(replace(SUMMARY, first_error="x" * 5_000, first_traceback=traceback), width=2_000)
+        assert len(text[text.index("first error") :].splitlines()) <= 15
+        assert "x" * 500 in text and "x" * 501 not in text
+
+    def test_an_error_without_a_message_or_frames_is_no_crash(self) -> None:
+        assert "first error" in shown(replace(SUMMARY, first_error="\n", first_traceback=None))
+        assert "first error" not in shown(replace(SUMMARY, first_error=None))
+
+    def test_brackets_of_a_message_are_no_markup(self) -> None:
+        assert "got [/x] in [red]" in shown(replace(SUMMARY, first_error="got [/x] in [red]"))

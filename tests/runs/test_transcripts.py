@@ -1,0 +1,182 @@
+"""Transcripts that somebody has: which rows are accepted, and the episodes they become."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.agent.models import steps_of
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import ConfigError, EpisodeError, StoreError
+from reward_kit.models import Message
+from reward_kit.reward_agent import ScoringRequest
+from reward_kit.runs.store import RunStore
+from reward_kit.runs.transcripts import action_of, read_transcripts
+from tests.runs.test_store import make_episode
+
+USER = {"role": "user", "content": "2+2"}
+ANSWER = {"role": "assistant", "content": "4"}
+
+
+def calling(*calls: tuple[str, str], content: str | None = None) -> dict[str, Any]:
+    made = [
+        {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for n, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": made}
+
+
+def read(folder: Path, *rows: Any) -> list[SingleAgentEpisode]:
+    path = folder / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return list(read_transcripts(path))
+
+
+def facts(episode: SingleAgentEpisode, *names: str) -> tuple[Any, ...]:
+    return tuple(episode.custom_data[name] for name in names)
+
+
+class TestSteps:
+    def test_each_assistant_message_is_one(self, tmp_path: Path) -> None:
+        tool = {"role": "tool", "content": "four", "tool_call_id": "c0"}
+        (episode,) = read(tmp_path, {"messages": [USER, calling(("add", '{"x": 2}')), tool, ANSWER]})
+        assert len(episode) == 2
+        assert episode.assistant_turns.tolist() == [1, 3]
+        assert [episode.get_observations(t) for t in range(3)] == ["2+2", "four", ""]
+        assert [step.action_taken["type"] for step in steps_of(episode)] == ["tool_calls", "text"]
+        assert [message.to_chat() for message in episode.messages][1]["tool_calls"][0]["function"]["name"] == "add"
+        assert episode.is_terminated and facts(episode, "stop_reason", "failure") == ("recorded", None)
+
+    def test_what_precedes_the_first_is_the_observation_it_acted_on(self, tmp_path: Path) -> None:
+        system = {"role": "system", "content": "be short"}
+        (episode,) = read(tmp_path, {"messages": [system, USER, ANSWER]})
+        assert episode.get_observations(0) == "be short\n2+2"
+
+    def test_a_transcript_may_have_none_or_end_with_the_user(self, tmp_path: Path) -> None:
+        none, ended = read(
+            tmp_path, {"messages": [USER]}, {"messages": [USER, ANSWER, {"role": "user", "content": "?"}]}
+        )
+        assert (len(none), len(ended)) == (0, 1)
+        assert none.is_terminated and ended.is_terminated
+        assert ended.get_observations(1) == "?"
+
+    def test_nobody_rewarded_them_and_that_is_not_zero(self, tmp_path: Path) -> None:
+        (episode,) = read(tmp_path, {"messages": [USER, ANSWER]})
+        assert ScoringRequest.of(episode).environment_return is None
+
+
+class TestIdentity:
+    def test_rows_of_one_id_are_rollouts_of_one_sample(self, tmp_path: Path) -> None:
+        row = {"messages": [USER, ANSWER]}
+        episodes = read(tmp_path, {"id": "a", **row}, {"id": "b", **row}, {"id": "a", **row}, row)
+        found = [facts(episode, "sample_id", "rollout_index") for episode in episodes]
+        assert found == [("a", 0), ("b", 0), ("a", 1), ("sample-3", 0)]
+        groups = [episode.custom_data["group_id"] for episode in episodes]
+        assert groups[0] == groups[2] and len(set(groups)) == 3
+        assert len({episode.id_ for episode in episodes}) == 4
+
+    def test_a_number_is_an_id_as_well(self, tmp_path: Path) -> None:
+        (episode,) = read(tmp_path, {"id": 7, "messages": [USER]})
+        assert episode.custom_data["sample_id"] == "7"
+
+    @pytest.mark.parametrize(
+        ("row", "policy"),
+        [
+            ({}, "transcript"),
+            ({"model": "m"}, "m"),
+            ({"policy": "p", "model": "m"}, "p"),
+            ({"policy": ""}, "transcript"),
+        ],
+    )
+    def test_the_policy_is_the_rows_own(self, tmp_path: Path, row: dict[str, Any], policy: str) -> None:
+        (episode,) = read(tmp_path, {**row, "messages": [USER]})
+        assert episode.custom_data["policy"] == policy
+
+    def test_everything_else_in_the_row_is_for_the_reward(self, tmp_path: Path) -> None:
+        (episode,) = read(tmp_path, {"id": "a", "messages": [USER], "ground_truth": {"x": 1}, "level": 3})
+        assert facts(episode, "ground_truth", "sample") == ({"x": 1}, {"id": "a", "level": 3})
+
+
+class TestActions:
+    def test_text_and_calls_and_arguments_that_are_no_object(self) -> None:
+        assert action_of(Message(**ANSWER)) == {"type": "text", "content": "4"}
+        message = Message(**calling(("add", '{"x": 2}'), ("add", "{x"), ("add", "[1]"), content="let me see"))
+        assert action_of(message) == {
+            "type": "tool_calls",
+            "content": "let me see",
+            "calls": [
+                {"name": "add", "id": "c0", "arguments": {"x": 2}},
+                {"name": "add", "id": "c1", "arguments_text": "{x"},
+                {"name": "add", "id": "c2", "arguments_text": "[1]"},
+            ],
+        }
+
+    def test_a_message_in_parts_or_without_content_is_its_text(self) -> None:
+        parts = [{"type": "text", "text": "4"}, {"type": "image_url", "image_url": {"url": "x"}}]
+        assert action_of(Message(role="assistant", content=parts)) == {"type": "text", "content": "4"}
+        assert action_of(Message(role="assistant", content=None)) == {"type": "text", "content": ""}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("row", "message"),
+        [
+            ({"id": "a", "q": 1}, "needs a list called 'messages'; this row has id, q"),
+            ({"messages": []}, "messages is empty"),
+            ({"messages": {"role": "user"}}, "needs a list called 'messages'"),
+            ({"messages": "[not json"}, "messages is not JSON"),
+            ({"messages": [{"role": "asistant"}]}, "role: .*asistant"),
+            ({"messages": ["hello"]}, "messages: .*hello"),
+        ],
+    )
+    def test_the_line_is_named(self, tmp_path: Path, row: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=rf"data\.jsonl:2: .*{message}") as caught:
+            read(tmp_path, {"messages": [USER]}, row)
+        assert len(str(caught.value).splitlines()) == 1
+
+    def test_one_message_that_is_none_among_many_is_counted(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="messages: role: missing"):
+            read(tmp_path, {"messages": [USER, {"content": "x"}]})
+
+
+def test_a_csv_cell_holds_the_messages_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "messages"], ["a", json.dumps([USER, ANSWER])]])
+    (episode,) = read_transcripts(path)
+    assert [message.text for message in episode.messages] == ["2+2", "4"]
+
+
+class TestEpisodesOfARun:
+    def store(self, folder: Path, *ids: str) -> Path:
+        with RunStore.create(folder / "run", {}) as store:
+            for rollout_id in ids:
+                store.append_episode(make_episode(rollout_id))
+        return store.path
+
+    def test_they_come_back_as_they_were(self, tmp_path: Path) -> None:
+        path = self.store(tmp_path, "a-0", "a-1")
+        assert list(read_transcripts(path / "episodes.jsonl")) == [make_episode("a-0"), make_episode("a-1")]
+
+    def test_one_that_stands_there_twice_is_refused_with_both_lines(self, tmp_path: Path) -> None:
+        path = self.store(tmp_path, "a-0", "a-1", "a-0") / "episodes.jsonl"
+        with pytest.raises(ConfigError) as caught:
+            list(read_transcripts(path))
+        assert str(caught.value) == f"{path}:3: rollout 'a-0' stands already at {path}:1"
+
+    def test_a_file_taken_away_from_its_final_states_says_so(self, tmp_path: Path) -> None:
+        path = self.store(tmp_path, "a-0") / "episodes.jsonl"
+        moved = path.rename(tmp_path / "moved.jsonl")
+        with pytest.raises(StoreError, match=r"its final state .* is missing"):
+            list(read_transcripts(moved))
+
+    def test_an_episode_of_another_version_is_one_line(self, tmp_path: Path) -> None:
+        path = self.store(tmp_path, "a-0") / "episodes.jsonl"
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({**record, "schema_version": 99}) + "\n")
+        with pytest.raises(EpisodeError, match="episode record of version 99"):
+            list(read_transcripts(path))
