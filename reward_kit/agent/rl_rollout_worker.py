@@ -11,8 +11,7 @@ import datetime
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -226,9 +225,11 @@ class RLRolloutWorker:
     ) -> PolicyOutput | None:
         """The policy's next action; None where the episode's time ran out instead."""
         limit, left = self.task_definition.limits.policy_time_s, self._seconds_left(live)
-        with anyio.move_on_after(self._policy_seconds(live)) as scope:
+        if limit is None and left is None:
             with boundary(PolicyError, self.policy_label):
                 return check_output(await session.get_action(observation, specs))
+        with anyio.move_on_after(self._policy_seconds(live)) as scope, boundary(PolicyError, self.policy_label):
+            return check_output(await session.get_action(observation, specs))
         if scope.cancelled_caught and left is not None and (limit is None or left < limit):
             self._stop(live, StopReason.WALL_TIME_LIMIT)
             return None
@@ -248,22 +249,19 @@ class RLRolloutWorker:
         action, task = output.action_structured, self.task_definition
         text = output.raw_policy_output or action.get("content") or ""
         token_limit, seconds_left = task.limits.total_tokens, self._seconds_left(live)
-        checks: tuple[tuple[StopReason, Callable[[], bool]], ...] = (
-            (StopReason.ERROR, lambda: execution.failure is not None),
-            (StopReason.ENVIRONMENT_TERMINATED, lambda: execution.terminated),
-            (StopReason.ENVIRONMENT_TRUNCATED, lambda: execution.truncated),
-            (StopReason.TERMINATE_ACTION, lambda: action["type"] == "terminate" or execution.wants_end),
-            (StopReason.STOP_PHRASE, lambda: any(phrase in text for phrase in task.stop_phrases)),
-            (StopReason.TERMINATION_REGEX, lambda: self._regex is not None and self._regex.search(text) is not None),
-            (StopReason.ANSWERED, lambda: action["type"] == "text" and self._ends_on_text),
-            (
-                StopReason.TOKEN_LIMIT,
-                lambda: token_limit is not None and live.tokens_used >= token_limit,
-            ),
-            (StopReason.WALL_TIME_LIMIT, lambda: seconds_left is not None and seconds_left <= 0),
-            (StopReason.MAX_STEPS, lambda: len(live.episode) + 1 >= self.max_episode_steps),
+        checks = (
+            (StopReason.ERROR, execution.failure is not None),
+            (StopReason.ENVIRONMENT_TERMINATED, execution.terminated),
+            (StopReason.ENVIRONMENT_TRUNCATED, execution.truncated),
+            (StopReason.TERMINATE_ACTION, action["type"] == "terminate" or execution.wants_end),
+            (StopReason.STOP_PHRASE, any(phrase in text for phrase in task.stop_phrases)),
+            (StopReason.TERMINATION_REGEX, self._regex is not None and self._regex.search(text) is not None),
+            (StopReason.ANSWERED, action["type"] == "text" and self._ends_on_text),
+            (StopReason.TOKEN_LIMIT, token_limit is not None and live.tokens_used >= token_limit),
+            (StopReason.WALL_TIME_LIMIT, seconds_left is not None and seconds_left <= 0),
+            (StopReason.MAX_STEPS, len(live.episode) + 1 >= self.max_episode_steps),
         )
-        return next((reason for reason, holds in checks if holds()), None)
+        return next((reason for reason, holds in checks if holds), None)
 
     def _add_step(
         self, live: _Live, output: PolicyOutput, message: Message, execution: Execution, stop: StopReason | None
@@ -295,7 +293,7 @@ class RLRolloutWorker:
             extra_model_outputs={key: value for key, value in outputs.items() if value is not None},
         )
 
-    def _look(self, what: str) -> AbstractContextManager[None]:
+    def _look(self, what: str) -> environment_call:
         return environment_call(what, self.task_definition.limits.environment_time_s)
 
     def _count_usage(self, live: _Live, output: PolicyOutput) -> None:

@@ -8,9 +8,9 @@ unverified.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
 import anyio
@@ -177,7 +177,7 @@ class GroupStart:
             raise
         return world
 
-    def _call(self, what: str) -> AbstractContextManager[None]:
+    def _call(self, what: str) -> environment_call:
         return environment_call(what, self._task.limits.environment_time_s)
 
     async def _state_key(self, world: ForkableResource) -> str:
@@ -185,14 +185,29 @@ class GroupStart:
             return await world.state_key()
 
 
-@contextmanager
-def environment_call(what: str, seconds: float | None) -> Iterator[None]:
+class environment_call:
     """A call of a resource: what escapes is an `EnvironmentFailure`, and after `seconds` it is given up."""
-    with boundary(EnvironmentFailure, what):
-        with anyio.move_on_after(seconds) as scope:
-            yield
-        if scope.cancelled_caught:
-            raise TimeoutError(f"no answer within {seconds} s (limits.environment_time_s)")
+
+    __slots__ = ("_boundary", "_scope", "_seconds")
+
+    def __init__(self, what: str, seconds: float | None) -> None:
+        self._boundary = boundary(EnvironmentFailure, what)
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        self._scope = anyio.move_on_after(self._seconds)
+        self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        swallowed = self._scope.__exit__(kind, error, trace)
+        if self._scope.cancelled_caught:
+            late = TimeoutError(f"no answer within {self._seconds} s (limits.environment_time_s)")
+            self._boundary.__exit__(TimeoutError, late, None)
+        elif not swallowed:
+            self._boundary.__exit__(kind, error, trace)
+        return swallowed
 
 
 def merged_config(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
