@@ -1,22 +1,25 @@
-"""The end of a command that leaves a run: the table, the next command, the gates, the exit code."""
+"""What `run` and `score` share: carrying a plan out, and the end: the table, the next command, gates, exit code."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 import click
 from rich.console import Console
 
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.runs.display import Display, DisplayKind
-from reward_kit.runs.runner import Control
+from reward_kit.runs.runner import Control, Plan, Run
 from reward_kit.runs.store import RunStore
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
 from reward_kit.runs.tables import summary_table
@@ -62,35 +65,84 @@ def log_to(path: Path) -> None:
         logger.setLevel(logging.INFO)
 
 
-def close_run(
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a command ends: what it shows, and what its exit code depends on.
+
+    Attributes:
+        title: of the table.
+        pass_threshold: a score of at least this passes.
+        expected: the number of episodes.
+        fail_under: the gate on mean scores.
+        as_json: print the summary as JSON in place of the table.
+        resume_command: what goes on with an incomplete run; None where nothing can.
+    """
+
+    title: str
+    pass_threshold: float
+    expected: int
+    fail_under: float | None = None
+    as_json: bool = False
+    resume_command: Sequence[str] | None = None
+
+
+def carry_out(
+    plan: Plan,
     store: RunStore,
-    rows: Sequence[EpisodeRow],
-    control: Control,
+    ending: Ending,
     *,
-    title: str,
-    pass_threshold: float,
-    expected: int,
-    fail_under: float | None,
-    as_json: bool,
-    resume_command: Sequence[str] | None,
+    display: str | None,
+    error_limit: float | None = None,
+    given: Iterable[SingleAgentEpisode] = (),
 ) -> int:
+    """Run a plan into its store and end the command.
+
+    Args:
+        plan: what is run.
+        store: where to.
+        ending: how the command ends.
+        display: the kind of progress that was asked for.
+        error_limit: stops the run.
+        given: episodes that are there already and are only to be scored.
+
+    Returns:
+        The exit code.
+    """
+
+    async def run() -> int:
+        control, shown = Control(), Display(display_kind(display), ending.expected)
+        execution = Run(plan, store, listener=shown, control=control, error_limit=error_limit)
+        execution.take_stock()
+        async with interruptible(control, shown):
+            with shown, contextlib.redirect_stdout(sys.stderr):
+                await execution.execute()
+        return close_run(store, list(execution.rows.values()), control, ending)
+
+    with store:
+        log_to(store.path / "run.log")
+        for episode in given:
+            store.append_episode(episode)
+        return anyio.run(run)
+
+
+def close_run(store: RunStore, rows: Sequence[EpisodeRow], control: Control, ending: Ending) -> int:
     """Write the summary, show it, and decide the exit code."""
-    summaries = summarise(rows, pass_threshold)
+    summaries = summarise(rows, ending.pass_threshold)
     document = summary_to_json(summaries)
     store.write_summary(document)
     note = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
-    if as_json:
-        status = "complete" if len(rows) >= expected else "interrupted"
+    if ending.as_json:
+        status = "complete" if len(rows) >= ending.expected else "interrupted"
         click.echo(json.dumps({"run": str(store.path), "status": status, **document}))
     elif summaries:
-        _console().print(summary_table(summaries, title))
-    missing = expected - len(rows)
+        _console().print(summary_table(summaries, ending.title))
+    missing = ending.expected - len(rows)
     if missing:
-        note.print(f"Stopped ({control.stop_reason or 'failed'}): {len(rows)} of {expected} episodes are there.")
+        note.print(f"Stopped ({control.stop_reason or 'failed'}): {len(rows)} of {ending.expected} episodes are there.")
     note.print(f"Written to {store.path}")
-    if missing and resume_command:
-        note.print(f"Go on with:  {shlex.join(resume_command)}")
-    elif resume_command and any(summary.scored for summary in summaries):
+    if missing and ending.resume_command:
+        note.print(f"Go on with:  {shlex.join(ending.resume_command)}")
+    elif ending.resume_command and any(summary.scored for summary in summaries):
         again = ["reward-kit", "score", str(store.path / "episodes.jsonl"), "--reward", "FILE.py:FUNCTION"]
         note.print(f"Score these episodes with another reward:  {shlex.join(again)}")
     if broken := sum(sum(summary.errors.values()) for summary in summaries):
@@ -98,7 +150,7 @@ def close_run(
         note.print(f"{broken} episodes broke and are kept as errors{log}")
     # Ctrl-C after the last episode began changed nothing; a limit on errors that was passed is a gate all the same.
     reason = control.stop_reason if missing or control.stop_reason != INTERRUPTED else None
-    return _exit_code(summaries, reason, bool(missing), fail_under, note)
+    return _exit_code(summaries, reason, bool(missing), ending.fail_under, note)
 
 
 def _exit_code(

@@ -16,11 +16,10 @@ import anyio
 import click
 from click.core import ParameterSource
 
-from reward_kit.cli.outcome import close_run, display_kind, interruptible, log_to
+from reward_kit.cli.outcome import Ending, carry_out
 from reward_kit.errors import ConfigError
-from reward_kit.runs.display import Display
 from reward_kit.runs.policies import make_policies
-from reward_kit.runs.runner import Control, Plan, Run
+from reward_kit.runs.runner import Plan
 from reward_kit.runs.store import HIDDEN, RunStore, latest_run, new_run_path, read_json, without_secrets
 from reward_kit.runs.tasks import Task, check_world, load_task, parse_override, selected
 
@@ -140,7 +139,15 @@ def command(
         _show_plan(plan, as_json)
         return
     store = RunStore(path) if path is not None else _new_store(log_dir, plan, request)
-    sys.exit(_execute(store, plan, display, fail_under, fail_on_error, as_json))
+    ending = Ending(
+        title=f"{loaded.definition.name}  ({len(plan.samples)} samples × {plan.rollouts})",
+        pass_threshold=loaded.definition.pass_threshold,
+        expected=plan.total,
+        fail_under=fail_under,
+        as_json=as_json,
+        resume_command=["reward-kit", "run", "--resume", str(store.path)],
+    )
+    sys.exit(carry_out(plan, store, ending, display=display, error_limit=fail_on_error))
 
 
 def _refuse_options_with_resume() -> None:
@@ -151,34 +158,6 @@ def _refuse_options_with_resume() -> None:
         if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
             option = next(p.opts[0] for p in context.command.params if p.name == name)
             raise click.UsageError(f"{option} cannot be changed by --resume; start a new run")
-
-
-def _execute(
-    store: RunStore, plan: Plan, display: str | None, fail_under: float | None, error_limit: float | None, as_json: bool
-) -> int:
-    async def run() -> int:
-        control = Control()
-        shown = Display(display_kind(display), plan.total)
-        execution = Run(plan, store, listener=shown, control=control, error_limit=error_limit)
-        execution.take_stock()
-        async with interruptible(control, shown):
-            with shown, contextlib.redirect_stdout(sys.stderr):
-                await execution.execute()
-        return close_run(
-            store,
-            list(execution.rows.values()),
-            control,
-            title=f"{plan.task.definition.name}  ({len(plan.samples)} samples × {plan.rollouts})",
-            pass_threshold=plan.task.definition.pass_threshold,
-            expected=plan.total,
-            fail_under=fail_under,
-            as_json=as_json,
-            resume_command=["reward-kit", "run", "--resume", str(store.path)],
-        )
-
-    with store:
-        log_to(store.path / "run.log")
-        return anyio.run(run)
 
 
 def _plan(task: Task, request: Request, max_concurrency: int) -> Plan:

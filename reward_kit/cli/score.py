@@ -9,16 +9,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import anyio
 import click
 
-from reward_kit.cli.outcome import close_run, display_kind, interruptible, log_to
+from reward_kit.cli.outcome import Ending, carry_out
 from reward_kit.errors import ConfigError
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.scoring import check_parameters
-from reward_kit.runs.display import Display
-from reward_kit.runs.runner import Control, Plan, Run
+from reward_kit.runs.runner import Plan
 from reward_kit.runs.store import RunStore, new_run_path, read_json
 from reward_kit.runs.tasks import Task
 from reward_kit.runs.transcripts import read_transcripts
@@ -71,33 +69,14 @@ def command(
         "versions": {"reward_kit": version("reward-kit"), "python": platform.python_version()},
     }
     store = RunStore.create(new_run_path(log_dir, definition.name), header)
-
-    print_to_stderr = contextlib.redirect_stdout(sys.stderr)
-
-    async def score() -> int:
-        control, shown = Control(), Display(display_kind(display), len(episodes))
-        execution = Run(plan, store, listener=shown, control=control)
-        async with interruptible(control, shown):
-            with shown, print_to_stderr:
-                execution.take_stock()
-                await execution.execute()
-        return close_run(
-            store,
-            list(execution.rows.values()),
-            control,
-            title=f"{data.name}  ({len(episodes)} transcripts)",
-            pass_threshold=definition.pass_threshold,
-            expected=len(episodes),
-            fail_under=fail_under,
-            as_json=as_json,
-            resume_command=None,
-        )
-
-    with store:
-        log_to(store.path / "run.log")
-        for episode in episodes:
-            store.append_episode(episode)
-        sys.exit(anyio.run(score))
+    ending = Ending(
+        title=f"{data.name}  ({len(episodes)} transcripts)",
+        pass_threshold=definition.pass_threshold,
+        expected=len(episodes),
+        fail_under=fail_under,
+        as_json=as_json,
+    )
+    sys.exit(carry_out(plan, store, ending, display=display, given=episodes))
 
 
 def _definition(data: Path, reward: str, pass_threshold: float | None) -> TaskDefinitionModel:

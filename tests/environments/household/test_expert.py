@@ -81,3 +81,52 @@ def test_there_is_no_plan_where_there_is_no_way() -> None:
         shortest_plan(HouseholdEngine(household(TaskType.PICK_AND_PLACE, "cabinet", ["cabinet 1", "shelf 1"], fixed)))
         is None
     )
+
+
+IDLE = ("look", "inventory", "help", "examine")
+"""Commands that change nothing that a plan needs."""
+
+
+def states_searched(problem: Problem, length: int) -> int | None:
+    """How many states a plain search met without reaching the goal in fewer than `length` commands; None if it did."""
+    start = HouseholdEngine(problem)
+    seen, level = {start.state_key()}, [start]
+    for _ in range(1, length):
+        following = []
+        for engine in level:
+            for command in engine.admissible():
+                if command.startswith(IDLE):
+                    continue
+                after = engine.fork()
+                if after.step(command).won:
+                    return None
+                if (key := after.state_key()) not in seen:
+                    seen.add(key)
+                    following.append(after)
+        level = following
+    return len(seen)
+
+
+def longest(per_type: int, most: int) -> list[tuple[int, Problem]]:
+    """The problems whose plans are longest, of `per_type` held-out ones of each task type that are all solved."""
+    found = []
+    for task_type in TaskType:
+        for index in range(per_type):
+            problem = generator.problem("held_out", index, 0, task_type)
+            plan = shortest_plan(HouseholdEngine(problem))
+            assert plan and follow(HouseholdEngine(problem), plan)
+            found.append((len(plan), problem))
+    return sorted(found, key=lambda entry: -entry[0])[:most]
+
+
+def test_a_plain_search_finds_nothing_shorter_for_some_problems_of_every_type() -> None:
+    for task_type in TaskType:
+        problem = generator.problem("held_out", 4, 0, task_type)
+        plan = shortest_plan(HouseholdEngine(problem))
+        assert plan is not None and states_searched(problem, len(plan))
+
+
+@pytest.mark.campaign
+def test_all_of_200_problems_a_type_are_solved_and_a_plain_search_confirms_the_50_longest() -> None:
+    for length, problem in longest(200, 50):
+        assert states_searched(problem, length), problem.id
