@@ -16,10 +16,11 @@ import anyio
 import click
 from click.core import ParameterSource
 
+from reward_kit.agent.policies.human_policy import HumanPolicy
 from reward_kit.cli.outcome import Ending, carry_out
 from reward_kit.errors import ConfigError
 from reward_kit.runs.policies import make_policies
-from reward_kit.runs.runner import Plan
+from reward_kit.runs.runner import NamedPolicy, Plan
 from reward_kit.runs.store import HIDDEN, RunStore, latest_run, new_run_path, read_json, without_secrets
 from reward_kit.runs.tasks import Task, check_world, load_task, parse_override, selected
 
@@ -147,6 +148,8 @@ def command(
         as_json=as_json,
         resume_command=["reward-kit", "run", "--resume", str(store.path)],
     )
+    if display is None and _has_human(plan.policies):
+        display = "none"  # the terminal belongs to the person who plays
     sys.exit(carry_out(plan, store, ending, display=display, error_limit=fail_on_error))
 
 
@@ -161,14 +164,21 @@ def _refuse_options_with_resume() -> None:
 
 
 def _plan(task: Task, request: Request, max_concurrency: int) -> Plan:
+    policies = make_policies(task, request.models, request.policies, request.base_url)
+    if _has_human(policies):
+        max_concurrency = 1  # a person plays one episode at a time
     return Plan(
         task=task,
-        policies=make_policies(task, request.models, request.policies, request.base_url),
+        policies=policies,
         samples=selected(task, request.limit, request.sample_ids),
         rollouts=request.rollouts or task.rollouts_per_sample,
         seed=request.seed,
         max_concurrency=max_concurrency,
     )
+
+
+def _has_human(policies: Sequence[NamedPolicy]) -> bool:
+    return any(isinstance(named.policy, HumanPolicy) for named in policies)
 
 
 def _new_store(log_dir: Path, plan: Plan, request: Request) -> RunStore:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -336,3 +337,22 @@ def test_a_tool_or_reward_that_never_returns_does_not_keep_the_program(project: 
     assert {score["failure"]["class"] for score in scores} == {"timeout"}
     (episode, *_) = lines(project.run_path() / "episodes.jsonl")
     assert "did not answer within 0.2 s" in episode["messages"][2]["content"]
+
+
+def test_a_person_plays_one_episode_at_a_time(project: Project) -> None:
+    lines_typed = 'wait milliseconds=0\nwait {"milliseconds": 0}\ndone\n' + "done\n" * 5
+    done = subprocess.run(
+        project.command("run", "task.yaml", "--policy", "human", "--json"),
+        cwd=project.folder,
+        env=project.environment(),
+        input=lines_typed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    (human,) = json.loads(done.stdout)["policies"]
+    assert (human["episodes"], human["tool_errors"], human["errors"]) == (6, 0, {})
+    assert done.stderr.index("Question 0") < done.stderr.index("Question 1") < done.stderr.index("Question 2")
+    (first, *_) = (line for line in lines(project.run_path() / "episodes.jsonl") if line["num_steps"] == 3)
+    assert [message["role"] for message in first["messages"]][1:4] == ["assistant", "tool", "assistant"]
