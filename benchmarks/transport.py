@@ -23,7 +23,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # measure this checkout, installed or not
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]  # measure this checkout, installed or not
+
+from instant_server import running_server  # noqa: E402
 
 Call = Callable[[], Awaitable[Any]]
 BODY: dict[str, Any] = {
@@ -34,36 +37,6 @@ BODY: dict[str, Any] = {
     ],
     "seed": 7,
 }
-ANSWER = json.dumps(
-    {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "bench",
-        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "It is 42."}}],
-        "usage": {"prompt_tokens": 30, "completion_tokens": 5, "total_tokens": 35},
-    }
-).encode()
-
-
-def serve() -> None:
-    """Answer forever on a free port, whose number is the first line printed."""
-    from aiohttp import web
-
-    async def answer(request: web.Request) -> web.Response:
-        await request.read()
-        return web.Response(body=ANSWER, content_type="application/json")
-
-    async def main() -> None:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", answer)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        print(runner.addresses[0][1], flush=True)
-        await asyncio.Event().wait()
-
-    asyncio.run(main())
 
 
 @asynccontextmanager
@@ -149,7 +122,7 @@ async def openai_policy(url: str, concurrency: int) -> AsyncIterator[Call]:
     async def call() -> Any:
         session = await policy.open(EpisodeContext("r", 7))
         output = await session.get_action(conversation)
-        await session.close_session()
+        await session.close()
         return output
 
     yield call
@@ -217,21 +190,15 @@ def _print_table(rows: dict[str, dict[str, float]], args: argparse.Namespace) ->
 
 def compare(args: argparse.Namespace) -> None:
     """Start the server, measure every client that is installed, print the table."""
-    server = subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        url = f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
-        rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, float]] = {}
+    with running_server() as url:
         for name, (module, _) in CLIENTS.items():
             if not _available(module):
                 print(f"{name}: not installed, left out")
                 continue
             rounds = [_in_fresh_process(name, url, args) for _ in range(args.rounds)]
             rows[name] = min(rounds, key=lambda row: row["cpu_ms"])
-        _print_table(rows, args)
-    finally:
-        server.terminate()
-        server.wait()
+    _print_table(rows, args)
 
 
 def main() -> None:
@@ -240,13 +207,10 @@ def main() -> None:
     parser.add_argument("-n", "--requests", type=int, default=2000)
     parser.add_argument("-c", "--concurrency", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--client", choices=CLIENTS, help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.serve:
-        serve()
-    elif args.client:
+    if args.client:
         print(json.dumps(asyncio.run(measure(args.client, args.url, args.requests, args.concurrency))))
     else:
         compare(args)
