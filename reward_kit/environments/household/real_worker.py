@@ -36,7 +36,7 @@ def require_packages() -> None:
     if missing:
         raise ConfigError(
             f"the real household engine needs {', '.join(missing)}: pip install 'reward-kit[text-games]' "
-            "with Python 3.11 or 3.12, where TextWorld runs (engine: native needs nothing)"
+            "with Python 3.11 or 3.12, where TextWorld runs (the resource alfworld needs nothing)"
         )
 
 
