@@ -116,7 +116,7 @@ def carry_out(
         async with interruptible(control, shown):
             with shown, contextlib.redirect_stdout(sys.stderr):
                 await execution.execute()
-        return close_run(store, list(execution.rows.values()), control, ending)
+        return close_run(store, list(execution.rows.values()), execution.missing(), control, ending)
 
     with store:
         log_to(store.path / "run.log")
@@ -125,20 +125,22 @@ def carry_out(
         return anyio.run(run)
 
 
-def close_run(store: RunStore, rows: Sequence[EpisodeRow], control: Control, ending: Ending) -> int:
-    """Write the summary, show it, and decide the exit code."""
+def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control: Control, ending: Ending) -> int:
+    """Write the summary, show it, and decide the exit code; `missing` episodes are not there or wait for a score."""
     summaries = summarise(rows, ending.pass_threshold)
     document = summary_to_json(summaries)
     store.write_summary(document)
     note = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
     if ending.as_json:
-        status = "complete" if len(rows) >= ending.expected else "interrupted"
+        status = "interrupted" if missing else "complete"
         click.echo(json.dumps({"run": str(store.path), "status": status, **document}))
     elif summaries:
         _console().print(summary_table(summaries, ending.title))
-    missing = ending.expected - len(rows)
     if missing:
-        note.print(f"Stopped ({control.stop_reason or 'failed'}): {len(rows)} of {ending.expected} episodes are there.")
+        reason = control.stop_reason or "failed"
+        there = f"{len(rows)} of {ending.expected} episodes are there"
+        unscored = missing - (ending.expected - len(rows))
+        note.print(f"Stopped ({reason}): {there}{f', {unscored} of them wait for a score' if unscored > 0 else ''}.")
     note.print(f"Written to {store.path}")
     if missing and ending.resume_command:
         note.print(f"Go on with:  {shlex.join(ending.resume_command)}")
@@ -149,8 +151,8 @@ def close_run(store: RunStore, rows: Sequence[EpisodeRow], control: Control, end
         log = f"; tracebacks are in {store.path / 'run.log'}" if (store.path / "run.log").exists() else ""
         note.print(f"{broken} episodes broke and are kept as errors{log}")
     # Ctrl-C after the last episode began changed nothing; a limit on errors that was passed is a gate all the same.
-    reason = control.stop_reason if missing or control.stop_reason != INTERRUPTED else None
-    return _exit_code(summaries, reason, bool(missing), ending.fail_under, note)
+    stopped = control.stop_reason if missing or control.stop_reason != INTERRUPTED else None
+    return _exit_code(summaries, stopped, bool(missing), ending.fail_under, note)
 
 
 def _exit_code(

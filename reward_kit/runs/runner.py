@@ -130,13 +130,19 @@ class Run:
         try:
             with self._control.scope:
                 await self._collect_and_score()
-            status = "complete" if len(self.rows) >= self._plan.total else "interrupted"
+            status = "interrupted" if self.missing() else "complete"
         finally:
             with anyio.CancelScope(shield=True):
                 for group in list(self._groups.values()):
                     await group.start.close()
                 await self._close_policies()
             self._store.finish(status, time.perf_counter() - began)
+
+    def missing(self) -> int:
+        """How many episodes are not there yet, or wait for a score."""
+        waits = self._plan.task.reward is not None
+        waiting = sum(waits and row.score is None and not row.is_error for row in self.rows.values())
+        return max(self._plan.total - len(self.rows), 0) + waiting
 
     async def _close_policies(self) -> None:
         """Close them all. A failure is worth a line, not the run, which is over."""

@@ -356,3 +356,27 @@ def test_a_person_plays_one_episode_at_a_time(project: Project) -> None:
     assert done.stderr.index("Question 0") < done.stderr.index("Question 1") < done.stderr.index("Question 2")
     (first, *_) = (line for line in lines(project.run_path() / "episodes.jsonl") if line["num_steps"] == 3)
     assert [message["role"] for message in first["messages"]][1:4] == ["assistant", "tool", "assistant"]
+
+
+def test_a_run_stopped_while_it_scores_is_not_complete_and_resume_scores_the_rest(tmp_path: Path) -> None:
+    project = Project(tmp_path, rows=2)
+    (tmp_path / "reward.py").write_text(
+        "import pathlib, time\n"
+        "def right(messages):\n"
+        "    while not pathlib.Path('go').exists():\n        time.sleep(0.05)\n"
+        "    return {'score': 1.0}\n"
+    )
+    process = project.start("run", "task.yaml")
+    wait_for_lines(project, 4)
+    time.sleep(0.3)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    assert process.wait(timeout=30) == 130
+    path = project.run_path()
+    assert json.loads((path / "run.json").read_text())["status"] == "interrupted"
+    assert len(lines(path / "episodes.jsonl")) == 4 and not lines(path / "scores.jsonl")
+    (tmp_path / "go").touch()
+    assert project.call("run", "--resume").returncode == 0
+    assert [line["score"] for line in lines(path / "scores.jsonl")] == [1.0] * 4
+    assert json.loads((path / "run.json").read_text())["status"] == "complete"
