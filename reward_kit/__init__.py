@@ -5,8 +5,9 @@ The public names load on first use, so that `import reward_kit` costs next to no
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from reward_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from reward_kit.agent.models import StepData as StepData
@@ -57,14 +58,4 @@ _HOMES = {
 
 __all__ = sorted(_HOMES)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'reward_kit' has no attribute {name!r}")
-    value = getattr(import_module(f"reward_kit.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

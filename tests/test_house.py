@@ -17,7 +17,7 @@ PACKAGE = Path(reward_kit.__file__).parent
 
 # Lowest first. A unit imports from rows above it, and from units to its left in its own row.
 LAYERS = [
-    ["errors"],
+    ["errors", "lazy"],
     ["models", "loading"],
     ["typed_interface", "providers", "episodes", "environments"],
     ["agent", "sandbox"],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from reward_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from reward_kit.environments.base import (
@@ -52,7 +53,7 @@ __all__ = [
     "tool_spec",
 ]
 
-_HOMES = {
+_HOMES = dict.fromkeys(__all__, "base") | {
     "FilesState": "snapshots",
     "FilesystemResource": "filesystem",
     "Finding": "checker",
@@ -69,14 +70,4 @@ _HOMES = {
     "sample_arguments": "sampling",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'base')}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -5,8 +5,9 @@ Names are loaded when they are first used, so that importing this package costs 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from reward_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from reward_kit.providers.chat import ChatEndpoint
@@ -45,12 +46,4 @@ _HOMES = {
     "resolve_endpoint": "environment",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
