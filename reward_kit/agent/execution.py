@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -107,8 +108,10 @@ class Toolbox:
         """
         done = Execution()
         calls = tool_calls_of(action)
+        began = time.perf_counter()
         for position, call in enumerate(calls):
-            text, facts = await self._call(call, done, seconds_left)
+            left = None if seconds_left is None else max(seconds_left - (time.perf_counter() - began), 0.0)
+            text, facts = await self._call(call, done, left)
             shown, cut = cut_text(text, self._output_chars)
             name, call_id = call["name"], call_id_of(call, step, position)
             done.messages.append(Message(role="tool", name=name, tool_call_id=call_id, content=shown))

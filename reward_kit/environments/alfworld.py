@@ -24,7 +24,7 @@ from reward_kit.environments.household import generator
 from reward_kit.environments.household.forms import ActionForm
 from reward_kit.environments.household.native import HouseholdEngine, Tables
 from reward_kit.environments.household.problem import Problem, TaskType
-from reward_kit.environments.household.real import RealEngine
+from reward_kit.environments.household.real import RealEngine, game_files
 from reward_kit.environments.household.session import Session
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, EnvironmentFailure
@@ -42,6 +42,7 @@ class AlfworldConfig(BaseModel):
     task_types: list[TaskType] | None = Field(default=None, min_length=1)
     problem: dict[str, Any] | None = Field(default=None, description="a problem of your own, as Problem.to_json gives")
     game_file: str | None = Field(default=None, description="alfworld_real: a published game.tw-pddl")
+    published: bool = Field(default=False, description="alfworld_real: the split's games below ALFWORLD_DATA")
     action_form: ActionForm = "text"
     max_commands: int | None = Field(default=None, ge=1)
     task_folder: str | None = None
@@ -59,7 +60,7 @@ class AlfworldResource(ForkableResource):
 
     async def setup(self, config: Mapping[str, Any]) -> None:
         self._config = _read(config, "alfworld", "native")
-        if self._config.game_file is not None:
+        if self._config.game_file is not None or self._config.published:
             raise ConfigError("alfworld resource: game_file: published games need the real engine: use alfworld_real")
         _tables_for(self._config, 0)
 
@@ -123,7 +124,9 @@ class RealAlfworldResource(ReplayForkResource):
 
     async def _setup(self, config: Mapping[str, Any]) -> None:
         self._settings = _read(config, "alfworld_real", "real")
-        if self._settings.game_file is None:
+        if self._settings.published:
+            _published_game(self._settings, 0)
+        elif self._settings.game_file is None:
             _tables_for(self._settings, 0)
         worker = RealEngine()
         await worker.start()
@@ -131,8 +134,8 @@ class RealAlfworldResource(ReplayForkResource):
 
     async def _reset(self, seed: int) -> None:
         settings = self._settings
-        if settings.game_file is not None:
-            path = _game_file(settings.game_file, settings.task_folder)
+        if settings.game_file is not None or settings.published:
+            path = _published_game(settings, seed) if settings.published else _game_file(settings)
             view = await self._real().load(path)
             # The planner may take seconds, so it is asked once, where there is no expert of our own.
             plan = await self._real().expert()
@@ -191,6 +194,8 @@ def _read(config: Mapping[str, Any], resource: str, engine: str) -> AlfworldConf
         other = "alfworld_real" if engine == "native" else "alfworld"
         raise ConfigError(f"{resource} resource: engine: the {settings.engine} engine is the resource {other}")
     named = [name for name in ("index", "problem", "game_file") if getattr(settings, name) is not None]
+    if settings.published:
+        named = ["published", *(name for name in named if name != "index")]
     if len(named) > 1:
         raise ConfigError(f"{resource} resource: {' and '.join(named)} each name the problem; keep one")
     return settings
@@ -219,12 +224,27 @@ def _own_problem(data: Mapping[str, Any]) -> Tables:
         raise ConfigError(f"alfworld resource: problem: {text}: {error}") from None
 
 
-def _game_file(path: str, task_folder: str | None) -> Path:
+def _game_file(settings: AlfworldConfig) -> Path:
     """A game file, as the task names it or below `ALFWORLD_DATA`."""
-    data = os.environ.get("ALFWORLD_DATA")
+    path, data = settings.game_file or "", os.environ.get("ALFWORLD_DATA")
     if data and (found := Path(data).expanduser() / path).is_file():
         return found.resolve()
-    return task_path(path, task_folder, "game_file")
+    return task_path(path, settings.task_folder, "game_file")
+
+
+_PUBLISHED_SPLITS = {"train": "train", "development": "valid_seen", "held_out": "valid_unseen"}
+
+
+def _published_game(settings: AlfworldConfig, seed: int) -> Path:
+    """The game of the configuration's index, or the one that a reset's seed picks, among the split's published ones."""
+    folder, types = _PUBLISHED_SPLITS[settings.split], [kind.value for kind in settings.task_types or TaskType]
+    games = [path for path in game_files() if folder in path.parts and any(kind in str(path) for kind in types)]
+    if not games:
+        raise ConfigError(
+            f"alfworld_real resource: published: ALFWORLD_DATA names no {folder} game of {', '.join(types)}"
+        )
+    index = settings.index if settings.index is not None else random.Random(seed).randrange(2**32)
+    return games[index % len(games)]
 
 
 def _compare(where: str, real: Any, native: Any) -> None:

@@ -63,7 +63,6 @@ class GymnasiumResource(ForkableResource):
         self._family: Family = UNKNOWN
         self._names: dict[Any, int] = {}
         self._spec: ToolSpec = {}
-        self._map: list[str] | None = None
         self._world_name = ""
         self._observation: Any = None
         self._reward: float | None = None
@@ -170,7 +169,6 @@ class GymnasiumResource(ForkableResource):
         if self._env is not None:
             self._env.close()
         kwargs = {**self._settings.env_kwargs, **({"desc": desc} if desc else {})}
-        self._map = desc
         self._env = _make_env(self._settings.env_id, kwargs)
         env = self._env.unwrapped
         self._family = FAMILIES.get(type(env).__name__, UNKNOWN)

@@ -11,24 +11,15 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 Indices = int | slice | Sequence[int] | None
 _INTEGERS = int | np.integer
 _NUMBERS = _INTEGERS | float | np.float16 | np.float32
-
-
-class Storage(Protocol[T_co]):
-    """What a column keeps its items in: a list, `RaggedText`, `RaggedNumbers` or a NumPy array."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> T_co: ...
 
 
 class Column(Generic[T]):

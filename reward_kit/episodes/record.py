@@ -17,7 +17,8 @@ from reward_kit.models import Message
 
 SCHEMA_VERSION = 1
 _IDENTITY = ("sample_id", "group_id", "rollout_index", "policy", "stop_reason", "failure")
-_FACTS = ("seeds", "start", "final_state", "usage", "sample", "ground_truth", "timing")
+_START_AND_END = ("seeds", "start", "final_state", "usage")
+_SAMPLE = ("sample", "ground_truth")
 
 
 def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -33,15 +34,15 @@ def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, 
     record |= {key: facts.pop(key, None) for key in _IDENTITY}
     record |= {"terminated": episode.is_terminated, "truncated": episode.is_truncated}
     record |= {"environment_return": environment_return(episode), "num_steps": len(episode)}
-    record |= {key: facts.pop(key, None) for key in _FACTS[:-3]}
+    record |= {key: facts.pop(key, None) for key in _START_AND_END}
     record["messages"] = [to_json_value(message.to_chat()) for message in episode.messages]
     record["steps"] = [_step(episode, t) for t in range(len(episode))]
     if episode.is_reset:
-        record["final"] = _observation(episode, len(episode)) | {"info": to_json_value(_info(episode, len(episode)))}
+        record["final"] = _observation(episode, len(episode)) | {"info": to_json_value(episode.get_infos(len(episode)))}
     if len(episode.tokens):
         record["tokens"] = episode.tokens.get_state()
     timing = facts.pop("timing", None)
-    record |= {key: facts.pop(key, None) for key in ("sample", "ground_truth")}
+    record |= {key: facts.pop(key, None) for key in _SAMPLE}
     return record | ({"custom_data": facts} if facts else {}) | {"timing": timing}
 
 
@@ -53,7 +54,7 @@ def environment_return(episode: SingleAgentEpisode) -> float | None:
 
 def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
     """One step: what was seen, done and got. `info` is the outcome's, `state_key` the state acted in."""
-    before = _info(episode, t)
+    before = dict(episode.get_infos(t))
     outputs = {key: column.get(t) for key, column in episode.extra_model_outputs.items()}
     step: dict[str, Any] = {"state_key": before.pop("state_key", None)}
     if t < len(episode.assistant_turns):
@@ -66,10 +67,6 @@ def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
     if outputs := {key: value for key, value in outputs.items() if value is not None}:
         step["outputs"] = to_json_value(outputs)
     return step
-
-
-def _info(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
-    return dict(episode.get_infos(t))
 
 
 def _observation(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
@@ -123,6 +120,6 @@ def _read(record: Mapping[str, Any]) -> SingleAgentEpisode:
     episode.assistant_turns.extend(turns)
     if "tokens" in record:
         episode.tokens = EpisodeTokens.from_state(record["tokens"])
-    kept = {key: from_json_value(record.get(key)) for key in (*_IDENTITY, *_FACTS)}
+    kept = {key: from_json_value(record.get(key)) for key in (*_IDENTITY, *_START_AND_END, *_SAMPLE, "timing")}
     episode.custom_data = {**kept, **from_json_value(record.get("custom_data") or {})}
     return episode

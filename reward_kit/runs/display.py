@@ -40,7 +40,6 @@ class Display:
         self._scores: dict[str, list[float]] = defaultdict(list)
         self._samples: dict[str, list[str]] = defaultdict(list)
         self._next_line = self._began + 5.0
-        self._note = ""
 
     def __enter__(self) -> Self:
         # What was told before was there already, and says nothing about the rate.
@@ -59,7 +58,6 @@ class Display:
 
     def say(self, note: str) -> None:
         """Show a note beside the progress."""
-        self._note = note
         if self._kind != "none":
             self._console.print(note, style="yellow", highlight=False, markup=False)
 

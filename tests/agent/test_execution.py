@@ -104,6 +104,21 @@ class TestToolCalls:
         assert reason(episode) == "answered"
         assert tool_answers(episode) == ["Error: tool 'wait' did not answer within 0.02 s (limits.tool_time_s)"]
 
+    async def test_the_calls_of_one_action_share_what_is_left_of_the_episodes_time(self):
+        registry = ToolRegistry("own")
+
+        @registry.tool
+        async def wait() -> str:
+            """Wait."""
+            await asyncio.sleep(0.2)
+            return "done"
+
+        action = calls(*[("wait", {})] * 5)
+        episode = await collected([action], tools=registry, limits={"wall_time_s": 0.3})
+        assert reason(episode) == "wall_time_limit"
+        assert tool_answers(episode).count("done") <= 1
+        assert sum("the episode's time is up" in answer for answer in tool_answers(episode)) >= 4
+
     async def test_a_resource_that_does_not_answer_ends_the_episode_as_a_timeout(self):
         episode = await collected([call(), call("slow"), call()], resource_type=WORLD, limits={"tool_time_s": 0.02})
         assert (reason(episode), failure(episode)["class"], len(episode)) == ("error", "timeout", 2)

@@ -315,6 +315,27 @@ async def test_a_published_game_is_played_by_its_texts(
         await made(RealAlfworldResource, game_file="../game.tw-pddl", task_folder=str(tmp_path / "task"))
 
 
+async def test_published_games_are_picked_by_split_type_and_index(
+    stand_in: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    with pytest.raises(ConfigError, match="ALFWORLD_DATA names no valid_unseen game"):
+        await made(RealAlfworldResource, published=True, split="held_out")
+    for name in ("train/look_at_obj_in_light-a", "valid_unseen/look_at_obj_in_light-b", "valid_unseen/pick_heat-x"):
+        (tmp_path / name / "trial").mkdir(parents=True)
+        (tmp_path / name / "trial" / "game.tw-pddl").write_text("{}")
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    config = {"published": True, "split": "held_out", "task_types": ["look_at_obj_in_light"]}
+    for index in (0, 1):
+        resource = await made(RealAlfworldResource, **config, index=index)
+        assert json.loads((await resource.final_state()).payload)["game_file"].startswith("look_at_obj_in_light-b")
+        await resource.close()
+    with pytest.raises(ConfigError, match="published and game_file each name the problem"):
+        await made(RealAlfworldResource, **config, game_file="x")
+    with pytest.raises(ConfigError, match="use alfworld_real"):
+        await made(AlfworldResource, **config)
+
+
 async def test_the_keys_of_published_games_tell_states_apart_as_ours_do(
     stand_in: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
