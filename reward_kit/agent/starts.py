@@ -98,7 +98,7 @@ class GroupStart:
         start = self.identity(rollout_index)
         if self._given is None and self._task.resource_type is None:
             return start
-        fork_kind = self._kind().fork_kind
+        fork_kind = self._kind().fork_kind_for(self._config())
         if self._given is not None and fork_kind == "none":
             raise ConfigError(f"environment=: {_name(self._given)} cannot be forked; name it as resource_type")
         world = await (self._fresh_world(start.seeds) if fork_kind == "none" else self._fork(start.seeds))
@@ -160,6 +160,9 @@ class GroupStart:
             with self._call(f"fork of {_name(given)}"):
                 return await given.fork()
 
+    def _config(self) -> dict[str, Any]:
+        return merged_config(self._task.base_resource_config, self._sample.resource_config)
+
     def _kind(self) -> type[ForkableResource]:
         return type(self._given) if self._given is not None else resource_class(self._task.resource_type or "")
 
@@ -169,7 +172,7 @@ class GroupStart:
             world = kind()
         try:
             with self._call(f"setup of {_name(world)}"):
-                await world.setup(merged_config(self._task.base_resource_config, self._sample.resource_config))
+                await world.setup(self._config())
             with self._call(f"reset of {_name(world)}"):
                 await world.reset(seeds.environment)
         except BaseException:

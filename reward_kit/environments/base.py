@@ -80,6 +80,16 @@ class ForkableResource(ABC):
     deterministic: ClassVar[bool] = True
     takes_task_folder: ClassVar[bool] = False
 
+    @classmethod
+    def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:
+        """How a world of this configuration forks; a resource whose configuration decides it overrides this."""
+        return cls.fork_kind
+
+    @classmethod
+    def is_deterministic_for(cls, config: Mapping[str, Any]) -> bool:
+        """Whether a world of this configuration is deterministic; as `fork_kind_for`."""
+        return cls.deterministic
+
     @abstractmethod
     async def setup(self, config: Mapping[str, Any]) -> None:
         """Build the world from the task's `base_resource_config`. Called once, before anything else.

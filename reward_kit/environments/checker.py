@@ -160,7 +160,7 @@ async def _check_determinism(probe: Probe) -> None:
             f"every random action was refused (the last: {walked[-1].refused}); these checks prove little. Offer "
             "admissible_actions(), or schemas with enum and bounds"
         )
-    if not probe.resource_class.deterministic:
+    if not probe.resource_class.is_deterministic_for(probe.config):
         probe.warn("deterministic = False: what depends on equal runs was not checked")
         return
     _, found = await probe.repeat(await probe.world(), walked)
@@ -204,7 +204,7 @@ async def _expect_refusal(probe: Probe, world: ForkableResource, action: Action,
 
 
 async def _check_fork(probe: Probe) -> None:
-    if probe.resource_class.fork_kind == "none":
+    if probe.resource_class.fork_kind_for(probe.config) == "none":
         probe.warn("fork_kind = 'none': forks were not checked; the episodes of a group are not known to start equal")
         return
     world = await probe.world()
@@ -230,7 +230,7 @@ async def _check_fork(probe: Probe) -> None:
 
 
 async def _same_future(probe: Probe, world: ForkableResource, walked: list[Seen]) -> None:
-    if not probe.resource_class.deterministic:
+    if not probe.resource_class.is_deterministic_for(probe.config):
         return
     _, found = await probe.repeat(world, walked)
     if found:
