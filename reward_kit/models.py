@@ -192,6 +192,7 @@ class LimitsModel(BaseModel):
 
     wall_time_s: float | None = Field(default=None, gt=0)
     total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens of all its steps")
+    cost: float | None = Field(default=None, gt=0, description="US dollars, by the policy's price_file")
     environment_time_s: float | None = Field(
         default=300.0, gt=0, description="one setup, reset, fork or look of the resource"
     )
@@ -199,6 +200,17 @@ class LimitsModel(BaseModel):
     policy_time_s: float | None = Field(default=None, gt=0, description="one action of the policy")
     reward_time_s: float | None = Field(default=600.0, gt=0, description="one call of the reward function")
     tool_output_chars: int = Field(default=16_000, gt=0, description="a longer tool output is cut, visibly")
+
+
+class RunLimitsModel(BaseModel):
+    """Bounds on a run, all its episodes and policies together. None means no bound."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cost: float | None = Field(default=None, gt=0, description="US dollars, by the policies' price files")
+    total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens")
+    steps: int | None = Field(default=None, gt=0, description="actions of policies")
+    wall_time_s: float | None = Field(default=None, gt=0, description="seconds, those before a resume included")
 
 
 class PolicyModel(BaseModel):
@@ -255,6 +267,7 @@ class TaskDefinitionModel(BaseModel):
     pass_threshold: float = Field(default=1.0, description="a score of at least this counts as a pass")
     policy: PolicyModel | None = None
     limits: LimitsModel = Field(default_factory=LimitsModel)
+    run_limits: RunLimitsModel = Field(default_factory=RunLimitsModel)
 
     @model_validator(mode="before")
     @classmethod

@@ -100,13 +100,15 @@ class Toolbox:
         self._offered = list(names)
         return specs or None
 
-    async def execute(self, action: Action, step: int, seconds_left: float | None) -> Execution:
-        """Make the calls of an action, one after another.
+    async def execute(
+        self, action: Action, step: int, seconds_left: float | None, done: Execution | None = None
+    ) -> Execution:
+        """Make the calls of an action, one after another; what comes of them is added to `done`, where it is given.
 
         A call that fails answers the agent with the error. A resource that breaks, or does not answer in time, ends the
         episode: its state is no longer known.
         """
-        done = Execution()
+        done = Execution() if done is None else done
         calls = tool_calls_of(action)
         began = time.perf_counter()
         for position, call in enumerate(calls):
@@ -227,6 +229,11 @@ def assistant_message(action: Action, step: int) -> Message:
     if action.get("reasoning_content"):
         message.reasoning_content = action["reasoning_content"]
     return message
+
+
+def answers_of(action: Action) -> list[Message]:
+    """The answers to an action's calls that the policy brought along, because it made the calls itself."""
+    return [Message.model_validate(message) for message in action["results"]]
 
 
 def _arguments_text(call: Mapping[str, Any]) -> str:

@@ -29,14 +29,20 @@ class StopReason(StrEnum):
     """The environment ended the task, for better or worse."""
     RECORDED = "recorded"
     """The transcript was given to us, not collected."""
+    USER_STOPPED = "user_stopped"
+    """The simulated user ended the conversation."""
     ENVIRONMENT_TRUNCATED = "environment_truncated"
     """The environment stopped for an outside reason, such as its own time limit."""
     MAX_STEPS = "max_steps"
     """The step limit was reached."""
     TOKEN_LIMIT = "token_limit"
     """The episode used its tokens up."""
+    COST_LIMIT = "cost_limit"
+    """The episode used its money up."""
     WALL_TIME_LIMIT = "wall_time_limit"
     """The episode used its time up."""
+    RUN_LIMIT = "run_limit"
+    """The run's budget was used up; the episode is not finished and runs again on resume."""
     ERROR = "error"
     """Something failed; the failure is recorded on the episode."""
 
@@ -59,13 +65,16 @@ _TERMINAL = frozenset(
         StopReason.TERMINATION_REGEX,
         StopReason.ENVIRONMENT_TERMINATED,
         StopReason.RECORDED,
+        StopReason.USER_STOPPED,
     }
 )
 _LIMITS = frozenset(
     {
         StopReason.MAX_STEPS,
         StopReason.TOKEN_LIMIT,
+        StopReason.COST_LIMIT,
         StopReason.WALL_TIME_LIMIT,
+        StopReason.RUN_LIMIT,
         StopReason.ENVIRONMENT_TRUNCATED,
     }
 )

@@ -10,9 +10,11 @@ from __future__ import annotations
 import numbers
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
+
+import pydantic
 
 from reward_kit.environments.base import ForkableResource, ToolSpec
 from reward_kit.errors import PolicyError, boundary
@@ -23,9 +25,16 @@ Action = dict[str, Any]
 `{"type": "tool_calls", "calls": [{"name", "arguments", "id"?}, …], "content"?}` and
 `{"type": "terminate", "content"?}`.
 
-`arguments` is a mapping. Where a model wrote arguments that are no JSON object, the call carries them verbatim as
+`arguments` is a mapping. A policy that runs a loop of its own, such as an agent of another framework, may add
+`results`, the chat messages that followed the answer (the calls were made, nothing is carried out again),
+`prompt_messages`, what the model was given where that is not the conversation, and `is_final`, which ends the episode.
+Where a model wrote arguments that are no JSON object, the call carries them verbatim as
 `arguments_text` instead, and the agent is told so by a tool error.
 """
+
+
+OWN_ACCOUNT = ("results", "prompt_messages", "is_final")
+"""Keys of an action that say what the policy did by itself; the record holds it in messages and outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +45,18 @@ class EpisodeContext:
         rollout_id: unique in a run.
         seed: for everything random in the policy; never shared between episodes.
         resource: the episode's live world, None where the task has tools only. Experts ask it; models must not.
+        sample_id: what the episode is about.
+        rollout_index: the position in its group, from 0.
+        call_tool: carries out a tool call in the policy's own time and gives the text of its answer; what came of it
+            belongs to the step whose action is returned next, with `results`. None outside of an episode.
     """
 
     rollout_id: str
     seed: int
     resource: ForkableResource | None = None
+    sample_id: str = ""
+    rollout_index: int = 0
+    call_tool: Callable[[str, Mapping[str, Any]], Awaitable[str]] | None = None
 
 
 class PolicyOutput(NamedTuple):
@@ -66,9 +82,16 @@ class AgentPolicy(ABC):
 
     Attributes:
         path_options: constructor parameters that are paths; in a task file they are relative to it.
+        is_free: its actions cost nothing, so that a limit on cost holds by itself.
     """
 
     path_options: ClassVar[tuple[str, ...]] = ()
+    is_free: ClassVar[bool] = False
+
+    @property
+    def knows_cost(self) -> bool:
+        """Whether the usage of its actions says what they cost; without it a limit on cost cannot be kept."""
+        return self.is_free
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """The session of one episode; by default the policy itself."""
@@ -94,6 +117,7 @@ class AgentPolicy(ABC):
         return
 
 
+_MESSAGES = pydantic.TypeAdapter(list[Message])
 ACTION_TYPES = ("text", "tool_call", "tool_calls", "terminate")
 
 
@@ -127,6 +151,10 @@ def _check_action(action: Any) -> None:
             raise PolicyError(f"{key!r} of an action is text or None, got {action[key]!r}")
     if kind == "tool_calls" and not (isinstance(action.get("calls"), list | tuple) and action["calls"]):
         raise PolicyError(f"a tool_calls action needs 'calls', a list of at least one call; got {action!r}")
+    for key in ("results", "prompt_messages"):
+        if key in action:
+            with boundary(PolicyError, f"{key!r} of an action is a list of chat messages"):
+                _MESSAGES.validate_python(action[key])
     for call in tool_calls_of(action):
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
             raise PolicyError(f"a tool call needs a 'name' string, got {call!r}")

@@ -7,46 +7,30 @@ episode; an episode never takes its siblings with it.
 
 from __future__ import annotations
 
-import datetime
 import logging
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
 
-from reward_kit.agent.execution import Execution, Toolbox, as_text, assistant_message
+from reward_kit.agent.budget import RunBudget
+from reward_kit.agent.execution import Execution, Toolbox, answers_of, as_text, assistant_message
+from reward_kit.agent.live_episode import LiveEpisode
 from reward_kit.agent.models import History, StepData, StopReason, steps_of
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, check_output
 from reward_kit.agent.samples import Prompt, Sample
-from reward_kit.agent.starts import CLOSE_SECONDS, EpisodeStart, GroupStart, close_quietly, environment_call
+from reward_kit.agent.simulated_user import SimulatedUser, UserSession, UserTurn
+from reward_kit.agent.starts import CLOSE_SECONDS, GroupStart, close_quietly, environment_call
 from reward_kit.environments.base import ForkableResource, ToolSpec
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.episodes.segments import REWRITTEN, UNKNOWN_VERSION, Turn
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, PolicyError, RewardKitError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
 
 logger = logging.getLogger("reward_kit.agent")
-
-
-@dataclass(slots=True)
-class _Live:
-    """One episode while it runs."""
-
-    start: EpisodeStart
-    episode: SingleAgentEpisode
-    began: float
-    tokens_used: int = 0
-    policy_s: float = 0.0
-    environment_s: float = 0.0
-    usage: dict[str, float] = field(default_factory=dict)
-    stop_reason: StopReason | None = None
-    failure: Failure | None = None
-    is_world_known: bool = True
 
 
 class RLRolloutWorker:
@@ -59,6 +43,8 @@ class RLRolloutWorker:
         environment: a resource that is set up already; episodes run in forks of it. By default the task's
             `resource_type` is built.
         tools: the task's own tools. By default none; `runs.tasks` loads those of `tools_module_path`.
+        user: who answers the agent's texts; by default nobody.
+        budget: what all episodes of a run may use together; by default there is no bound.
         policy_label: names the policy in ids and records; by default its class.
     """
 
@@ -70,6 +56,8 @@ class RLRolloutWorker:
         environment: ForkableResource | None = None,
         *,
         tools: ToolRegistry | None = None,
+        user: SimulatedUser | None = None,
+        budget: RunBudget | None = None,
         policy_label: str | None = None,
     ) -> None:
         self.task_definition = task_definition
@@ -79,13 +67,15 @@ class RLRolloutWorker:
         self.max_episode_steps = max_episode_steps or task_definition.max_episode_steps
         self.environment = environment
         self.tools = tools
+        self.user = user
+        self.budget = budget or RunBudget()
         self.policy_label = policy_label or type(agent_policy).__name__
         self._prompt = Prompt(task_definition)
         self._regex = re.compile(task_definition.termination_regex) if task_definition.termination_regex else None
         self._environment_lock = anyio.Lock()
         has_tools = bool(task_definition.resource_type or task_definition.terminate_tool)
-        has_tools = has_tools or environment is not None or tools is not None
-        self._ends_on_text = (task_definition.on_text or ("continue" if has_tools else "end")) == "end"
+        goes_on = has_tools or environment is not None or tools is not None or user is not None
+        self._ends_on_text = (task_definition.on_text or ("continue" if goes_on else "end")) == "end"
 
     async def run_episode(self, seed: int | None = None) -> tuple[list[StepData], list[Message], Any]:
         """Collect one episode of the task itself.
@@ -138,57 +128,76 @@ class RLRolloutWorker:
         )
 
     async def _collect(self, group: GroupStart, rollout_index: int) -> SingleAgentEpisode:
-        began_at = datetime.datetime.now(datetime.UTC)
         start = group.identity(rollout_index)
-        live = _Live(start, SingleAgentEpisode(start.rollout_id), time.perf_counter())
+        live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id))
         try:
             with boundary(RewardKitError, f"episode {start.rollout_id}"):
                 live.start = await group.episode(rollout_index)
                 await self._drive(live)
         except RewardKitError as error:
             logger.info("episode %s failed", start.rollout_id, exc_info=error)
-            self._stop(live, StopReason.ERROR, Failure.from_exception(error))
+            live.stop(StopReason.ERROR, Failure.from_exception(error))
         finally:
             if live.start.world is not None:
                 await close_quietly(live.start.world)
-        self._record_facts(live, began_at)
+        live.record_facts(self.policy_label)
         return live.episode
 
-    async def _drive(self, live: _Live) -> None:
+    async def _drive(self, live: LiveEpisode) -> None:
         """Reset, step until the episode is over, take the final state."""
-        await self._begin(live)
         tools = Toolbox(self.task_definition, live.start.world, self.tools)
-        context = EpisodeContext(live.start.rollout_id, live.start.seeds.policy, live.start.world)
-        with boundary(PolicyError, f"open of {self.policy_label}"), anyio.fail_after(self._policy_seconds(live)):
-            session = await self.agent_policy.open(context)
+        session: AgentPolicy | None = None
+        user: UserSession | None = None
         try:
+            with boundary(PolicyError, f"open of {self.policy_label}"), anyio.fail_after(self._policy_seconds(live)):
+                user = await self.user.open(live.start) if self.user is not None else None
+                session = await self.agent_policy.open(self._context(live, tools))
+            await self._begin(live, user)
             while live.stop_reason is None:
-                await self._step(live, session, tools)
+                await self._step(live, session, tools, user)
         finally:
-            await self._close_session(session)
+            await self._close_sessions(session, user)
         await self._take_final_state(live)
 
-    async def _close_session(self, session: AgentPolicy) -> None:
-        """Close a session, also while its task is being cancelled. A failure is worth a line, not the episode."""
-        if session is self.agent_policy:
-            return
-        try:
-            what = f"close of a session of {self.policy_label}"
-            with boundary(PolicyError, what), anyio.fail_after(CLOSE_SECONDS, shield=True):
-                await session.close()
-        except RewardKitError as error:
-            logger.warning("%s", error)
+    def _context(self, live: LiveEpisode, tools: Toolbox) -> EpisodeContext:
+        """What the policy's session may know, and how it calls tools in its own time."""
+        start = live.start
 
-    async def _begin(self, live: _Live) -> None:
+        async def call_tool(name: str, arguments: Mapping[str, Any]) -> str:
+            live.outside = live.outside or Execution()
+            call = {"type": "tool_call", "name": name, "arguments": arguments}
+            await tools.execute(call, len(live.episode), self._seconds_left(live), live.outside)
+            return live.outside.messages[-1].text
+
+        return EpisodeContext(
+            start.rollout_id, start.seeds.policy, start.world, start.sample.id, start.rollout_index, call_tool
+        )
+
+    async def _close_sessions(self, session: AgentPolicy | None, user: UserSession | None) -> None:
+        """Close sessions, also while their task is being cancelled. A failure is worth a line, not the episode."""
+        for open_one in (user, session):
+            if open_one is None or open_one is self.agent_policy:
+                continue
+            try:
+                what = f"close of a session of {self.policy_label}"
+                with boundary(PolicyError, what), anyio.fail_after(CLOSE_SECONDS, shield=True):
+                    await open_one.close()
+            except RewardKitError as error:
+                logger.warning("%s", error)
+
+    async def _begin(self, live: LiveEpisode, user: UserSession | None) -> None:
         shown = ""
         if live.start.world is not None:
             with self._look("get_observation"):
                 shown = as_text(await live.start.world.get_observation())
         messages = self._prompt.render(live.start.sample, shown)
+        if user is not None and user.opens:
+            turn = await self._ask_user(live, user, messages)
+            messages.append(Message(role="user", content=turn.text))
         live.episode.add_messages(messages)
         live.episode.add_env_reset(shown or "\n".join(message.text for message in messages))
 
-    async def _step(self, live: _Live, session: AgentPolicy, tools: Toolbox) -> None:
+    async def _step(self, live: LiveEpisode, session: AgentPolicy, tools: Toolbox, user: UserSession | None) -> None:
         """One action and what comes of it."""
         clock = time.perf_counter()
         with self._look("state_key and get_tools_spec"):
@@ -201,27 +210,36 @@ class RLRolloutWorker:
         if output is None:
             return
         answered = time.perf_counter()
+        action = output.action_structured
         with boundary(PolicyError, self.policy_label):
-            to_json_value(output.action_structured)  # what cannot be stored is refused before it is carried out
-            message = assistant_message(output.action_structured, len(live.episode))
-        execution = await self._execute_action_in_environment(live, tools, output.action_structured)
+            to_json_value(action)  # what cannot be stored is refused before it is carried out
+            message = assistant_message(action, len(live.episode))
+        live.adopt_prompt(action)
+        execution = await self._execute_action_in_environment(live, tools, action)
         self._count_usage(live, output)
         stop_reason = self._check_termination(live, output, execution)
-        if stop_reason is None and output.action_structured["type"] == "text":
-            execution.messages.append(Message(role="user", content=self.task_definition.nudge))
-        self._add_step(live, output, message, execution, stop_reason)
+        if stop_reason is None and action["type"] == "text" and "results" not in action:
+            stop_reason = await self._answer_text(live, user, message, execution)
+        live.add_step(output, message, execution, stop_reason)
         if stop_reason is not None:
-            self._stop(live, stop_reason, execution.failure)
+            live.stop(stop_reason, execution.failure)
         live.policy_s += answered - asked
         live.environment_s += (asked - clock) + (time.perf_counter() - answered)
         logger.debug("%s step %d: %s -> %s", live.episode.id_, len(live.episode) - 1, output[0], execution.info)
+
+    async def _ask_user(self, live: LiveEpisode, user: UserSession, messages: Sequence[Message]) -> UserTurn:
+        """The simulated user's next message."""
+        with boundary(PolicyError, "the simulated user"), anyio.fail_after(self._policy_seconds(live)):
+            turn = await user.reply(messages)
+        self.budget.spend(live.count_usage(turn.facts, live.user_usage))
+        return turn
 
     def _prepare_policy_observation(self, current_messages_history: Sequence[Message]) -> Sequence[Message]:
         """What the policy sees: the conversation so far, read-only and not copied."""
         return History(current_messages_history, len(current_messages_history))
 
     async def _ask_policy(
-        self, live: _Live, session: AgentPolicy, observation: Sequence[Message], specs: list[ToolSpec] | None
+        self, live: LiveEpisode, session: AgentPolicy, observation: Sequence[Message], specs: list[ToolSpec] | None
     ) -> PolicyOutput | None:
         """The policy's next action; None where the episode's time ran out instead."""
         limit, left = self.task_definition.limits.policy_time_s, self._seconds_left(live)
@@ -231,24 +249,42 @@ class RLRolloutWorker:
         with anyio.move_on_after(self._policy_seconds(live)) as scope, boundary(PolicyError, self.policy_label):
             return check_output(await session.get_action(observation, specs))
         if scope.cancelled_caught and left is not None and (limit is None or left < limit):
-            self._stop(live, StopReason.WALL_TIME_LIMIT)
+            live.stop(StopReason.WALL_TIME_LIMIT)
             return None
         with boundary(PolicyError, self.policy_label):
             raise TimeoutError(f"no action within {limit} s (limits.policy_time_s)")
 
-    async def _execute_action_in_environment(self, live: _Live, tools: Toolbox, action: Action) -> Execution:
-        """Carry out the action's tool calls, where it makes any."""
+    async def _execute_action_in_environment(self, live: LiveEpisode, tools: Toolbox, action: Action) -> Execution:
+        """Carry out the action's tool calls, where it makes any and did not make them itself."""
+        if "results" in action:
+            execution = live.take_outside()
+            execution.messages = answers_of(action)
+            execution.info.setdefault("is_action_valid", True)
+            live.is_world_known = not execution.is_interrupted
+            return execution
         if action["type"] not in ("tool_call", "tool_calls"):
             return Execution(info={"is_action_valid": True})
         execution = await tools.execute(action, len(live.episode), self._seconds_left(live))
         live.is_world_known = not execution.is_interrupted
         return execution
 
-    def _check_termination(self, live: _Live, output: PolicyOutput, execution: Execution) -> StopReason | None:
+    async def _answer_text(
+        self, live: LiveEpisode, user: UserSession | None, said: Message, execution: Execution
+    ) -> StopReason | None:
+        """What the agent hears after a text: the user's answer, or a nudge. Why that ends the episode, if it does."""
+        if user is None:
+            execution.messages.append(Message(role="user", content=self.task_definition.nudge))
+            return None
+        turn = await self._ask_user(live, user, [*live.episode.messages, said])
+        execution.messages.append(Message(role="user", content=turn.text))
+        execution.info["user"] = turn.facts
+        return StopReason.USER_STOPPED if turn.is_over else None
+
+    def _check_termination(self, live: LiveEpisode, output: PolicyOutput, execution: Execution) -> StopReason | None:
         """Why the episode is over after this step; None where it goes on."""
         action, task = output.action_structured, self.task_definition
         text = output.raw_policy_output or action.get("content") or ""
-        token_limit, seconds_left = task.limits.total_tokens, self._seconds_left(live)
+        limits, seconds_left = task.limits, self._seconds_left(live)
         checks = (
             (StopReason.ERROR, execution.failure is not None),
             (StopReason.ENVIRONMENT_TERMINATED, execution.terminated),
@@ -256,95 +292,40 @@ class RLRolloutWorker:
             (StopReason.TERMINATE_ACTION, action["type"] == "terminate" or execution.wants_end),
             (StopReason.STOP_PHRASE, any(phrase in text for phrase in task.stop_phrases)),
             (StopReason.TERMINATION_REGEX, self._regex is not None and self._regex.search(text) is not None),
-            (StopReason.ANSWERED, action["type"] == "text" and self._ends_on_text),
-            (StopReason.TOKEN_LIMIT, token_limit is not None and live.tokens_used >= token_limit),
+            (StopReason.ANSWERED, action.get("is_final") or (action["type"] == "text" and self._ends_on_text)),
+            (StopReason.COST_LIMIT, limits.cost is not None and live.cost >= limits.cost),
+            (StopReason.TOKEN_LIMIT, limits.total_tokens is not None and live.tokens_used >= limits.total_tokens),
             (StopReason.WALL_TIME_LIMIT, seconds_left is not None and seconds_left <= 0),
             (StopReason.MAX_STEPS, len(live.episode) + 1 >= self.max_episode_steps),
+            (StopReason.RUN_LIMIT, self.budget.exhausted() is not None),
         )
         return next((reason for reason, holds in checks if holds), None)
 
-    def _add_step(
-        self, live: _Live, output: PolicyOutput, message: Message, execution: Execution, stop: StopReason | None
-    ) -> None:
-        """Write the step to the episode."""
-        episode, logprobs, step = live.episode, output.log_probs or {}, len(live.episode)
-        outputs = {"raw_policy_output": output.raw_policy_output, "value_estimate": output.value_estimate}
-        tokens = {key: logprobs.get(key) for key in Turn._fields}
-        if tokens["prompt_ids"] is not None and tokens["token_ids"] is not None:
-            version = UNKNOWN_VERSION if tokens["policy_version"] is None else tokens["policy_version"]
-            reason = logprobs.get("segment_reason") or REWRITTEN
-            episode.tokens.add_turn(
-                step, tokens["prompt_ids"], tokens["token_ids"], tokens["logprobs"], version, reason
+    def _count_usage(self, live: LiveEpisode, output: PolicyOutput) -> None:
+        """Add what an action used to the episode's account and the run's."""
+        used = live.count_usage(output.log_probs)
+        self.budget.spend(used, steps=1)
+        bounded = self.task_definition.limits.cost is not None or self.budget.limits.cost is not None
+        if bounded and used.cost is None and not self.agent_policy.is_free:
+            raise PolicyError(
+                f"{self.policy_label} did not say what this action cost, so the limit on cost cannot be kept"
             )
-        else:
-            outputs |= tokens
-        episode.add_assistant_message(message)
-        episode.add_messages(execution.messages)
-        if execution.reward is None:
-            execution.info["environment_reward"] = None
-        execution.info |= {key: logprobs[key] for key in ("usage", "finish_reason") if logprobs.get(key)}
-        episode.add_env_step(
-            "\n".join(shown.text for shown in execution.messages),
-            output.action_structured,
-            execution.reward or 0.0,
-            execution.info,
-            terminated=stop is not None and stop.is_terminal,
-            truncated=stop is not None and not stop.is_terminal,
-            extra_model_outputs={key: value for key, value in outputs.items() if value is not None},
-        )
 
     def _look(self, what: str) -> environment_call:
         return environment_call(what, self.task_definition.limits.environment_time_s)
 
-    def _count_usage(self, live: _Live, output: PolicyOutput) -> None:
-        facts = output.log_probs or {}
-        usage = facts.get("usage") or {}
-        for key, value in usage.items():
-            if isinstance(value, int | float):
-                live.usage[key] = live.usage.get(key, 0) + value
-        reported = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
-        # A local model reports no usage; its token ids say the same.
-        live.tokens_used += int(reported) or len(facts.get("prompt_ids") or ()) + len(facts.get("token_ids") or ())
-
-    def _policy_seconds(self, live: _Live) -> float | None:
+    def _policy_seconds(self, live: LiveEpisode) -> float | None:
         """How long the policy may take now."""
         limits = (self.task_definition.limits.policy_time_s, self._seconds_left(live))
         return min((seconds for seconds in limits if seconds is not None), default=None)
 
-    def _seconds_left(self, live: _Live) -> float | None:
+    def _seconds_left(self, live: LiveEpisode) -> float | None:
         limit = self.task_definition.limits.wall_time_s
-        return None if limit is None else max(limit - (time.perf_counter() - live.began), 0.0)
+        return None if limit is None else max(limit - live.seconds, 0.0)
 
-    def _stop(self, live: _Live, reason: StopReason, failure: Failure | None = None) -> None:
-        live.stop_reason, live.failure = reason, failure or live.failure
-        live.episode.is_terminated, live.episode.is_truncated = reason.is_terminal, not reason.is_terminal
-
-    async def _take_final_state(self, live: _Live) -> None:
+    async def _take_final_state(self, live: LiveEpisode) -> None:
         if live.start.world is not None and live.failure is None and live.is_world_known:
             with self._look("final_state"):
                 snapshot = await live.start.world.final_state()
             if snapshot is not None:
                 live.episode.custom_data["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
-
-    def _record_facts(self, live: _Live, began_at: datetime.datetime) -> None:
-        start, reason = live.start, live.stop_reason or StopReason.ERROR
-        live.episode.custom_data.setdefault("final_state", None)
-        live.episode.custom_data.update(
-            sample_id=start.sample.id,
-            group_id=start.group_id,
-            rollout_index=start.rollout_index,
-            policy=self.policy_label,
-            stop_reason=reason.value,
-            failure=live.failure.to_json() if live.failure else None,
-            seeds=asdict(start.seeds),
-            start={"fork": start.fork, "state_key": start.state_key, "verified": start.verified},
-            sample=dict(start.sample.row),
-            ground_truth=start.sample.ground_truth,
-            usage=dict(live.usage),
-            timing={
-                "started_at": began_at.isoformat(timespec="milliseconds"),
-                "duration_s": round(time.perf_counter() - live.began, 6),
-                "policy_s": round(live.policy_s, 6),
-                "environment_s": round(live.environment_s, 6),
-            },
-        )

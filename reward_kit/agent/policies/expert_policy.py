@@ -17,6 +17,8 @@ class ExpertPolicy(AgentPolicy):
         resource: the episode's world; `open` fills it in.
     """
 
+    is_free = True
+
     def __init__(self, resource: ForkableResource | None = None) -> None:
         self._resource = resource
         self._has_acted = False

@@ -25,6 +25,8 @@ class HumanPolicy(AgentPolicy):
         writer: where the conversation is shown, standard error by default.
     """
 
+    is_free = True
+
     def __init__(self, reader: TextIO | None = None, writer: TextIO | None = None) -> None:
         self._reader, self._writer = reader or sys.stdin, writer or sys.stderr
         self._shown = 0

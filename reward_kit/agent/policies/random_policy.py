@@ -18,6 +18,8 @@ class RandomPolicy(AgentPolicy):
     drawn from its schema. Without tools it answers with an empty text.
     """
 
+    is_free = True
+
     def __init__(self) -> None:
         self._random = random.Random(0)
         self._resource: ForkableResource | None = None

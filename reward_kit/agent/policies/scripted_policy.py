@@ -24,6 +24,8 @@ class ScriptedPolicy(AgentPolicy):
         PolicyError: an action of the list is none.
     """
 
+    is_free = True
+
     def __init__(self, actions: Script) -> None:
         if not callable(actions):
             for action in actions:

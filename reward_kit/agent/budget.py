@@ -1,0 +1,53 @@
+"""What all episodes of a run may use together: tokens, US dollars, steps, seconds.
+
+Every worker of a run spends from one `RunBudget`. Once it is used up no episode takes another step: those in flight
+stop with `StopReason.RUN_LIMIT`, and run again when the run is resumed with a larger budget.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from reward_kit.models import RunLimitsModel
+
+
+class Used(NamedTuple):
+    """What one action used: tokens read and written, and US dollars, None where nobody knows the price."""
+
+    tokens: int = 0
+    cost: float | None = None
+
+
+class RunBudget:
+    """The account of one run.
+
+    Args:
+        limits: its bounds; by default there are none.
+        seconds: how long earlier processes worked on the same run.
+    """
+
+    def __init__(self, limits: RunLimitsModel | None = None, *, seconds: float = 0.0) -> None:
+        self.limits = limits or RunLimitsModel()
+        self.tokens, self.cost, self.steps = 0, 0.0, 0
+        self._began = time.monotonic() - seconds
+
+    def spend(self, used: Used, steps: int = 0) -> None:
+        """Book what an action used."""
+        self.tokens += used.tokens
+        self.cost += used.cost or 0.0
+        self.steps += steps
+
+    def exhausted(self) -> str | None:
+        """Which bound is reached, in words; None while there is something left."""
+        limits = self.limits
+        if limits.cost is not None and self.cost >= limits.cost:
+            return f"cost: {self.cost:.4f} of {limits.cost:g} US dollars (--max-cost, run_limits.cost)"
+        if limits.total_tokens is not None and self.tokens >= limits.total_tokens:
+            return f"tokens: {self.tokens:,} of {limits.total_tokens:,} (run_limits.total_tokens)"
+        if limits.steps is not None and self.steps >= limits.steps:
+            return f"steps: {self.steps:,} of {limits.steps:,} (run_limits.steps)"
+        seconds = time.monotonic() - self._began
+        if limits.wall_time_s is not None and seconds >= limits.wall_time_s:
+            return f"time: {seconds:.0f} of {limits.wall_time_s:g} s (run_limits.wall_time_s)"
+        return None

@@ -1,0 +1,154 @@
+"""One episode while it runs: what the worker knows of it so far, and how each step is written to its record."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from reward_kit.agent.budget import Used
+from reward_kit.agent.execution import Execution
+from reward_kit.agent.models import StopReason
+from reward_kit.agent.policy_interface import OWN_ACCOUNT, PolicyOutput
+from reward_kit.agent.starts import EpisodeStart
+from reward_kit.episodes.segments import REWRITTEN, UNKNOWN_VERSION, Turn
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import Failure
+from reward_kit.models import Message
+
+
+@dataclass(slots=True)
+class LiveEpisode:
+    """One episode while it runs.
+
+    Attributes:
+        start: its identity, seeds and world.
+        episode: the record.
+        tokens_used: prompt and completion tokens of all steps so far.
+        policy_s: seconds that the policy took.
+        environment_s: seconds that everything else took.
+        usage: what the policy's endpoint reported, added up.
+        user_usage: the same of the simulated user's.
+        outside: what came of the calls that the policy made itself in the present turn.
+        stop_reason: set once it is over.
+        failure: what broke, where something did.
+        is_world_known: no call of the world was cut off.
+    """
+
+    start: EpisodeStart
+    episode: SingleAgentEpisode
+    tokens_used: int = 0
+    policy_s: float = 0.0
+    environment_s: float = 0.0
+    usage: dict[str, float] = field(default_factory=dict)
+    user_usage: dict[str, float] = field(default_factory=dict)
+    outside: Execution | None = None
+    stop_reason: StopReason | None = None
+    failure: Failure | None = None
+    is_world_known: bool = True
+    _began: float = field(default_factory=time.perf_counter)
+    _began_at: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been running."""
+        return time.perf_counter() - self._began
+
+    def stop(self, reason: StopReason, failure: Failure | None = None) -> None:
+        """End it."""
+        self.stop_reason, self.failure = reason, failure or self.failure
+        self.episode.is_terminated, self.episode.is_truncated = reason.is_terminal, not reason.is_terminal
+
+    def take_outside(self) -> Execution:
+        """What came of the policy's own calls since the last step."""
+        done, self.outside = self.outside or Execution(), None
+        return done
+
+    @property
+    def cost(self) -> float:
+        """US dollars so far, the simulated user's included."""
+        return self.usage.get("cost", 0.0) + self.user_usage.get("cost", 0.0)
+
+    def adopt_prompt(self, action: Mapping[str, Any]) -> None:
+        """Let the record begin with what the model was really given, where the policy says so.
+
+        After the first action the conversation stands; what the policy made of it is kept in its step's outputs.
+        """
+        if "prompt_messages" in action and not self.episode.assistant_turns:
+            self.episode.messages[:] = [Message.model_validate(message) for message in action["prompt_messages"]]
+
+    def count_usage(self, facts: Mapping[str, Any] | None, account: dict[str, float] | None = None) -> Used:
+        """Add what one action used to an account, by default the policy's.
+
+        Args:
+            facts: with `usage`, or with token ids where there is no endpoint to report it.
+            account: what it is added to.
+        """
+        facts, account = facts or {}, self.usage if account is None else account
+        usage = facts.get("usage") or {}
+        for key, value in usage.items():
+            if isinstance(value, int | float):
+                account[key] = account.get(key, 0) + value
+        reported = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
+        # A local model reports no usage; its token ids say the same.
+        tokens = int(reported) or len(facts.get("prompt_ids") or ()) + len(facts.get("token_ids") or ())
+        self.tokens_used += tokens
+        return Used(tokens, usage.get("cost"))
+
+    def add_step(self, output: PolicyOutput, message: Message, execution: Execution, stop: StopReason | None) -> None:
+        """Write one action and what came of it to the record."""
+        episode, logprobs, step = self.episode, output.log_probs or {}, len(self.episode)
+        action = output.action_structured
+        outputs = {"raw_policy_output": output.raw_policy_output, "value_estimate": output.value_estimate}
+        if episode.assistant_turns:
+            outputs["prompt_messages"] = action.get("prompt_messages")
+        tokens = {key: logprobs.get(key) for key in Turn._fields}
+        if tokens["prompt_ids"] is not None and tokens["token_ids"] is not None:
+            version = UNKNOWN_VERSION if tokens["policy_version"] is None else tokens["policy_version"]
+            reason = logprobs.get("segment_reason") or REWRITTEN
+            episode.tokens.add_turn(
+                step, tokens["prompt_ids"], tokens["token_ids"], tokens["logprobs"], version, reason
+            )
+        else:
+            outputs |= tokens
+        episode.add_assistant_message(message)
+        episode.add_messages(execution.messages)
+        if execution.reward is None:
+            execution.info["environment_reward"] = None
+        execution.info |= {key: logprobs[key] for key in ("usage", "finish_reason") if logprobs.get(key)}
+        episode.add_env_step(
+            "\n".join(shown.text for shown in execution.messages),
+            {key: value for key, value in action.items() if key not in OWN_ACCOUNT},
+            execution.reward or 0.0,
+            execution.info,
+            terminated=stop is not None and stop.is_terminal,
+            truncated=stop is not None and not stop.is_terminal,
+            extra_model_outputs={key: value for key, value in outputs.items() if value is not None},
+        )
+
+    def record_facts(self, policy_label: str) -> None:
+        """Write who, from where, why it ended and how long it took."""
+        start, reason = self.start, self.stop_reason or StopReason.ERROR
+        self.episode.custom_data.setdefault("final_state", None)
+        self.episode.custom_data.update(
+            sample_id=start.sample.id,
+            group_id=start.group_id,
+            rollout_index=start.rollout_index,
+            policy=policy_label,
+            stop_reason=reason.value,
+            failure=self.failure.to_json() if self.failure else None,
+            seeds=asdict(start.seeds),
+            start={"fork": start.fork, "state_key": start.state_key, "verified": start.verified},
+            sample=dict(start.sample.row),
+            ground_truth=start.sample.ground_truth,
+            usage=dict(self.usage),
+            **({"user_usage": dict(self.user_usage)} if self.user_usage else {}),
+            timing={
+                "started_at": self._began_at.isoformat(timespec="milliseconds"),
+                "duration_s": round(self.seconds, 6),
+                "policy_s": round(self.policy_s, 6),
+                "environment_s": round(self.environment_s, 6),
+            },
+        )
