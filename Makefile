@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs bench campaign household-campaign clean
+.PHONY: help demo test check format docs bench campaign text-games-campaign integrations clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,11 +37,14 @@ bench: $(VENV)/.dev  ## Run the benchmarks, beside inspect-ai and verifiers
 campaign: $(VENV)/.dev  ## The long tests: kill -9 and resume
 	@$(BIN)/python -m pytest -m campaign
 
-household-campaign: $(VENV)/.text-games  ## A hundred fresh household episodes on both engines
-	@$(BIN)/python -m pytest -m campaign tests/environments/household
+text-games-campaign: $(VENV)/.text-games  ## TextWorld's engine: a hundred household episodes, games of every maker
+	@$(BIN)/python -m pytest -m "" tests/environments/household tests/environments/test_textworld.py
+
+integrations: $(VENV)/.dev .integrations/.mcp .integrations/.agents  ## Drive software that others wrote: MCP servers (needs npm), agents
+	@$(BIN)/python -m pytest -m campaign tests/integrations
 
 clean:  ## Remove everything that was installed or built here
-	rm -rf $(VENV) .peers site dist build .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .peers .integrations site dist build .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.made:
 	@echo "Making a virtual environment in $(VENV)"
@@ -49,8 +52,8 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.made pyproject.toml constraints.txt
-	@echo "Installing reward-kit and what the examples need (about 60 MB)"
-	@$(PIP) --editable '.[games]'
+	@echo "Installing reward-kit and what the examples need (about 100 MB)"
+	@$(PIP) --editable '.[games,mcp]'
 	@touch $@
 
 # torch comes first and pinned: whatever depends on it then takes this build and not one with gigabytes of CUDA.
@@ -69,4 +72,21 @@ $(VENV)/.text-games: $(VENV)/.dev
 $(VENV)/.docs: $(VENV)/.dev
 	@echo "Installing the docs tools"
 	@$(PIP) --editable '.[docs]'
+	@touch $@
+
+# Each kind in a place of its own, since servers pin the SDK's first or second major as they like.
+.integrations/.agents: Makefile
+	@echo "Installing agent frameworks of PyPI into .integrations (about 120 MB)"
+	@$(PYTHON) -m venv .integrations/agents
+	@.integrations/agents/bin/python -m pip install --quiet openai-agents==0.24.0 'pydantic-ai-slim[openai]==2.68.0'
+	@touch $@
+
+.integrations/.mcp: Makefile
+	@echo "Installing MCP servers of PyPI and npm into .integrations (about 200 MB)"
+	@$(PYTHON) -m venv .integrations/mcp
+	@.integrations/mcp/bin/python -m pip install --quiet mcp-server-time==2026.10.19 mcp-server-git==2026.10.19
+	@$(PYTHON) -m venv .integrations/mcp1
+	@.integrations/mcp1/bin/python -m pip install --quiet mcp-server-time==2025.9.25 'mcp>=1,<2'
+	@npm install --silent --prefix .integrations/npm \
+		@modelcontextprotocol/server-filesystem@2026.8.31 @modelcontextprotocol/server-everything@2026.8.31
 	@touch $@

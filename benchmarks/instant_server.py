@@ -1,9 +1,10 @@
-"""An OpenAI-compatible server that answers at once, in a process of its own: the load side of the benchmarks.
+"""An OpenAI-compatible server that answers at once or after a fixed time, in a process of its own, to load clients.
 
-    python benchmarks/instant_server.py [--turns 5]
+    python benchmarks/instant_server.py [--turns 5] [--delay 2.0]
 
 Prints its port and serves on 127.0.0.1. A request with tools gets a call of the first one until the conversation has
-`--turns` - 1 assistant messages, then the text "4"; a request without tools gets the text at once.
+`--turns` - 1 assistant messages, then the text "4"; a request without tools gets the text in its first answer. With
+`--delay` each answer takes that many seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def completion(body: dict[str, Any], turns: int, number: int) -> bytes:
     return json.dumps(answer).encode()
 
 
-def serve(turns: int) -> None:
+def serve(turns: int, delay_s: float) -> None:
     """Answer until killed."""
     from aiohttp import web
 
@@ -50,14 +51,17 @@ def serve(turns: int) -> None:
     async def answer(request: web.Request) -> web.Response:
         nonlocal served
         served += 1
-        return web.Response(body=completion(await request.json(), turns, served), content_type="application/json")
+        body = completion(await request.json(), turns, served)
+        if delay_s:
+            await asyncio.sleep(delay_s)
+        return web.Response(body=body, content_type="application/json")
 
     async def main() -> None:
         app = web.Application(client_max_size=1 << 24)
         app.router.add_post("/v1/chat/completions", answer)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
         print(runner.addresses[0][1], flush=True)
         await asyncio.Event().wait()
 
@@ -65,9 +69,9 @@ def serve(turns: int) -> None:
 
 
 @contextmanager
-def running_server(turns: int = 5) -> Iterator[str]:
+def running_server(turns: int = 5, delay_s: float = 0.0) -> Iterator[str]:
     """The server's base URL while it runs."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--turns", str(turns)]
+    command = [sys.executable, str(Path(__file__).resolve()), "--turns", str(turns), "--delay", str(delay_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -79,4 +83,6 @@ def running_server(turns: int = 5) -> Iterator[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--turns", type=int, default=5)
-    serve(parser.parse_args().turns)
+    parser.add_argument("--delay", type=float, default=0.0)
+    given = parser.parse_args()
+    serve(given.turns, given.delay)

@@ -14,7 +14,7 @@ from reward_kit.runs.summary import summary_from_json
 from reward_kit.runs.tables import summary_table
 
 HERE = Path(__file__).parent
-EXAMPLES = {"alfworld_household": ["-n", "1"], "frozen_lake": [], "sqlite_analyst": []}
+EXAMPLES = {"alfworld_household": ["-n", "1"], "frozen_lake": [], "mcp_filesystem": ["-n", "1"], "sqlite_analyst": []}
 
 
 def run(name: str, more: list[str]) -> Path:

@@ -37,6 +37,7 @@ class RewardKitError(Exception):
 
     failure_class: ClassVar[FailureClass] = "crash"
     exit_code: ClassVar[int] = 3
+    recorded: Failure | None = None  # what it stood for in a record, where it is raised once more from there
 
 
 class ConfigError(RewardKitError):
@@ -87,7 +88,10 @@ class DeadlineError(RewardKitError):
 
 
 class LimitError(RewardKitError):
-    """A limit other than time was reached: size, memory, number of calls."""
+    """A limit other than time was reached: size, memory, number of calls.
+
+    From a policy it says that the conversation no longer fits its model: the episode is cut off, and did not fail.
+    """
 
     failure_class = "limit"
 
@@ -180,6 +184,8 @@ class Failure:
     @classmethod
     def from_exception(cls, error: BaseException) -> Failure:
         """Record `error`; anything that is not ours counts as a crash."""
+        if isinstance(error, RewardKitError) and error.recorded is not None:
+            return error.recorded
         failure_class: FailureClass = error.failure_class if isinstance(error, RewardKitError) else "crash"
         frames = user_traceback(error.__cause__ or error)
         return cls(failure_class, type(error).__name__, safe_str(error), frames)

@@ -10,15 +10,19 @@ from __future__ import annotations
 import math
 import numbers
 import re
+import shlex
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from reward_kit.errors import did_you_mean
+from reward_kit.resource_parts import ResourceParts
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+STOP_PHRASE = "###STOP###"
+"""With which a simulated user ends a conversation, unless the task says otherwise."""
 
 
 class FunctionCall(BaseModel):
@@ -167,12 +171,38 @@ class EvaluateResult(_MappingModel):
 
 
 class ResourceServerConfig(BaseModel):
-    """How to start the server behind an `http` resource; `{port}` is filled in."""
+    """How to start the server behind an `http` resource.
+
+    `{port}` in the command, the address and the variables is a free port; without it the address is fixed.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    start_command: str
-    health_check_url: str
+    start_command: str = Field(description="program and arguments, quoted as for a shell, run in the task's folder")
+    health_check_url: str = Field(description="answers 2xx once the server can be used")
+    start_timeout_s: float = Field(default=60.0, gt=0, description="seconds until it must be healthy")
+    env: dict[str, str] = Field(default_factory=dict, description="environment variables to add")
+    pass_env: list[str] = Field(
+        default_factory=list, description="variables to hand on although their names look like a secret's"
+    )
+
+    @field_validator("start_command")
+    @classmethod
+    def _command_can_be_split(cls, command: str) -> str:
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise ValueError(f"cannot be split into words: {error}") from error
+        if not words:
+            raise ValueError("names no program")
+        return command
+
+    @model_validator(mode="after")
+    def _the_server_is_told_its_port(self) -> ResourceServerConfig:
+        told = any("{port}" in text for text in (self.start_command, *self.env.values()))
+        if told != ("{port}" in self.health_check_url):
+            raise ValueError("{port} must stand in health_check_url and in start_command (or env), or in none of them")
+        return self
 
 
 class EvaluationCriteriaModel(BaseModel):
@@ -218,7 +248,7 @@ class PolicyModel(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    type: str = Field(description="openai, scripted, random, expert, human, or module:Class")
+    type: str = Field(description="openai, own_agent, scripted, random, expert, human, or module:Class")
 
     @model_validator(mode="before")
     @classmethod
@@ -228,6 +258,17 @@ class PolicyModel(BaseModel):
     def options(self) -> dict[str, Any]:
         """The keys besides `type`."""
         return dict(self.model_extra or {})
+
+
+class UserModel(PolicyModel):
+    """Who plays the user, what they are told, and the keys of the policy that does it."""
+
+    type: str = Field(description="openai, scripted, human, or module:Class")
+    instructions: str | None = Field(
+        default=None, description="the user's system message, a template over the sample's row"
+    )
+    stop_phrase: str = Field(default=STOP_PHRASE, min_length=1, description="in an answer, it ends the conversation")
+    opens: bool | None = Field(default=None, description="the user speaks first; default: where no message is theirs")
 
 
 class TaskDefinitionModel(BaseModel):
@@ -244,6 +285,9 @@ class TaskDefinitionModel(BaseModel):
     description: str = ""
     resource_type: str | None = Field(default=None, description="a built-in resource's name, or module:Class")
     base_resource_config: dict[str, Any] = Field(default_factory=dict)
+    resources: ResourceParts | None = Field(
+        default=None, description="several resources, in the place of resource_type and base_resource_config"
+    )
     tools_module_path: str | None = Field(default=None, description="file.py or dotted module with a ToolRegistry")
     reward_function_path: str | None = Field(default=None, description="file.py:function or package.module:function")
     goal_description: str | None = Field(default=None, description="handed to reward functions")
@@ -266,8 +310,10 @@ class TaskDefinitionModel(BaseModel):
     ground_truth: Any = None
     pass_threshold: float = Field(default=1.0, description="a score of at least this counts as a pass")
     policy: PolicyModel | None = None
+    user: UserModel | None = Field(default=None, description="who answers the agent's texts")
     limits: LimitsModel = Field(default_factory=LimitsModel)
     run_limits: RunLimitsModel = Field(default_factory=RunLimitsModel)
+    redact: str | None = Field(default=None, description="file.py:function, text to text, applied before it is stored")
 
     @model_validator(mode="before")
     @classmethod
@@ -275,6 +321,29 @@ class TaskDefinitionModel(BaseModel):
         if isinstance(data, dict) and {"max_episode_steps", "poc_max_turns"} <= data.keys():
             raise ValueError("max_episode_steps and poc_max_turns are two names of one key; keep max_episode_steps")
         return data
+
+    @field_validator("resources")
+    @classmethod
+    def _stand_alone(cls, parts: Any, info: ValidationInfo) -> Any:
+        if parts is not None and (info.data.get("resource_type") or info.data.get("base_resource_config")):
+            raise ValueError("resources stands in the place of resource_type and base_resource_config; keep one form")
+        return parts
+
+    @model_validator(mode="after")
+    def _several_resources_are_one(self) -> TaskDefinitionModel:
+        # One form from here on, which is also what a stored definition is read back from.
+        if self.resources is not None:
+            self.resource_type = "composite"
+            self.base_resource_config = {"resources": [part.model_dump() for part in self.resources]}
+            self.resources = None
+        return self
+
+    @field_validator("user")
+    @classmethod
+    def _a_user_is_answered(cls, user: UserModel | None, info: ValidationInfo) -> UserModel | None:
+        if user is not None and info.data.get("on_text") == "end":
+            raise ValueError("on_text: end would end the episode where the user answers; leave one of them out")
+        return user
 
     @field_validator("termination_regex")
     @classmethod

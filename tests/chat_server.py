@@ -32,10 +32,11 @@ class Received:
 
 
 class ChatServer:
-    """Serves `/v1/chat/completions` on a free port of 127.0.0.1 in the running loop."""
+    """Serves `/v1/chat/completions` on 127.0.0.1 in the running loop, by default on a free port."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, port: int = 0) -> None:
         self._script = script
+        self.port = port
         self._runner: web.AppRunner | None = None
         self.requests: list[Received] = []
         self.base_url = ""
@@ -45,8 +46,9 @@ class ChatServer:
         app.router.add_post("/v1/chat/completions", self._handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self.port = self._runner.addresses[0][1]
+        self.base_url = f"http://127.0.0.1:{self.port}/v1"
         return self
 
     async def __aexit__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,9 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("name", ["alfworld_household", "frozen_lake", "sqlite_analyst"])
+@pytest.mark.parametrize(
+    "name", ["alfworld_household", "frozen_lake", "sokoban", "sqlite_analyst", "support_dialogue", "webshop"]
+)
 def test_the_expert_solves_an_example_and_chance_does_not(tmp_path: Path, name: str) -> None:
     task = str(ROOT / "examples" / name / "task.yaml")
     done = run(tmp_path, "run", task, "--policy", "expert", "--policy", "random", "-n", "1", "--json")
@@ -34,6 +37,38 @@ def test_the_expert_on_slippery_ice_does_not_always_arrive(tmp_path: Path) -> No
     done = run(tmp_path, "run", task, "--policy", "expert", "-T", slippery, "--json")
     assert done.returncode == 0, done.stderr
     assert 0.1 < json.loads(done.stdout)["policies"][0]["score"]["mean"] < 1.0
+
+
+@pytest.mark.parametrize(("file", "program"), [("task.yaml", "Clerk"), ("report.yaml", "Bookkeeper")])
+def test_a_program_that_follows_the_rules_puts_the_files_in_order(tmp_path: Path, file: str, program: str) -> None:
+    task = str(ROOT / "examples" / "file_clerk" / file)
+    done = run(tmp_path, "run", task, "--policy", f"clerk.py:{program}", "--json")
+    assert done.returncode == 0, done.stderr
+    (summary,) = json.loads(done.stdout)["policies"]
+    assert (summary["score"]["mean"], summary["errors"], summary["tool_errors"]) == (1.0, {}, 0)
+
+
+def test_the_directories_to_be_put_in_order_come_from_their_seeds() -> None:
+    folder = ROOT / "examples" / "file_clerk"
+    make_case = runpy.run_path(str(folder / "make_cases.py"))["make_case"]
+    rows = [json.loads(line) for line in (folder / "cases.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert rows == [make_case(seed) for seed in range(len(rows))]
+
+
+def test_each_file_in_its_place_counts_and_doing_nothing_does_not() -> None:
+    folder = ROOT / "examples" / "file_clerk"
+    in_order = runpy.run_path(str(folder / "reward.py"))["in_order"]
+    row = json.loads((folder / "cases.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    before, truth = row["resource_config"]["files"], row["ground_truth"]
+
+    def score(state: dict[str, str]) -> float:
+        return in_order(messages=[], ground_truth=truth, state=state).score
+
+    (path, text), *rest = truth.items()
+    assert (len(before), len(truth), score(before), score(truth), score({})) == (12, 10, 0.0, 1.0, 0.0)
+    assert score(dict(rest)) == 0.9
+    assert score({**truth, "a copy": text}) == 0.95
+    assert score({**truth, path: "changed"}) == pytest.approx(9 / 11)
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -80,3 +115,22 @@ def test_the_script_of_the_guide_plays(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (summary,) = json.loads(done.stdout)["policies"]
     assert summary["stop_reasons"] == {"terminate_action": 1} and summary["tool_errors"] == 0
+
+
+def test_an_agent_of_ones_own_solves_its_example_and_stops_at_its_limit(tmp_path: Path) -> None:
+    folder = ROOT / "examples" / "bring_your_own_agent"
+    with subprocess.Popen(
+        [sys.executable, str(folder / "stand_in_model.py"), "0"], stdout=subprocess.PIPE, text=True
+    ) as model:
+        try:
+            assert model.stdout is not None
+            url = re.findall(r"http://\S+/v1", model.stdout.readline())[0]
+            for steps, ends, score in ((6, {"answered": 6}, 1.0), (1, {"max_steps": 6}, 0.0)):
+                limit = f"max_episode_steps={steps}"
+                done = run(tmp_path, "run", str(folder / "task.yaml"), "--base-url", url, "-T", limit, "--json")
+                assert done.returncode == 0, done.stderr
+                (summary,) = json.loads(done.stdout)["policies"]
+                assert (summary["stop_reasons"], summary["score"]["mean"]) == (ends, score)
+                assert (summary["tokens"], summary["errors"]) == (480 if steps == 6 else 180, {})
+        finally:
+            model.kill()

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from reward_kit.agent.budget import Used
-from reward_kit.agent.execution import Execution
+from reward_kit.agent.execution import Execution, plain
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.policy_interface import OWN_ACCOUNT, PolicyOutput
 from reward_kit.agent.starts import EpisodeStart
+from reward_kit.environments.base import hash_key
 from reward_kit.episodes.segments import REWRITTEN, UNKNOWN_VERSION, Turn
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import Failure
@@ -76,8 +77,18 @@ class LiveEpisode:
 
         After the first action the conversation stands; what the policy made of it is kept in its step's outputs.
         """
-        if "prompt_messages" in action and not self.episode.assistant_turns:
-            self.episode.messages[:] = [Message.model_validate(message) for message in action["prompt_messages"]]
+        if "prompt_messages" not in action or self.episode.assistant_turns:
+            return
+        given = [message.to_chat() for message in self.episode.messages]
+        self.episode.messages[:] = [Message.model_validate(message) for message in action["prompt_messages"]]
+        self.episode.get_infos(-1)["given_messages"] = given
+
+    def record_own_call(self, name: str, arguments: Mapping[str, Any] | str) -> None:
+        """Note a call that the policy made itself, with the key of its answer, so that it can be made again."""
+        assert self.outside is not None
+        given = arguments if isinstance(arguments, str) else plain(dict(arguments))
+        call = {"name": name, "arguments": given, "answer": hash_key(self.outside.messages[-1].text)}
+        self.outside.info.setdefault("own_calls", []).append(call)
 
     def count_usage(self, facts: Mapping[str, Any] | None, account: dict[str, float] | None = None) -> Used:
         """Add what one action used to an account, by default the policy's.
@@ -93,7 +104,8 @@ class LiveEpisode:
                 account[key] = account.get(key, 0) + value
         reported = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
         # A local model reports no usage; its token ids say the same.
-        tokens = int(reported) or len(facts.get("prompt_ids") or ()) + len(facts.get("token_ids") or ())
+        ids = (facts.get("prompt_ids"), facts.get("token_ids"))
+        tokens = int(reported) or sum(len(known) for known in ids if known is not None)
         self.tokens_used += tokens
         return Used(tokens, usage.get("cost"))
 
@@ -101,7 +113,12 @@ class LiveEpisode:
         """Write one action and what came of it to the record."""
         episode, logprobs, step = self.episode, output.log_probs or {}, len(self.episode)
         action = output.action_structured
-        outputs = {"raw_policy_output": output.raw_policy_output, "value_estimate": output.value_estimate}
+        outputs: dict[str, Any] = {
+            "raw_policy_output": output.raw_policy_output,
+            "value_estimate": output.value_estimate,
+            # What the action said besides is found in the messages; a replay has to say it again.
+            "own_account": [key for key in ("results", "is_final") if action.get(key) not in (None, False)] or None,
+        }
         if episode.assistant_turns:
             outputs["prompt_messages"] = action.get("prompt_messages")
         tokens = {key: logprobs.get(key) for key in Turn._fields}
@@ -136,6 +153,7 @@ class LiveEpisode:
             sample_id=start.sample.id,
             group_id=start.group_id,
             rollout_index=start.rollout_index,
+            attempt=0,
             policy=policy_label,
             stop_reason=reason.value,
             failure=self.failure.to_json() if self.failure else None,

@@ -37,6 +37,10 @@ class StopReason(StrEnum):
     """The step limit was reached."""
     TOKEN_LIMIT = "token_limit"
     """The episode used its tokens up."""
+    OUTPUT_LIMIT = "output_limit"
+    """The closing answer was cut off by the model's own limit (`finish_reason` "length")."""
+    CONTEXT_LIMIT = "context_limit"
+    """The conversation no longer fits the model."""
     COST_LIMIT = "cost_limit"
     """The episode used its money up."""
     WALL_TIME_LIMIT = "wall_time_limit"
@@ -72,6 +76,8 @@ _LIMITS = frozenset(
     {
         StopReason.MAX_STEPS,
         StopReason.TOKEN_LIMIT,
+        StopReason.OUTPUT_LIMIT,
+        StopReason.CONTEXT_LIMIT,
         StopReason.COST_LIMIT,
         StopReason.WALL_TIME_LIMIT,
         StopReason.RUN_LIMIT,

@@ -33,6 +33,13 @@ Where a model wrote arguments that are no JSON object, the call carries them ver
 """
 
 
+class ToolAnswer(NamedTuple):
+    """What a call of the policy's own gave: the text for the agent, and whether the episode ends with this step."""
+
+    text: str
+    is_over: bool
+
+
 OWN_ACCOUNT = ("results", "prompt_messages", "is_final")
 """Keys of an action that say what the policy did by itself; the record holds it in messages and outputs."""
 
@@ -47,8 +54,9 @@ class EpisodeContext:
         resource: the episode's live world, None where the task has tools only. Experts ask it; models must not.
         sample_id: what the episode is about.
         rollout_index: the position in its group, from 0.
-        call_tool: carries out a tool call in the policy's own time and gives the text of its answer; what came of it
-            belongs to the step whose action is returned next, with `results`. None outside of an episode.
+        call_tool: carries out a tool call in the policy's own time; what came of it belongs to the step whose action
+            is returned next, with `results`. Arguments are a mapping, or text where they are no JSON object. One call
+            at a time, while `get_action` runs. None outside of an episode.
     """
 
     rollout_id: str
@@ -56,7 +64,7 @@ class EpisodeContext:
     resource: ForkableResource | None = None
     sample_id: str = ""
     rollout_index: int = 0
-    call_tool: Callable[[str, Mapping[str, Any]], Awaitable[str]] | None = None
+    call_tool: Callable[[str, Mapping[str, Any] | str], Awaitable[ToolAnswer]] | None = None
 
 
 class PolicyOutput(NamedTuple):
@@ -82,10 +90,12 @@ class AgentPolicy(ABC):
 
     Attributes:
         path_options: constructor parameters that are paths; in a task file they are relative to it.
+        object_options: constructor parameters that a task file gives as file.py:name, relative to it; they are loaded.
         is_free: its actions cost nothing, so that a limit on cost holds by itself.
     """
 
     path_options: ClassVar[tuple[str, ...]] = ()
+    object_options: ClassVar[tuple[str, ...]] = ()
     is_free: ClassVar[bool] = False
 
     @property
@@ -107,6 +117,13 @@ class AgentPolicy(ABC):
             observation: the whole conversation so far, read-only; its last messages are new.
             available_tools_specs: the tools that can be called now, in OpenAI form; None where there are none.
         """
+
+    async def see_end(self, messages: Sequence[Message]) -> None:
+        """See the whole conversation, once the episode is over; what it raises breaks the episode.
+
+        Called once, before `close`, on a session whose episode did not fail. By default it does nothing.
+        """
+        return
 
     async def close(self) -> None:
         """Release what this object holds; called once.

@@ -15,11 +15,18 @@ from typing import Any
 
 import anyio
 
-from reward_kit.agent.budget import RunBudget
+from reward_kit.agent.budget import RunBudget, Used
 from reward_kit.agent.execution import Execution, Toolbox, answers_of, as_text, assistant_message
 from reward_kit.agent.live_episode import LiveEpisode
 from reward_kit.agent.models import History, StepData, StopReason, steps_of
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, check_output
+from reward_kit.agent.policy_interface import (
+    Action,
+    AgentPolicy,
+    EpisodeContext,
+    PolicyOutput,
+    ToolAnswer,
+    check_output,
+)
 from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.agent.simulated_user import SimulatedUser, UserSession, UserTurn
 from reward_kit.agent.starts import CLOSE_SECONDS, GroupStart, close_quietly, environment_call
@@ -27,7 +34,7 @@ from reward_kit.environments.base import ForkableResource, ToolSpec
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, Failure, PolicyError, RewardKitError, boundary
+from reward_kit.errors import ConfigError, Failure, LimitError, PolicyError, RewardKitError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
 
 logger = logging.getLogger("reward_kit.agent")
@@ -155,6 +162,9 @@ class RLRolloutWorker:
             await self._begin(live, user)
             while live.stop_reason is None:
                 await self._step(live, session, tools, user)
+            if live.failure is None:
+                with boundary(PolicyError, self.policy_label), anyio.fail_after(CLOSE_SECONDS):
+                    await session.see_end(History(live.episode.messages, len(live.episode.messages)))
         finally:
             await self._close_sessions(session, user)
         await self._take_final_state(live)
@@ -163,11 +173,15 @@ class RLRolloutWorker:
         """What the policy's session may know, and how it calls tools in its own time."""
         start = live.start
 
-        async def call_tool(name: str, arguments: Mapping[str, Any]) -> str:
-            live.outside = live.outside or Execution()
-            call = {"type": "tool_call", "name": name, "arguments": arguments}
-            await tools.execute(call, len(live.episode), self._seconds_left(live), live.outside)
-            return live.outside.messages[-1].text
+        async def call_tool(name: str, arguments: Mapping[str, Any] | str) -> ToolAnswer:
+            live.outside = done = live.outside or Execution()
+            key = "arguments_text" if isinstance(arguments, str) else "arguments"
+            call = {"type": "tool_call", "name": name, key: arguments}
+            was_known, live.is_world_known = live.is_world_known, False  # and so it stays where the call is cut off
+            await tools.execute(call, len(live.episode), self._seconds_left(live), done)
+            live.is_world_known = was_known and not done.is_interrupted
+            live.record_own_call(name, arguments)
+            return ToolAnswer(done.messages[-1].text, done.is_over)
 
         return EpisodeContext(
             start.rollout_id, start.seeds.policy, start.world, start.sample.id, start.rollout_index, call_tool
@@ -190,12 +204,15 @@ class RLRolloutWorker:
         if live.start.world is not None:
             with self._look("get_observation"):
                 shown = as_text(await live.start.world.get_observation())
-        messages = self._prompt.render(live.start.sample, shown)
-        if user is not None and user.opens:
-            turn = await self._ask_user(live, user, messages)
-            messages.append(Message(role="user", content=turn.text))
+        messages, opening = self._prompt.render(live.start.sample, shown), None
+        if user is not None and user.begins(messages, shown):
+            opening = await self._ask_user(live, user, messages)
+            messages += opening.messages()
         live.episode.add_messages(messages)
-        live.episode.add_env_reset(shown or "\n".join(message.text for message in messages))
+        infos = {"user": opening.facts} if opening is not None else None
+        live.episode.add_env_reset(shown or "\n".join(message.text for message in messages), infos)
+        if opening is not None and opening.is_over:
+            live.stop(StopReason.USER_STOPPED)
 
     async def _step(self, live: LiveEpisode, session: AgentPolicy, tools: Toolbox, user: UserSession | None) -> None:
         """One action and what comes of it."""
@@ -231,7 +248,9 @@ class RLRolloutWorker:
         """The simulated user's next message."""
         with boundary(PolicyError, "the simulated user"), anyio.fail_after(self._policy_seconds(live)):
             turn = await user.reply(messages)
-        self.budget.spend(live.count_usage(turn.facts, live.user_usage))
+        used = live.count_usage(turn.facts, live.user_usage)
+        self.budget.spend(used)
+        self._refuse_unknown_cost(used, "the simulated user", is_free=self.user is None or self.user.is_free)
         return turn
 
     def _prepare_policy_observation(self, current_messages_history: Sequence[Message]) -> Sequence[Message]:
@@ -241,13 +260,18 @@ class RLRolloutWorker:
     async def _ask_policy(
         self, live: LiveEpisode, session: AgentPolicy, observation: Sequence[Message], specs: list[ToolSpec] | None
     ) -> PolicyOutput | None:
-        """The policy's next action; None where the episode's time ran out instead."""
+        """The policy's next action; None where the episode's time ran out, or its model's context, instead."""
         limit, left = self.task_definition.limits.policy_time_s, self._seconds_left(live)
-        if limit is None and left is None:
-            with boundary(PolicyError, self.policy_label):
+        try:
+            if limit is None and left is None:
+                with boundary(PolicyError, self.policy_label):
+                    return check_output(await session.get_action(observation, specs))
+            with anyio.move_on_after(self._policy_seconds(live)) as scope, boundary(PolicyError, self.policy_label):
                 return check_output(await session.get_action(observation, specs))
-        with anyio.move_on_after(self._policy_seconds(live)) as scope, boundary(PolicyError, self.policy_label):
-            return check_output(await session.get_action(observation, specs))
+        except LimitError as error:
+            logger.info("episode %s: %s", live.episode.id_, error)
+            live.stop(StopReason.CONTEXT_LIMIT)
+            return None
         if scope.cancelled_caught and left is not None and (limit is None or left < limit):
             live.stop(StopReason.WALL_TIME_LIMIT)
             return None
@@ -260,7 +284,6 @@ class RLRolloutWorker:
             execution = live.take_outside()
             execution.messages = answers_of(action)
             execution.info.setdefault("is_action_valid", True)
-            live.is_world_known = not execution.is_interrupted
             return execution
         if action["type"] not in ("tool_call", "tool_calls"):
             return Execution(info={"is_action_valid": True})
@@ -275,8 +298,15 @@ class RLRolloutWorker:
         if user is None:
             execution.messages.append(Message(role="user", content=self.task_definition.nudge))
             return None
-        turn = await self._ask_user(live, user, [*live.episode.messages, said])
-        execution.messages.append(Message(role="user", content=turn.text))
+        try:
+            turn = await self._ask_user(live, user, [*live.episode.messages, said])
+        except RewardKitError as error:
+            if self._seconds_left(live) == 0:
+                return StopReason.WALL_TIME_LIMIT
+            logger.info("the user of episode %s failed", live.episode.id_, exc_info=error)
+            execution.failure = Failure.from_exception(error)
+            return StopReason.ERROR
+        execution.messages += turn.messages()
         execution.info["user"] = turn.facts
         return StopReason.USER_STOPPED if turn.is_over else None
 
@@ -285,6 +315,7 @@ class RLRolloutWorker:
         action, task = output.action_structured, self.task_definition
         text = output.raw_policy_output or action.get("content") or ""
         limits, seconds_left = task.limits, self._seconds_left(live)
+        is_cut = (output.log_probs or {}).get("finish_reason") == "length"
         checks = (
             (StopReason.ERROR, execution.failure is not None),
             (StopReason.ENVIRONMENT_TERMINATED, execution.terminated),
@@ -292,7 +323,8 @@ class RLRolloutWorker:
             (StopReason.TERMINATE_ACTION, action["type"] == "terminate" or execution.wants_end),
             (StopReason.STOP_PHRASE, any(phrase in text for phrase in task.stop_phrases)),
             (StopReason.TERMINATION_REGEX, self._regex is not None and self._regex.search(text) is not None),
-            (StopReason.ANSWERED, action.get("is_final") or (action["type"] == "text" and self._ends_on_text)),
+            (StopReason.OUTPUT_LIMIT, self._is_answer(action) and is_cut),
+            (StopReason.ANSWERED, self._is_answer(action)),
             (StopReason.COST_LIMIT, limits.cost is not None and live.cost >= limits.cost),
             (StopReason.TOKEN_LIMIT, limits.total_tokens is not None and live.tokens_used >= limits.total_tokens),
             (StopReason.WALL_TIME_LIMIT, seconds_left is not None and seconds_left <= 0),
@@ -301,15 +333,22 @@ class RLRolloutWorker:
         )
         return next((reason for reason, holds in checks if holds), None)
 
+    def _is_answer(self, action: Action) -> bool:
+        """The policy is done: it says so, or it gave a text that nobody answers."""
+        # A policy that runs a loop of its own may go on after a text.
+        is_last_text = action["type"] == "text" and "results" not in action and self._ends_on_text
+        return bool(action.get("is_final")) or is_last_text
+
     def _count_usage(self, live: LiveEpisode, output: PolicyOutput) -> None:
         """Add what an action used to the episode's account and the run's."""
         used = live.count_usage(output.log_probs)
         self.budget.spend(used, steps=1)
+        self._refuse_unknown_cost(used, self.policy_label, is_free=self.agent_policy.is_free)
+
+    def _refuse_unknown_cost(self, used: Used, who: str, *, is_free: bool) -> None:
         bounded = self.task_definition.limits.cost is not None or self.budget.limits.cost is not None
-        if bounded and used.cost is None and not self.agent_policy.is_free:
-            raise PolicyError(
-                f"{self.policy_label} did not say what this action cost, so the limit on cost cannot be kept"
-            )
+        if bounded and used.cost is None and not is_free:
+            raise PolicyError(f"{who} did not say what this action cost, so the limit on cost cannot be kept")
 
     def _look(self, what: str) -> environment_call:
         return environment_call(what, self.task_definition.limits.environment_time_s)

@@ -100,6 +100,11 @@ class Prompt:
             for text in _texts(message):
                 self._compile(text)
 
+    @property
+    def shows_observation(self) -> bool:
+        """A template uses the environment's first observation."""
+        return self._shows_observation
+
     def _compile(self, text: str) -> None:
         if "{" not in text:
             return

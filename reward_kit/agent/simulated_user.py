@@ -1,13 +1,31 @@
-"""The other side of a dialogue: a policy, model or script, that answers the agent between its turns."""
+"""`SimulatedUser`: the other side of a dialogue, a policy that answers the agent between its turns.
+
+The user's policy sees the conversation from its own side: what the agent says is "user" to it and what it said itself
+is "assistant". Tool calls, tool results, what the world shows, and the task's system message are the agent's alone.
+This is the arrangement of τ-bench (https://arxiv.org/abs/2406.12045), its stop signal included.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from reward_kit.agent.execution import plain
+from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, check_output
+from reward_kit.agent.samples import Prompt, Sample, derive_seed
 from reward_kit.agent.starts import EpisodeStart
-from reward_kit.models import Message
+from reward_kit.errors import ConfigError, PolicyError
+from reward_kit.models import STOP_PHRASE, Message, TaskDefinitionModel
+
+GREETING = "Hello! What can I do for you?"
+"""What a user who speaks first is asked; many endpoints refuse a conversation without a user message."""
+NO_ANSWER = "(no answer)"
+"""What the user hears where the agent says nothing."""
+
+Replies = Sequence[str] | Callable[[Sequence[Message], Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,32 +35,238 @@ class UserTurn:
     Attributes:
         text: what the agent reads, without the stop signal.
         is_over: the user ends the conversation with it.
-        facts: JSON-safe facts for the record: the raw output, `usage`, token ids where known.
+        facts: JSON-safe facts for the record: the raw output, and `usage`, `finish_reason` and token ids where known.
     """
 
     text: str
     is_over: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
+    def messages(self) -> list[Message]:
+        """What it adds to the conversation: nothing where the user leaves without a word."""
+        return [Message(role="user", content=self.text)] if self.text or not self.is_over else []
 
-class UserSession(Protocol):
-    """The user of one episode.
 
-    Attributes:
-        opens: the user speaks first.
+class SimulatedUser:
+    """Who plays the user in all episodes of a run.
+
+    Args:
+        policy: answers in the user's place: a text action is what the user says, terminate ends the conversation.
+        instructions: the system message of that policy, a template over the sample's row.
+        stop_phrase: an answer that contains it is the last one; the agent reads it without the phrase.
+        opens: the user speaks first; by default where no message of the task is the user's.
+
+    Raises:
+        ConfigError: a template does not compile.
     """
 
-    opens: bool
+    def __init__(
+        self,
+        policy: AgentPolicy,
+        *,
+        instructions: str | None = None,
+        stop_phrase: str = STOP_PHRASE,
+        opens: bool | None = None,
+    ) -> None:
+        self.policy = policy
+        self._instructions = _Texts([instructions] if instructions else [], "system")
+        self._stop_phrase, self._opens = stop_phrase, opens
 
-    async def reply(self, messages: Sequence[Message]) -> UserTurn:
-        """The user's next message in the conversation so far, as the agent sees it."""
+    @property
+    def is_free(self) -> bool:
+        """What the user says costs nothing."""
+        return self.policy.is_free
 
-    async def close(self) -> None:
-        """Release what the session holds."""
+    @property
+    def knows_cost(self) -> bool:
+        """Whether the usage of the user's answers says what they cost."""
+        return self.policy.knows_cost
 
+    def check(self, sample: Sample) -> None:
+        """Fill the templates, as `open` will.
 
-class SimulatedUser(Protocol):
-    """Who plays the user in all episodes of a run."""
+        Raises:
+            ConfigError: one of them uses what the sample's row does not have.
+        """
+        self._instructions.of(sample)
 
     async def open(self, start: EpisodeStart) -> UserSession:
-        """The user of one episode."""
+        """The user of one episode. Its seed is neither the agent's nor the world's, and the same for every agent."""
+        seed = derive_seed("user", start.seeds.run, start.sample.id, start.rollout_index)
+        policy = self._policy_for(start.sample)
+        context = EpisodeContext(start.rollout_id, seed, None, start.sample.id, start.rollout_index)
+        instructions = self._instructions.of(start.sample)
+        session = await policy.open(context)
+        return UserSession(session, instructions, self._stop_phrase, self._opens, is_shared=session is self.policy)
+
+    async def close(self) -> None:
+        """Close the policy; called once, after the last session."""
+        await self.policy.close()
+
+    def _policy_for(self, sample: Sample) -> AgentPolicy:
+        return self.policy
+
+
+class ScriptedUser(SimulatedUser):
+    """A user who says given texts, and then stops.
+
+    Args:
+        replies: the texts in order, templates over the sample's row; or a function, sync or async, of the conversation
+            as the user sees it and the row, that returns a text. By default the row's own `replies`, as they are.
+        instructions: as in `SimulatedUser`; a function sees them.
+        stop_phrase: as in `SimulatedUser`.
+        opens: as in `SimulatedUser`.
+
+    Raises:
+        ConfigError: `replies` is neither, or a template does not compile.
+    """
+
+    def __init__(
+        self,
+        replies: Replies | None = None,
+        *,
+        instructions: str | None = None,
+        stop_phrase: str = STOP_PHRASE,
+        opens: bool | None = None,
+    ) -> None:
+        super().__init__(ScriptedPolicy([]), instructions=instructions, stop_phrase=stop_phrase, opens=opens)
+        self._function = replies if callable(replies) else None
+        self._replies = None if replies is None or callable(replies) else _Texts(_texts(replies, "replies"), "user")
+
+    def check(self, sample: Sample) -> None:
+        """As in `SimulatedUser`; where there are no `replies`, the row must have them."""
+        super().check(sample)
+        self._policy_for(sample)
+
+    def _policy_for(self, sample: Sample) -> AgentPolicy:
+        if self._function is not None:
+            return ScriptedPolicy(_speaker(self._function, sample.row))
+        if self._replies is not None:
+            texts = [message.text for message in self._replies.of(sample)]
+        elif "replies" in sample.row:
+            texts = _texts(sample.row["replies"], f"sample {sample.id!r}: replies")
+        else:
+            raise ConfigError(f"sample {sample.id!r} has no 'replies', and neither has the scripted user of its task")
+        return ScriptedPolicy([{"type": "text", "content": text} for text in texts])
+
+
+class UserSession:
+    """The user of one episode.
+
+    Args:
+        policy: the session of the user's policy.
+        instructions: its system message, [] where there is none.
+        stop_phrase: ends the conversation.
+        opens: the user speaks first; None where the task's messages decide.
+        is_shared: the policy is not this session's to close.
+    """
+
+    def __init__(
+        self,
+        policy: AgentPolicy,
+        instructions: Sequence[Message],
+        stop_phrase: str,
+        opens: bool | None,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        self._policy, self._is_shared = policy, is_shared
+        self._first = list(instructions)
+        self._stop_phrase, self._opens = stop_phrase, opens
+        self._observation = ""
+        self._heard: list[tuple[Message, Message | None]] = []
+
+    def begins(self, messages: Sequence[Message], observation: str) -> bool:
+        """Whether the user speaks first. Call it once, before `reply`.
+
+        Args:
+            messages: the task's first messages.
+            observation: what the world shows at first, which one of them may be; the user does not see it.
+        """
+        self._observation = observation
+        begins = self._opens if self._opens is not None else not any(map(self._is_of_user, messages))
+        if begins:
+            self._first.append(Message(role="user", content=GREETING))
+        return begins
+
+    async def reply(self, messages: Sequence[Message]) -> UserTurn:
+        """The user's next message.
+
+        Args:
+            messages: the conversation so far, as the agent sees it.
+
+        Raises:
+            PolicyError: the user's policy gave no action, or called a tool.
+        """
+        output = check_output(await self._policy.get_action(self._as_heard(messages), None))
+        action = output.action_structured
+        if action["type"] not in ("text", "terminate"):
+            raise PolicyError(f"the simulated user called a tool, and a user has none: {action!r:.200}")
+        text = action.get("content") or ""
+        stops = action["type"] == "terminate" or self._stop_phrase in text
+        return UserTurn(text.replace(self._stop_phrase, "").strip() if stops else text, stops, _facts(output, text))
+
+    async def close(self) -> None:
+        """Release what the session of the policy holds."""
+        if not self._is_shared:
+            await self._policy.close()
+
+    def _is_of_user(self, message: Message) -> bool:
+        return message.role == "user" and not (self._observation and message.text == self._observation)
+
+    def _as_heard(self, messages: Sequence[Message]) -> list[Message]:
+        """The conversation from the user's side. A message stays the same object, so that it is encoded once."""
+        before: list[tuple[Message | None, Message | None]] = [*self._heard, *[(None, None)] * len(messages)]
+        self._heard = [
+            (message, known if old is message else self._from_the_other_side(message))
+            for message, (old, known) in zip(messages, before, strict=False)
+        ]
+        return [*self._first, *(heard for _, heard in self._heard if heard is not None)]
+
+    def _from_the_other_side(self, message: Message) -> Message | None:
+        """One message as the user's policy sees it; None where it does not."""
+        if message.role == "assistant" and not message.tool_calls and not message.function_call:
+            return Message(role="user", content=message.text or NO_ANSWER)
+        return Message(role="assistant", content=message.text) if self._is_of_user(message) else None
+
+
+class _Texts:
+    """Templates over a sample's row, compiled once."""
+
+    def __init__(self, texts: Sequence[str], role: str) -> None:
+        messages = [{"role": role, "content": text} for text in texts]
+        self._prompt = Prompt(TaskDefinitionModel.model_validate({"name": "user", "messages": messages}))
+        self._is_empty = not texts
+
+    def of(self, sample: Sample) -> list[Message]:
+        """One message for each text."""
+        if self._prompt.shows_observation and "observation" not in sample.row:
+            raise ConfigError("{{ observation }}: what the world shows is not for the user")
+        return [] if self._is_empty else self._prompt.render(sample)
+
+
+def _texts(value: Any, what: str) -> list[str]:
+    if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
+        raise ConfigError(f"{what}: expected a list of texts, got {value!r:.80}")
+    return list(value)
+
+
+def _speaker(function: Callable[..., Any], row: Mapping[str, Any]) -> Callable[..., Any]:
+    """A script for `ScriptedPolicy` that asks `function(conversation, row)` for a text."""
+
+    async def speak(conversation: Sequence[Message], tools: object) -> Action:
+        text = function(conversation, row)
+        text = await text if inspect.isawaitable(text) else text
+        if not isinstance(text, str):
+            raise PolicyError(f"the function of a scripted user returns a text, not {text!r:.80}")
+        return {"type": "text", "content": text}
+
+    return speak
+
+
+def _facts(output: PolicyOutput, text: str) -> dict[str, Any]:
+    """What is known of one answer besides its text."""
+    known = {key: value for key, value in (output.log_probs or {}).items() if value is not None}
+    raw = text if output.raw_policy_output is None else output.raw_policy_output
+    facts: dict[str, Any] = plain({"raw": raw, **known})
+    return facts

@@ -8,7 +8,6 @@ unverified.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -17,6 +16,7 @@ import anyio
 
 from reward_kit.agent.samples import Sample, Seeds, derive_seeds, make_group_id, make_rollout_id
 from reward_kit.environments.base import ForkableResource
+from reward_kit.environments.config import merged_config
 from reward_kit.environments.registry import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
 from reward_kit.models import TaskDefinitionModel
@@ -211,16 +211,6 @@ class environment_call:
         elif not swallowed:
             self._boundary.__exit__(kind, error, trace)
         return swallowed
-
-
-def merged_config(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, key by key, at every depth; neither is changed."""
-    merged = dict(base)
-    for key, value in over.items():
-        inner = merged.get(key)
-        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
-        merged[key] = merged_config(inner, value) if both else value  # type: ignore[arg-type]
-    return merged
 
 
 async def close_quietly(world: ForkableResource) -> None:

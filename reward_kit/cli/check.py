@@ -81,6 +81,7 @@ def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) 
             f"tool {function['name']}({', '.join(function['parameters']['properties'])}): {function['description']}"
         )
     click.echo(f"first observation:\n{as_text(observation) or '(none)'}")
-    click.echo(f"{target}: {'ok' if not errors else f'{errors} errors'} ({kind.fork_kind} fork, {steps} steps)")
+    verdict = f"{errors} errors" if errors else "ok"
+    click.echo(f"{target}: {verdict} ({kind.fork_kind_for(config)} fork, {steps} steps)")
     if errors:
         sys.exit(1)

@@ -18,8 +18,11 @@ import click
 from rich.console import Console
 
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.processes import LOG_FOLDER
 from reward_kit.runs.display import Display, DisplayKind
-from reward_kit.runs.runner import Control, Plan, Run
+from reward_kit.runs.plan import Control, Plan
+from reward_kit.runs.redaction import RedactingFormatter, Redaction
+from reward_kit.runs.runner import Run
 from reward_kit.runs.store import RunStore
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
 from reward_kit.runs.tables import summary_table
@@ -54,10 +57,21 @@ async def _watch_signals(control: Control, display: Display) -> None:
                 display.say("finishing what is in flight; Ctrl-C again stops now")
 
 
-def log_to(path: Path) -> None:
-    """Send what the package logs, full tracebacks among it, to a file."""
-    handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace", delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+class _LogFile(logging.FileHandler):
+    """A log that never breaks what it is a log of: the store says it where the disk takes no more."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):  # the file is opened with the first record
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        return
+
+
+def log_to(path: Path, redaction: Redaction) -> None:
+    """Send what the package logs, full tracebacks among it, to a file, without secrets."""
+    handler = _LogFile(path, encoding="utf-8", errors="backslashreplace", delay=True)
+    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", redaction))
     logger = logging.getLogger("reward_kit")
     logger.addHandler(handler)
     logger.propagate = False
@@ -93,6 +107,7 @@ def carry_out(
     *,
     display: str | None,
     error_limit: float | None = None,
+    only_failed: bool = False,
     given: Iterable[SingleAgentEpisode] = (),
 ) -> int:
     """Run a plan into its store and end the command.
@@ -103,6 +118,7 @@ def carry_out(
         ending: how the command ends.
         display: the kind of progress that was asked for.
         error_limit: stops the run.
+        only_failed: run again what broke, and nothing else.
         given: episodes that are there already and are only to be scored.
 
     Returns:
@@ -111,7 +127,9 @@ def carry_out(
 
     async def run() -> int:
         control, shown = Control(), Display(display_kind(display), ending.expected)
-        execution = Run(plan, store, listener=shown, control=control, error_limit=error_limit)
+        execution = Run(plan, store, listener=shown, control=control, error_limit=error_limit, only_failed=only_failed)
+        if plan.traffic is not None:
+            plan.traffic.notice, plan.traffic.gave_up = shown.say, control.give_up
         execution.take_stock()
         async with interruptible(control, shown):
             with shown, contextlib.redirect_stdout(sys.stderr):
@@ -119,7 +137,8 @@ def carry_out(
         return close_run(store, list(execution.rows.values()), execution.missing(), control, ending)
 
     with store:
-        log_to(store.path / "run.log")
+        log_to(store.path / "run.log", store.redaction)
+        LOG_FOLDER.set(store.path / "logs")
         for episode in given:
             store.append_episode(episode)
         return anyio.run(run)
@@ -152,6 +171,8 @@ def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control
         note.print(f"{broken} episodes broke and are kept as errors{log}")
     # Ctrl-C after the last episode began changed nothing; a limit on errors that was passed is a gate all the same.
     stopped = control.stop_reason if missing or control.stop_reason != INTERRUPTED else None
+    if control.is_failure:
+        return 3
     return _exit_code(summaries, stopped, bool(missing), ending.fail_under, note)
 
 

@@ -4,42 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import json
-import platform
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from importlib.metadata import version
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import anyio
 import click
 from click.core import ParameterSource
 
 from reward_kit.agent.policies.human_policy import HumanPolicy
+from reward_kit.agent.simulated_user import SimulatedUser
 from reward_kit.cli.outcome import Ending, carry_out
 from reward_kit.errors import ConfigError
-from reward_kit.runs.policies import make_policies
-from reward_kit.runs.runner import NamedPolicy, Plan
-from reward_kit.runs.store import HIDDEN, RunStore, latest_run, new_run_path, read_json, without_secrets
+from reward_kit.runs.inputs import keep_inputs
+from reward_kit.runs.plan import NamedPolicy, Plan
+from reward_kit.runs.policies import check_costs, make_policies
+from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
+from reward_kit.runs.request import Request, changes_since, header_of
+from reward_kit.runs.store import RunStore, latest_run, new_run_path
 from reward_kit.runs.tasks import Task, check_world, load_task, parse_override, selected
+from reward_kit.runs.users import make_user
+
+if TYPE_CHECKING:
+    from reward_kit.providers.traffic import Traffic
 
 _LATEST = "latest"
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is to be run, as the command line or an earlier run's `run.json` says it."""
-
-    task_path: Path
-    overrides: Mapping[str, Any]
-    models: Sequence[str]
-    policies: Sequence[str]
-    base_url: str | None
-    rollouts: int | None
-    limit: int | None
-    sample_ids: Sequence[str]
-    seed: int
 
 
 @click.command(name="run")
@@ -57,7 +48,7 @@ class Request:
     "policies",
     multiple=True,
     envvar="REWARD_KIT_RUN_POLICY",
-    help="random, expert, human, scripted, or file.py:Class; repeat to compare.",
+    help="random, expert, human, scripted, replay:RUN or file.py:Class; repeat to compare.",
 )
 @click.option("--base-url", help="The OpenAI-compatible endpoint of the --models (else OPENAI_BASE_URL).")
 @click.option("-n", "--rollouts", type=click.IntRange(1), help="Episodes of each sample.")
@@ -82,6 +73,11 @@ class Request:
 )
 @click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
 @click.option("--resume", is_flag=False, flag_value=_LATEST, metavar="[RUN]", help="Go on; default: the latest run.")
+@click.option("--only-failed", is_flag=True, help="With --resume: run again what broke, and nothing else.")
+@click.option("--force", is_flag=True, help="With --resume: go on though the task's files changed.")
+@click.option("--max-cost", type=click.FloatRange(0, min_open=True), metavar="X", help="Stop at X US dollars.")
+@click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Keep every answer of a model in FILE.")
+@click.option("--replay", type=click.Path(path_type=Path), metavar="FILE", help="Take answers from FILE, call nobody.")
 @click.option("--fail-under", type=float, metavar="X", help="Exit 1 where a mean score is below X.")
 @click.option("--fail-on-error", type=click.FloatRange(0), metavar="X", help="Stop once more than X episodes broke.")
 @click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal.")
@@ -106,6 +102,11 @@ def command(
     overrides: tuple[str, ...],
     log_dir: Path,
     resume: str | None,
+    only_failed: bool,
+    force: bool,
+    max_cost: float | None,
+    record: Path | None,
+    replay: Path | None,
     fail_under: float | None,
     fail_on_error: float | None,
     display: str | None,
@@ -120,26 +121,30 @@ def command(
       reward-kit run task.yaml --policy expert --policy random
       reward-kit run --resume
     """
+    traffic = _traffic(record, replay)
     # What a user's code prints, when it is loaded too, must not mix with the summary on standard output.
     with contextlib.redirect_stdout(sys.stderr):
         if resume is not None:
             _refuse_options_with_resume()
             path = _run_to_resume(resume, task, log_dir)
-            request = _request_of(path)
+            request = Request.of_run(path)
         elif task is not None:
             path, parsed = None, dict(parse_override(item) for item in overrides)
             request = Request(task, parsed, models, policies, base_url, rollouts, limit, sample_ids, seed)
         else:
             raise click.UsageError("name a task file, or give --resume")
+        if path is None and (only_failed or force):
+            raise click.UsageError(f"{'--only-failed' if only_failed else '--force'} goes with --resume")
         loaded = load_task(request.task_path, request.overrides)
         if path is not None:
-            _refuse_changed_task(path, loaded)
-        plan = _plan(loaded, request, max_concurrency)
+            _check_unchanged(path, loaded, force)
+        plan = _plan(loaded, request, max_concurrency, max_cost, traffic)
+        redaction = _redaction(loaded)
         anyio.run(check_world, loaded)
     if dry_run:
         _show_plan(plan, as_json)
         return
-    store = RunStore(path) if path is not None else _new_store(log_dir, plan, request)
+    store = RunStore(path, redaction) if path is not None else _new_store(log_dir, plan, request, redaction)
     ending = Ending(
         title=f"{loaded.definition.name}  ({len(plan.samples)} samples × {plan.rollouts})",
         pass_threshold=loaded.definition.pass_threshold,
@@ -148,9 +153,9 @@ def command(
         as_json=as_json,
         resume_command=["reward-kit", "run", "--resume", str(store.path)],
     )
-    if display is None and _has_human(plan.policies):
+    if display is None and _has_human(plan.policies, plan.user):
         display = "none"  # the terminal belongs to the person who plays
-    sys.exit(carry_out(plan, store, ending, display=display, error_limit=fail_on_error))
+    sys.exit(carry_out(plan, store, ending, display=display, error_limit=fail_on_error, only_failed=only_failed))
 
 
 def _refuse_options_with_resume() -> None:
@@ -163,9 +168,14 @@ def _refuse_options_with_resume() -> None:
             raise click.UsageError(f"{option} cannot be changed by --resume; start a new run")
 
 
-def _plan(task: Task, request: Request, max_concurrency: int) -> Plan:
-    policies = make_policies(task, request.models, request.policies, request.base_url)
-    if _has_human(policies):
+def _plan(task: Task, request: Request, max_concurrency: int, max_cost: float | None, traffic: Traffic) -> Plan:
+    policies = make_policies(task, request.models, request.policies, request.base_url, traffic)
+    if max_cost is not None:
+        run_limits = task.definition.run_limits.model_copy(update={"cost": max_cost})
+        task = replace(task, definition=task.definition.model_copy(update={"run_limits": run_limits}))
+    check_costs(task, policies)
+    user = make_user(task, traffic)
+    if _has_human(policies, user):
         max_concurrency = 1  # a person plays one episode at a time
     return Plan(
         task=task,
@@ -174,34 +184,39 @@ def _plan(task: Task, request: Request, max_concurrency: int) -> Plan:
         rollouts=request.rollouts or task.rollouts_per_sample,
         seed=request.seed,
         max_concurrency=max_concurrency,
+        traffic=traffic,
+        user=user,
     )
 
 
-def _has_human(policies: Sequence[NamedPolicy]) -> bool:
-    return any(isinstance(named.policy, HumanPolicy) for named in policies)
+def _traffic(record: Path | None, replay: Path | None) -> Traffic:
+    """What all requests of this run share, with the cassette that they are kept in or come from."""
+    from reward_kit.providers.cassette import Cassette
+    from reward_kit.providers.traffic import Traffic
+
+    if record is not None and replay is not None:
+        raise click.UsageError("--record and --replay exclude each other")
+    if replay is not None:
+        return Traffic(cassette=Cassette.replay(replay))
+    return Traffic(cassette=Cassette.record(record) if record is not None else None)
 
 
-def _new_store(log_dir: Path, plan: Plan, request: Request) -> RunStore:
+def _redaction(task: Task) -> Redaction:
+    """What is kept out of the run's files: the secrets that this process knows, and what the task's hook finds."""
+    secrets = known_secrets(task.definition.model_dump(mode="json"))
+    return Redaction(secrets, load_hook(task.definition.redact, task.path.resolve().parent))
+
+
+def _has_human(policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> bool:
+    played = [named.policy for named in policies] + ([user.policy] if user is not None else [])
+    return any(isinstance(policy, HumanPolicy) for policy in played)
+
+
+def _new_store(log_dir: Path, plan: Plan, request: Request, redaction: Redaction) -> RunStore:
     path = new_run_path(log_dir, plan.task.definition.name)
-    header = {
-        "run_id": path.name,
-        "task_name": plan.task.definition.name,
-        "task_path": str(request.task_path.resolve()),
-        "digests": dict(plan.task.digests),
-        "task": without_secrets(plan.task.definition.model_dump(mode="json", exclude_defaults=True)),
-        "overrides": without_secrets(dict(request.overrides)),
-        "models": list(request.models),
-        "policies": list(request.policies),
-        "base_url": request.base_url,
-        "seed": request.seed,
-        "rollouts": request.rollouts,
-        "limit": request.limit,
-        "sample_ids": list(request.sample_ids),
-        "total": plan.total,
-        "max_concurrency": plan.max_concurrency,
-        "versions": {"reward_kit": version("reward-kit"), "python": platform.python_version()},
-    }
-    return RunStore.create(path, header)
+    store = RunStore.create(path, header_of(path.name, plan, request), redaction)
+    keep_inputs(store, plan.task.inputs)
+    return store
 
 
 def _run_to_resume(resume: str, task: Path | None, log_dir: Path) -> Path:
@@ -210,35 +225,18 @@ def _run_to_resume(resume: str, task: Path | None, log_dir: Path) -> Path:
     return latest_run(log_dir, load_task(task).definition.name if task is not None else None)
 
 
-def _request_of(path: Path) -> Request:
-    """What an earlier run was asked to do."""
-    if not (path / "run.json").is_file():
-        raise ConfigError(f"--resume: {path} is no run; name a folder with a run.json, or none for the latest")
-    header = read_json(path / "run.json")
-    if "task_path" not in header:
-        raise ConfigError(f"{path} is no run of a task and cannot be resumed")
-    given = {field.name: header[field.name] for field in fields(Request) if field.name != "task_path"}
-    # A hidden secret is not stored; the policy finds it in the environment again.
-    given["overrides"] = _without_hidden(given["overrides"])
-    return Request(task_path=Path(header["task_path"]), **given)
-
-
-def _without_hidden(value: Any) -> Any:
-    """`value` without the entries, at any depth, that `without_secrets` replaced."""
-    if isinstance(value, Mapping):
-        return {key: _without_hidden(item) for key, item in value.items() if item != HIDDEN}
-    return [_without_hidden(item) for item in value] if isinstance(value, list) else value
-
-
-def _refuse_changed_task(path: Path, task: Task) -> None:
+def _check_unchanged(path: Path, task: Task, force: bool) -> None:
     """Episodes and scores of one run belong together only while what they come from is the same."""
-    before = read_json(path / "run.json")["digests"]
-    changed = sorted(name for name in before.keys() | task.digests.keys() if before.get(name) != task.digests.get(name))
-    if changed:
+    changes = changes_since(path, task)
+    if not changes:
+        return
+    shown = "\n".join(changes)
+    if not force:
         raise ConfigError(
-            f"the {' and '.join(changed)} of {task.path} changed since {path} began; its results would not belong "
-            "together. Start a new run, or undo the change"
+            f"{path} cannot go on, because its results would not belong together:\n{shown}\n"
+            "Start a new run, undo the change, or go on all the same with --force"
         )
+    click.echo(f"--force: {path} goes on, though its results may not belong together:\n{shown}", err=True)
 
 
 def _show_plan(plan: Plan, as_json: bool) -> None:

@@ -16,7 +16,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.scoring import check_parameters
-from reward_kit.runs.runner import Plan
+from reward_kit.runs.plan import Plan
 from reward_kit.runs.store import RunStore, new_run_path, read_json
 from reward_kit.runs.tasks import Task
 from reward_kit.runs.transcripts import read_transcripts

@@ -18,25 +18,33 @@ if TYPE_CHECKING:
         tool_spec,
     )
     from reward_kit.environments.checker import Finding, check_resource
+    from reward_kit.environments.composite import CompositeResource
     from reward_kit.environments.filesystem import FilesystemResource
     from reward_kit.environments.gymnasium import GymnasiumResource
+    from reward_kit.environments.http import HttpResource
     from reward_kit.environments.python_state import PythonStateResource
     from reward_kit.environments.registry import resource_class
     from reward_kit.environments.replay import ReplayForkResource
     from reward_kit.environments.sampling import sample_arguments
-    from reward_kit.environments.snapshots import FilesState, SqliteState, open_snapshot
+    from reward_kit.environments.snapshots import CompositeState, FilesState, SqliteState, open_snapshot
+    from reward_kit.environments.sokoban.resource import SokobanResource
     from reward_kit.environments.sqlite import SqliteResource
     from reward_kit.environments.tools import Tool, ToolRegistry
+    from reward_kit.environments.webshop.resource import WebshopResource
 
 __all__ = [
+    "CompositeResource",
+    "CompositeState",
     "FilesState",
     "FilesystemResource",
     "Finding",
     "ForkKind",
     "ForkableResource",
     "GymnasiumResource",
+    "HttpResource",
     "PythonStateResource",
     "ReplayForkResource",
+    "SokobanResource",
     "SqliteResource",
     "SqliteState",
     "StateSnapshot",
@@ -44,6 +52,7 @@ __all__ = [
     "Tool",
     "ToolRegistry",
     "ToolSpec",
+    "WebshopResource",
     "canonical_json",
     "check_resource",
     "hash_key",
@@ -54,16 +63,21 @@ __all__ = [
 ]
 
 _HOMES = dict.fromkeys(__all__, "base") | {
+    "CompositeResource": "composite",
+    "CompositeState": "snapshots",
     "FilesState": "snapshots",
     "FilesystemResource": "filesystem",
     "Finding": "checker",
     "GymnasiumResource": "gymnasium",
+    "HttpResource": "http",
     "PythonStateResource": "python_state",
     "ReplayForkResource": "replay",
+    "SokobanResource": "sokoban.resource",
     "SqliteResource": "sqlite",
     "SqliteState": "snapshots",
     "Tool": "tools",
     "ToolRegistry": "tools",
+    "WebshopResource": "webshop.resource",
     "check_resource": "checker",
     "open_snapshot": "snapshots",
     "resource_class": "registry",

@@ -74,11 +74,13 @@ class ForkableResource(ABC):
         deterministic: the same seed and actions give the same observations, rewards and state keys.
         takes_task_folder: a configuration key `task_folder`, the folder of the task file, is added for this resource,
             so that it finds files by paths relative to it and refuses those that lead out of it.
+        takes_resource_server: the task's `resource_server` is added as the configuration key of that name.
     """
 
     fork_kind: ClassVar[ForkKind] = "none"
     deterministic: ClassVar[bool] = True
     takes_task_folder: ClassVar[bool] = False
+    takes_resource_server: ClassVar[bool] = False
 
     @classmethod
     def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:
@@ -158,6 +160,10 @@ class ForkableResource(ABC):
     async def expert_action(self) -> Mapping[str, Any] | None:
         """The action an expert takes now, as a policy's action; None where the resource has no expert."""
         return None
+
+    def seen_by_tool(self, kind: type[ForkableResource], parameter: str) -> ForkableResource:
+        """What a task's own tool receives whose parameter is annotated with `kind`: the world itself."""
+        return self
 
 
 def tool_spec(name: str, description: str, parameters: Mapping[str, Any] | None = None) -> ToolSpec:

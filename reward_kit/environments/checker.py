@@ -9,17 +9,18 @@ from __future__ import annotations
 import copy
 import gc
 import random
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from reward_kit.differences import first_difference
 from reward_kit.environments.base import ForkableResource
-from reward_kit.environments.checker_probe import Action, Finding, Probe, Seen
-from reward_kit.environments.replay import first_difference
+from reward_kit.environments.checker_probe import Action, Finding, Probe, Seen, shows_all
+from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, ToolError, boundary
+from reward_kit.processes import remove_folder, temporary_folder, temporary_root
 
 __all__ = ["Finding", "check_resource"]
 
@@ -44,7 +45,7 @@ async def check_resource(
         ConfigError: `setup` refuses the configuration.
     """
     probe = Probe(resource_class, config, seed, steps)
-    async with _watched_folders(probe):
+    async with _watched_folders(probe), ServerPool():
         try:
             await probe.world()
         except ConfigError:
@@ -121,7 +122,13 @@ def _tool_name(probe: Probe, spec: Any) -> str:
     return name
 
 
+def _is_deterministic(probe: Probe) -> bool:
+    return probe.resource_class.is_deterministic_for(probe.config)
+
+
 async def _check_reset(probe: Probe) -> None:
+    if not _is_deterministic(probe):
+        return
     one, two = await probe.world(), await probe.world()
     first = await probe.look(one)
     _compare(probe, first, await probe.look(two), "two worlds that were reset with one seed")
@@ -147,7 +154,8 @@ async def _check_pure(probe: Probe) -> None:
     after = await probe.look(world)
     for what, old, new in zip(_LOOKED_AT, before, after, strict=True):
         if old != new:
-            probe.error(
+            # What acts on the outside may see it change; what is deterministic has nothing to excuse it.
+            (probe.error if _is_deterministic(probe) else probe.warn)(
                 f"{what} changes when nothing was done but looking; state_key, get_observation, get_tools_spec, "
                 "admissible_actions, expert_action and final_state must not change the world nor contain the time"
             )
@@ -160,7 +168,7 @@ async def _check_determinism(probe: Probe) -> None:
             f"every random action was refused (the last: {walked[-1].refused}); these checks prove little. Offer "
             "admissible_actions(), or schemas with enum and bounds"
         )
-    if not probe.resource_class.is_deterministic_for(probe.config):
+    if not _is_deterministic(probe):
         probe.warn("deterministic = False: what depends on equal runs was not checked")
         return
     _, found = await probe.repeat(await probe.world(), walked)
@@ -178,12 +186,12 @@ async def _check_refusals(probe: Probe) -> None:
     for spec in await world.get_tools_spec():
         name = spec["function"]["name"]
         await _expect_refusal(probe, world, Action(name, {"no_such_argument": 1}), "an unknown argument")
-    if await probe.look(world) != before:
+    if await probe.look(world) != before and _is_deterministic(probe):
         probe.error("a refused call changed the world; check everything before anything is changed")
     rng = random.Random(probe.seed + 1)
     key = (await probe.look(world))[0]
     for seen in await probe.walk(world, rng, probe.steps):
-        if seen.refused is not None and seen.key != key:
+        if seen.refused is not None and seen.key != key and _is_deterministic(probe):
             probe.error(
                 f"{seen.action} raised ToolError and changed the state key; a refused call must leave the world as it "
                 "was, and the key must not count calls"
@@ -230,7 +238,7 @@ async def _check_fork(probe: Probe) -> None:
 
 
 async def _same_future(probe: Probe, world: ForkableResource, walked: list[Seen]) -> None:
-    if not probe.resource_class.is_deterministic_for(probe.config):
+    if not _is_deterministic(probe):
         return
     _, found = await probe.repeat(world, walked)
     if found:
@@ -252,14 +260,16 @@ async def _check_checkpoint(probe: Probe) -> None:
     walked = await probe.walk(world, rng, probe.steps)
     for attempt in ("", " a second time"):
         await world.restore(saved)
-        for what, old, new in zip(_LOOKED_AT[:2], before, await probe.look(world), strict=False):
+        # What acts on the outside is told of it: its observation cannot be put back, its key can.
+        compared = _LOOKED_AT[: 2 if _is_deterministic(probe) else 1]
+        for what, old, new in zip(compared, before, await probe.look(world), strict=False):
             if found := first_difference(old, new):
                 probe.error(
                     f"after restore(){attempt}, {what} is not what it was at checkpoint(){found}; a checkpoint must "
                     "hold all of the state, and what happens later must not change it"
                 )
         number, found = await probe.repeat(world, walked)
-        if found and probe.resource_class.deterministic:
+        if found and _is_deterministic(probe):
             probe.error(f"after restore(){attempt} the same actions give another result at {found} (action {number})")
 
 
@@ -269,6 +279,8 @@ async def _check_key_of_returning_states(probe: Probe) -> None:
     keys: dict[str, set[str]] = {}
     for number in range(3):
         world = await probe.world()
+        if not await shows_all(world):
+            return
         start = await probe.look(world)
         walked = await probe.walk(world, random.Random(probe.seed + number), 2 * probe.steps)
         for key, observation, final in [start, *((seen.key, seen.observation, seen.final) for seen in walked)]:
@@ -317,7 +329,7 @@ async def _check_final_state(probe: Probe) -> None:
     if first != again:
         probe.error("final_state() gives other bytes each time it is asked; sort what has no order, leave out the time")
     await probe.repeat(two, walked)
-    if probe.resource_class.deterministic and first != (await probe.look(two))[2]:
+    if _is_deterministic(probe) and first != (await probe.look(two))[2]:
         probe.error("two worlds that did the same have different final states; leave out times, paths and ids")
 
 
@@ -343,20 +355,19 @@ async def _check_close(probe: Probe) -> None:
 @asynccontextmanager
 async def _watched_folders(probe: Probe) -> AsyncIterator[None]:
     """Watch what is left in the working directory and among the temporary files."""
-    private, before = tempfile.mkdtemp(prefix="reward-kit-check-"), tempfile.tempdir
-    here = _names(Path.cwd())
-    tempfile.tempdir = private
+    private, before = temporary_folder("check-"), tempfile.tempdir
+    here, ours = _names(Path.cwd()), _names(temporary_root())
+    tempfile.tempdir = str(private)
     try:
         yield
         gc.collect()
-        left = _names(Path(private))
-        if left:
+        if left := _names(private) | (_names(temporary_root()) - ours):
             probe.error(f"{len(left)} temporary files were left behind ({sorted(left)[0]}, …); remove them in close()")
         if new := _names(Path.cwd()) - here:
             probe.error(f"{sorted(new)[0]!r} was left in the working directory; use the system's temporary directory")
     finally:
         tempfile.tempdir = before
-        shutil.rmtree(private, ignore_errors=True)
+        remove_folder(private)
 
 
 def _names(folder: Path) -> set[str]:

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from reward_kit.differences import first_difference
 from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome
-from reward_kit.environments.replay import first_difference
+from reward_kit.environments.composite import CompositeResource
 from reward_kit.environments.sampling import sample_arguments
 from reward_kit.errors import EnvironmentFailure, RewardKitError, ToolError, boundary
 
@@ -192,6 +193,13 @@ class Probe:
         for name, flag in (("terminated", outcome.terminated), ("truncated", outcome.truncated)):
             if not isinstance(flag, bool):
                 self.error(f"{name} of {action} is {flag!r}, not a bool; NumPy's bool must be converted")
+
+
+async def shows_all(world: ForkableResource) -> bool:
+    """Whether its final state, where it has one, is not only that of some of its parts."""
+    if not isinstance(world, CompositeResource):
+        return True
+    return None not in [await part.final_state() for part in world.parts.values()]
 
 
 def not_json(value: Any) -> str:

@@ -46,3 +46,13 @@ def task_path(path: str, task_folder: str | None, key: str) -> Path:
     if not found.is_relative_to(folder):
         raise ConfigError(f"{key}: {path!r} lies outside the task's folder {folder}")
     return found
+
+
+def merged_config(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, key by key, at every depth; neither is changed."""
+    merged = dict(base)
+    for key, value in over.items():
+        inner = merged.get(key)
+        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        merged[key] = merged_config(inner, value) if both else value  # type: ignore[arg-type]
+    return merged

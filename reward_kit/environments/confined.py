@@ -199,18 +199,3 @@ def remove(directory: int, name: str) -> None:
         shutil.rmtree(name, dir_fd=directory)
     else:
         os.unlink(name, dir_fd=directory)
-
-
-def remove_tree(path: str) -> None:
-    """Remove a directory of ours, also where something in it was made unwritable."""
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        return
-    except OSError:
-        for folder, names, _files in os.walk(path):
-            for name in names:
-                inner = os.path.join(folder, name)  # noqa: PTH118
-                if not os.path.islink(inner):  # noqa: PTH114
-                    os.chmod(inner, 0o700)  # noqa: PTH101
-        shutil.rmtree(path, ignore_errors=True)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from reward_kit.environments import confined
 from reward_kit.environments.base import ToolSpec, tool_spec
 from reward_kit.environments.confined import Entry, explained, kind_at, open_directory, show, split_path
 from reward_kit.errors import ToolError, did_you_mean
+from reward_kit.processes import remove_folder, temporary_folder
 
 FILES_FOLDER = "files"
 _SCRATCH_FOLDER = "new"
@@ -32,7 +33,7 @@ class FileWorld:
     """The directory on disk: `files` is what the agent sees, `new` is where a file is written before it moves there."""
 
     def __init__(self) -> None:
-        self.path = tempfile.mkdtemp(prefix="reward-kit-files-")
+        self.path = str(temporary_folder("files-"))
         for name in (FILES_FOLDER, _SCRATCH_FOLDER):
             os.mkdir(f"{self.path}/{name}", 0o700)  # noqa: PTH102
         self.files = os.open(f"{self.path}/{FILES_FOLDER}", os.O_RDONLY)
@@ -53,7 +54,7 @@ class FileWorld:
 def _remove_world(path: str, *handles: int) -> None:
     for handle in handles:
         os.close(handle)
-    confined.remove_tree(path)
+    remove_folder(Path(path))
 
 
 @dataclass(frozen=True, slots=True)

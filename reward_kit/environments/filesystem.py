@@ -108,11 +108,11 @@ class FilesystemResource(ForkableResource):
 
     async def state_key(self) -> str:
         if self._key is None or self._touched:
-            self._key = await anyio.to_thread.run_sync(lambda: _key_of(self._entries()))
+            self._key = await anyio.to_thread.run_sync(lambda: files_key(self._entries()))
         return self._key
 
     async def final_state(self) -> StateSnapshot:
-        return await anyio.to_thread.run_sync(lambda: _snapshot(self._entries()))
+        return await anyio.to_thread.run_sync(lambda: files_snapshot(self._entries()))
 
     async def close(self) -> None:
         if self._world is not None:
@@ -197,7 +197,8 @@ def _check_limits(entries: tuple[Entry, ...], settings: FilesystemConfig) -> Non
         raise ConfigError(f"filesystem resource: {problem}")
 
 
-def _key_of(entries: tuple[Entry, ...]) -> str:
+def files_key(entries: tuple[Entry, ...]) -> str:
+    """The state key of a set of files: their paths, contents and executable bits."""
     parts: list[str] = []
     for entry in sorted(entries, key=lambda entry: entry.path):
         content = hashlib.blake2b(entry.content, digest_size=16).hexdigest()
@@ -205,7 +206,8 @@ def _key_of(entries: tuple[Entry, ...]) -> str:
     return hash_key(*parts)
 
 
-def _snapshot(entries: tuple[Entry, ...]) -> StateSnapshot:
+def files_snapshot(entries: tuple[Entry, ...]) -> StateSnapshot:
+    """The final state of kind "files" that `FilesState` opens."""
     files: dict[str, Any] = {}
     for entry in entries:
         if entry.kind == "file":

@@ -11,10 +11,16 @@ from reward_kit.loading import load_object
 BUILT_IN: dict[str, str] = {
     "alfworld": "reward_kit.environments.alfworld:AlfworldResource",
     "alfworld_real": "reward_kit.environments.alfworld:RealAlfworldResource",
+    "composite": "reward_kit.environments.composite:CompositeResource",
     "filesystem": "reward_kit.environments.filesystem:FilesystemResource",
     "gymnasium": "reward_kit.environments.gymnasium:GymnasiumResource",
+    "http": "reward_kit.environments.http:HttpResource",
+    "mcp": "reward_kit.environments.mcp.resource:McpResource",
     "python_state": "reward_kit.environments.python_state:PythonStateResource",
+    "sokoban": "reward_kit.environments.sokoban.resource:SokobanResource",
     "sqlite": "reward_kit.environments.sqlite:SqliteResource",
+    "textworld": "reward_kit.environments.textworld.resource:TextworldResource",
+    "webshop": "reward_kit.environments.webshop.resource:WebshopResource",
 }
 
 

@@ -11,9 +11,10 @@ import secrets
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from reward_kit.environments.base import ForkableResource, StepOutcome
+from reward_kit.differences import first_difference
+from reward_kit.environments.base import ForkableResource, ForkKind, StepOutcome
 from reward_kit.errors import EnvironmentFailure, ToolError
 
 
@@ -29,7 +30,7 @@ class Replayed:
 class ReplayForkResource(ForkableResource):
     """A resource whose `fork`, `checkpoint` and `restore` take the recorded actions again."""
 
-    fork_kind = "replay"
+    fork_kind: ClassVar[ForkKind] = "replay"
 
     def __init__(self) -> None:
         self._config: Mapping[str, Any] = {}
@@ -114,21 +115,3 @@ def _compare(where: str, what: str, before: Any, now: Any) -> None:
     difference = first_difference(before, now)
     if difference:
         raise EnvironmentFailure(f"replay: {where}: {what} differs{difference}; this world cannot be forked by replay")
-
-
-def first_difference(before: Any, now: Any, path: str = "") -> str:
-    """Where and how two JSON values first differ, such as " at .position: 3 became 4"; "" where they are equal."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping) and before.keys() == now.keys():
-        pairs = ((f"{path}.{key}", before[key], now[key]) for key in before)
-    elif isinstance(before, list | tuple) and isinstance(now, list | tuple) and len(before) == len(now):
-        pairs = ((f"{path}[{index}]", before[index], now[index]) for index in range(len(before)))
-    elif before == now and type(before) is type(now):
-        return ""
-    else:
-        return f"{f' at {path}' if path else ''}: {_cut(before)} became {_cut(now)}"
-    return next((found for where, old, new in pairs if (found := first_difference(old, new, where))), "")
-
-
-def _cut(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else f"{text[:119]}…"

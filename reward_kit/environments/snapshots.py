@@ -1,4 +1,4 @@
-"""Opens a stored final state for a reward: a JSON value, a database to query, or files to read."""
+"""Opens a stored final state for a reward: a JSON value, a database to query, files to read, or several of these."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import base64
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from reward_kit.environments.base import StateSnapshot
-from reward_kit.errors import EnvironmentFailure
+from reward_kit.environments.base import StateSnapshot, canonical_json
+from reward_kit.errors import EnvironmentFailure, did_you_mean
 
 _QUERY_TIME_S = 30.0
 _ALLOWED = frozenset(
@@ -108,22 +108,107 @@ def _content(entry: Mapping[str, str]) -> str | bytes:
     return entry["text"] if "text" in entry else base64.b64decode(entry["base64"], validate=True)
 
 
+class CompositeState(Mapping[str, Any]):
+    """The final states of a task's several resources, by their names. Close it, or use it in a `with` statement.
+
+    Example:
+        (total,) = state["db"].query("SELECT sum(amount) FROM orders")[0]
+        report = state["filesystem"]["report.txt"]
+    """
+
+    def __init__(self, payload: bytes) -> None:
+        self._states: dict[str, Any] = {}
+        try:
+            for name, snapshot in _parts(payload).items():
+                self._states[name] = open_snapshot(snapshot)
+        except EnvironmentFailure:
+            self.close()
+            raise
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._states:
+            raise KeyError(f"no resource {name!r} has a final state{did_you_mean(name, self._states)}")
+        return self._states[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def close(self) -> None:
+        """Release what the parts hold; closing twice is harmless."""
+        for state in self._states.values():
+            close_state(state)
+
+    def __enter__(self) -> CompositeState:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def compose(parts: Mapping[str, StateSnapshot]) -> StateSnapshot:
+    """The snapshots of several resources as one, of kind "composite"."""
+    value = {
+        name: {"kind": part.kind, "payload": base64.b64encode(part.payload).decode("ascii")}
+        for name, part in parts.items()
+    }
+    return StateSnapshot("composite", canonical_json(value).encode("ascii"))
+
+
+def decompose(snapshot: StateSnapshot) -> dict[str, StateSnapshot]:
+    """The inverse of `compose`.
+
+    Raises:
+        EnvironmentFailure: the snapshot is none that `compose` made.
+    """
+    return _parts(snapshot.payload)
+
+
+def _parts(payload: bytes) -> dict[str, StateSnapshot]:
+    try:
+        return {
+            name: StateSnapshot(part["kind"], base64.b64decode(part["payload"], validate=True))
+            for name, part in json.loads(payload).items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EnvironmentFailure(f"the snapshot is no composite of several: {error}") from error
+
+
+def _json_value(payload: bytes) -> Any:
+    try:
+        return json.loads(payload.decode("utf-8", "surrogatepass"))
+    except ValueError as error:
+        raise EnvironmentFailure(f"the snapshot is no JSON: {error}") from error
+
+
+_OPENERS: dict[str, Callable[[bytes], Any]] = {
+    "json": _json_value,
+    "sqlite": SqliteState,
+    "files": FilesState,
+    "composite": CompositeState,
+}
+
+
 def open_snapshot(snapshot: StateSnapshot) -> Any:
     """What a reward sees of a final state.
 
     Returns:
-        The JSON value of "json"; a `SqliteState` of "sqlite", to be closed; a `FilesState` of "files".
+        The JSON value of "json"; a `SqliteState` of "sqlite", to be closed; a `FilesState` of "files"; a
+        `CompositeState` of "composite", to be closed.
 
     Raises:
         EnvironmentFailure: the kind is unknown, or the payload is damaged.
     """
-    if snapshot.kind == "sqlite":
-        return SqliteState(snapshot.payload)
-    if snapshot.kind == "files":
-        return FilesState(snapshot.payload)
-    if snapshot.kind != "json":
-        raise EnvironmentFailure(f"unknown kind of snapshot {snapshot.kind!r}; known: json, sqlite, files")
-    try:
-        return json.loads(snapshot.payload.decode("utf-8", "surrogatepass"))
-    except ValueError as error:
-        raise EnvironmentFailure(f"the snapshot is no JSON: {error}") from error
+    if snapshot.kind not in _OPENERS:
+        raise EnvironmentFailure(f"unknown kind of snapshot {snapshot.kind!r}; known: {', '.join(_OPENERS)}")
+    return _OPENERS[snapshot.kind](snapshot.payload)
+
+
+def close_state(state: Any) -> None:
+    """Release what an opened state holds, where it holds anything."""
+    if isinstance(state, SqliteState | CompositeState):
+        state.close()

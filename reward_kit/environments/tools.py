@@ -2,7 +2,8 @@
 
 The JSON schema comes from the signature and the docstring through pydantic; a parameter is required only where it has
 no default. Arguments are validated before the function runs, so a function never sees a wrong type. A parameter
-annotated with `ForkableResource`, or a subclass, receives the episode's resource and is not shown to the agent.
+annotated with `ForkableResource`, or a subclass, receives the episode's resource, or the one that fits where the task
+has several, and is not shown to the agent.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Tool:
     function: ToolFunction
     spec: ToolSpec
     arguments: type[BaseModel]
-    resource_parameter: str | None
+    resource_parameters: Mapping[str, type[ForkableResource]]
 
     async def call(self, arguments: Mapping[str, Any], resource: ForkableResource | None = None) -> Any:
         """Validate `arguments` and run the function; a synchronous one runs in a thread.
@@ -42,8 +43,8 @@ class Tool:
             ToolError: the arguments do not fit the schema, or the function raised.
         """
         values = self._validated(arguments)
-        if self.resource_parameter:
-            values[self.resource_parameter] = resource
+        for name, kind in self.resource_parameters.items():
+            values[name] = resource.seen_by_tool(kind, name) if resource is not None else None
         with boundary(ToolError, f"tool {self.name!r}"):
             if inspect.iscoroutinefunction(self.function):
                 return await self.function(**values)
@@ -144,11 +145,11 @@ def _make_tool(
     hints = typing.get_type_hints(function, include_extras=True)
     summary, argument_docs = parse_docstring(inspect.getdoc(function) or "")
     fields: dict[str, Any] = {}
-    resource_parameter = None
+    resource_parameters: dict[str, type[ForkableResource]] = {}
     for parameter in inspect.signature(function).parameters.values():
         annotation = hints.get(parameter.name, Any)
         if isinstance(annotation, type) and issubclass(annotation, ForkableResource):
-            resource_parameter = parameter.name
+            resource_parameters[parameter.name] = annotation
             continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigError(f"tool {name!r}: parameter {parameter.name!r} must be an ordinary named parameter")
@@ -162,7 +163,8 @@ def _make_tool(
         problem = str(error).splitlines()[0].split(" Set `")[0]
         raise ConfigError(f"tool {name!r}: an annotation has no JSON schema: {problem}") from None
     schema = parameters or _plain_schema(arguments)
-    return Tool(name, function, tool_spec(name, description or summary, schema), arguments, resource_parameter)
+    spec = tool_spec(name, description or summary, schema)
+    return Tool(name, function, spec, arguments, resource_parameters)
 
 
 def _plain_schema(arguments: type[BaseModel]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from reward_kit.errors import EpisodeError
 from reward_kit.models import Message
 
 SCHEMA_VERSION = 1
-_IDENTITY = ("sample_id", "group_id", "rollout_index", "policy", "stop_reason", "failure")
+_IDENTITY = ("sample_id", "group_id", "rollout_index", "attempt", "policy", "stop_reason", "failure")
 _START_AND_END = ("seeds", "start", "final_state", "usage")
 _SAMPLE = ("sample", "ground_truth")
 

@@ -5,20 +5,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from reward_kit.errors import ProviderError
 from reward_kit.providers.completion import ChatCompletion, RequestFacts, Usage, read_completion
 from reward_kit.providers.encoding import encode_request
-from reward_kit.providers.faults import error_in_body
+from reward_kit.providers.faults import ENDPOINT_ERRORS, AccessError, UnknownHostError, error_in_body
+from reward_kit.providers.lane import Lane, Passage
 from reward_kit.providers.prices import PriceTable
+from reward_kit.providers.rates import Rates
 from reward_kit.providers.retry import RetryPolicy, with_retries
 from reward_kit.providers.stream import StreamedCompletion
+from reward_kit.providers.traffic import Traffic
 from reward_kit.providers.transport import Transport
 
 __all__ = ["ChatCompletion", "ChatEndpoint", "Usage"]
+
+
+class _Answered(NamedTuple):
+    """The JSON value that came back, and the completion in it."""
+
+    value: Any
+    completion: ChatCompletion
 
 
 class ChatEndpoint:
@@ -34,6 +46,9 @@ class ChatEndpoint:
         prices: for `Usage.cost`.
         trust_env: take proxies from the environment.
         transport: what sends the bytes; by default a `Transport` with the timeouts above.
+        traffic: what it shares with the other endpoints of a run: the queue to each model, outages, recordings. Without
+            one and without rates, requests neither wait for one another nor for an endpoint that is down.
+        rates: what the user allows each model.
     """
 
     def __init__(
@@ -48,6 +63,8 @@ class ChatEndpoint:
         prices: PriceTable | None = None,
         trust_env: bool = False,
         transport: Transport | None = None,
+        traffic: Traffic | None = None,
+        rates: Rates | None = None,
     ) -> None:
         self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._headers = {"Content-Type": "application/json"}
@@ -57,6 +74,9 @@ class ChatEndpoint:
         self._retry = retry or RetryPolicy()
         self._jitter = jitter or random.Random(0)
         self._prices = prices
+        self._rates = rates or Rates()
+        self._traffic = traffic if traffic is not None or self._rates.is_unlimited else Traffic()
+        self._lanes: dict[str, Lane] = {}
         self._transport = transport or Transport(
             idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s, trust_env=trust_env
         )
@@ -64,38 +84,102 @@ class ChatEndpoint:
     def __repr__(self) -> str:
         return f"ChatEndpoint({self._url!r})"
 
-    async def complete(self, request: Mapping[str, Any]) -> ChatCompletion:
+    def lane(self, model: str) -> Lane | None:
+        """The queue to a model; None where there is no traffic to share it with.
+
+        Raises:
+            ConfigError: another endpoint of the same traffic has other rates for it.
+        """
+        if self._traffic is None:
+            return None
+        if model not in self._lanes:
+            self._lanes[model] = self._traffic.lane(self._url, model, self._rates)
+        return self._lanes[model]
+
+    async def complete(self, request: Mapping[str, Any], *, scope: str = "") -> ChatCompletion:
         """The first choice of a completion.
 
         Args:
             request: the body of a chat completion request. `messages` may be an `EncodedMessages`; with
                 `stream: true` the answer is streamed and comes back whole all the same.
+            scope: who asks, such as the episode's id; recordings are kept apart by it.
 
         Raises:
-            ProviderError: the endpoint refused, or failed to the end of the retries.
+            ProviderError: the endpoint refused, or failed to the end of the retries; or a replay has no answer.
             DeadlineError: it took too long; the message says which limit and how to raise it.
+            LimitError: the conversation no longer fits the model.
         """
-        streamed = bool(request.get("stream"))
-        if streamed and "stream_options" not in request:
+        if request.get("stream") and "stream_options" not in request:
             request = {**request, "stream_options": {"include_usage": True}}
         body = encode_request(request)
         facts = RequestFacts(self._url, str(request.get("model", "")), len(request.get("messages", ())), self._secrets)
-
-        async def attempt() -> ChatCompletion:
-            data = await (self._streamed(body) if streamed else self._transport.post(self._url, self._headers, body))
-            if isinstance(data, Mapping) and data.get("error") and not data.get("choices"):
-                raise error_in_body(data["error"], self._url, self._secrets)
-            return read_completion(data, facts, self._prices)
-
-        completion, retries = await with_retries(attempt, self._retry, self._jitter)
-        return dataclasses.replace(completion, retries=retries) if retries else completion
+        cassette = self._traffic.cassette if self._traffic is not None else None
+        if cassette is None:
+            answered, retries = await self._ask(request, body, facts)
+            return _with_retries_noted(answered.completion, retries)
+        question = cassette.question(body, scope, self._url)
+        if cassette.is_replaying:
+            value, retries = cassette.answer(question)
+            return _with_retries_noted(read_completion(value, facts, self._prices), retries)
+        try:
+            answered, retries = await self._ask(request, body, facts)
+        except ENDPOINT_ERRORS as error:
+            cassette.keep_error(question, error)
+            raise
+        cassette.keep(question, answered.value, retries)
+        return _with_retries_noted(answered.completion, retries)
 
     async def aclose(self) -> None:
         """Close the connections. Called once, when nothing is in flight any more."""
         await self._transport.aclose()
+
+    async def _ask(self, request: Mapping[str, Any], body: bytes, facts: RequestFacts) -> tuple[_Answered, int]:
+        """The answer to a request over the network, and how many retries that took."""
+        streamed = bool(request.get("stream"))
+
+        async def attempt() -> _Answered:
+            data = await (self._streamed(body) if streamed else self._transport.post(self._url, self._headers, body))
+            if isinstance(data, Mapping) and data.get("error") and not data.get("choices"):
+                raise error_in_body(data["error"], self._url, self._secrets)
+            return _Answered(data, read_completion(data, facts, self._prices))
+
+        lane = self.lane(facts.model)
+        passage = None if lane is None else lane.passage(len(body), _most_tokens(request), self._retry.budget_s)
+        try:
+            answered, retries = await with_retries(attempt, self._retry, self._jitter, passage)
+        except ProviderError as error:
+            if passage is not None:
+                await asyncio.sleep(0)  # whoever stops the run because of this may do so before it counts as a failure
+            if isinstance(error, AccessError | UnknownHostError):
+                raise ProviderError(str(error)) from error
+            raise
+        else:
+            if passage is not None:
+                _note_answer(passage, answered.completion.usage)
+            return answered, retries
+        finally:
+            if passage is not None:
+                passage.leave()
 
     async def _streamed(self, body: bytes) -> Any:
         stream = StreamedCompletion(self._url, self._secrets)
         whole = await self._transport.post(self._url, self._headers, body, stream.feed)
         # A server may ignore `stream` and answer in one piece.
         return stream.result() if whole is None else whole
+
+
+def _most_tokens(request: Mapping[str, Any]) -> int:
+    """How many tokens the answer may have, 0 where the request does not say."""
+    most = request.get("max_completion_tokens") or request.get("max_tokens")
+    return most if isinstance(most, int) else 0
+
+
+def _note_answer(passage: Passage, usage: Usage | None) -> None:
+    if usage is None:
+        passage.answered()
+    else:
+        passage.answered(usage.prompt_tokens, usage.completion_tokens)
+
+
+def _with_retries_noted(completion: ChatCompletion, retries: int) -> ChatCompletion:
+    return dataclasses.replace(completion, retries=retries) if retries else completion

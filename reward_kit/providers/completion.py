@@ -7,6 +7,7 @@ Absent is None, never zero: a server that reports no usage gives `usage=None`, o
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ class Usage:
         prompt_tokens: tokens read, cached ones included.
         completion_tokens: tokens written, reasoning included.
         cached_tokens: of the prompt's tokens those that the provider had in its cache.
-        cost: in US dollars by the price file; None where that does not know the model.
+        cost: in US dollars by the price file, else as the provider reports it; None where neither says.
     """
 
     prompt_tokens: int
@@ -158,7 +159,13 @@ def _usage(data: Mapping[str, Any], model: str, prices: PriceTable | None) -> Us
     if prompt is None or completion is None:
         return None
     cost = prices.cost(model, prompt, completion, cached or 0) if prices else None
-    return Usage(prompt, completion, cached or 0, cost)
+    return Usage(prompt, completion, cached or 0, _dollars(raw.get("cost")) if cost is None else cost)
+
+
+def _dollars(value: Any) -> float | None:
+    """What a router such as OpenRouter says that a completion cost."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and math.isfinite(value) and value >= 0 else None
 
 
 def _count(value: Any) -> int | None:

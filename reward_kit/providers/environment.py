@@ -29,6 +29,7 @@ def resolve_endpoint(
     api_key: str | None = None,
     api_key_env: str | None = None,
     *,
+    needs_key: bool = True,
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> EndpointSettings:
@@ -38,6 +39,7 @@ def resolve_endpoint(
         base_url: by default OPENAI_BASE_URL, else OpenAI's own.
         api_key: by default the value of `api_key_env`, else of OPENAI_API_KEY.
         api_key_env: name of the variable that holds the key; naming it makes the key required.
+        needs_key: a replay needs none.
         environ: by default the process's environment.
         folder: where the search for `.env` begins, by default the working directory.
 
@@ -51,7 +53,7 @@ def resolve_endpoint(
     url = base_url or variables.get("OPENAI_BASE_URL") or OPENAI_BASE_URL
     key_name = api_key_env or "OPENAI_API_KEY"
     key = (api_key or variables.get(key_name, "")).strip()
-    if not key and (api_key_env or url.rstrip("/") == OPENAI_BASE_URL):
+    if needs_key and not key and (api_key_env or url.rstrip("/") == OPENAI_BASE_URL):
         raise ConfigError(
             f"no API key for {url}: set {key_name} in the environment or in a .env file, or point base_url "
             "(OPENAI_BASE_URL) at an endpoint that needs none"

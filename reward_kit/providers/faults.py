@@ -1,22 +1,36 @@
 """What a failing endpoint did, in one sentence a reader can act on, and whether asking again could help.
 
-`TransientError` and `IdleTimeoutError` live between a transport and `retry.with_retries`, which raises the flat
-`ProviderError` or `DeadlineError` when it gives up. No secret reaches a message: the caller passes those it sent, and
-they are blotted out before a text is cut to length, so that no half of one survives the cut.
+The types below live between a transport and a `ChatEndpoint`, which raises the flat `ProviderError` or `DeadlineError`
+when it gives up. No secret reaches a message: the caller passes those it sent, and they are blotted out before a text
+is cut to length, so that no half of one survives the cut.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from reward_kit.errors import DeadlineError, ProviderError
+from reward_kit.errors import DeadlineError, LimitError, ProviderError
 from reward_kit.providers.retry_after import parse_retry_after
 
 RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 """Timeouts, conflicts, rate limits and server trouble; from 520 on what Cloudflare and Anthropic call the same."""
 
+EndpointError = ProviderError | DeadlineError | LimitError
+"""Everything that a request to an endpoint raises."""
+ENDPOINT_ERRORS = (ProviderError, DeadlineError, LimitError)
+
+_CONTEXT_CODES = ("context_length_exceeded", "string_above_max_length")
+# OpenAI and vLLM; Anthropic; llama.cpp; Gemini. None of them agrees on a code.
+_CONTEXT_TEXT = re.compile(
+    r"maximum context length|prompt is too long|exceeds? the available context size|"
+    r"exceeds the maximum number of tokens",
+    re.IGNORECASE,
+)
+_OVERLOADED = (429, 503, 529)
+_NO_ACCESS = (401, 402, 403)
 EXCERPT_CHARS = 200
 _PROVIDER_TEXT_CHARS = 1_000
 
@@ -26,11 +40,43 @@ class TransientError(ProviderError):
 
     Attributes:
         retry_after_s: how many seconds the endpoint asked to be left alone, None where it did not say.
+        status: the HTTP status, None where it failed in another way.
     """
 
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, retry_after_s: float | None = None, status: int | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.status = status
+
+    @property
+    def is_refusal(self) -> bool:
+        """Too much was asked of an endpoint that is well."""
+        return self.status == 429
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Less at a time may help."""
+        return self.status in _OVERLOADED
+
+
+class UnreachableError(TransientError):
+    """No connection came about."""
+
+
+class UnknownHostError(ProviderError):
+    """The endpoint's name has no address, or its certificate is not accepted: a wrong URL, or the network is away."""
+
+
+class AccessError(ProviderError):
+    """The key or the account is not accepted.
+
+    Attributes:
+        is_certain: whether no other request with this key will fare better; a 403 may also be about one request.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.is_certain = status != 403
 
 
 class IdleTimeoutError(DeadlineError):
@@ -69,15 +115,22 @@ def looks_like_html(headers: Mapping[str, str], body: bytes = b"") -> bool:
 
 def status_error(
     status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = ()
-) -> ProviderError:
-    """The error for an HTTP status that is not a success, with the provider's own text."""
+) -> ProviderError | LimitError:
+    """The error for an HTTP status that is not a success, with the provider's own text.
+
+    A conversation that no longer fits the model is a limit that was reached and no failure of the endpoint.
+    """
     if 300 <= status < 400:
         return ProviderError(f"{where} redirects (HTTP {status}) to {headers.get('Location')!r}; set base_url to it")
     text, code = _provider_text(body)
     message = f"{where} answered HTTP {status}: {excerpt(text, secrets, _PROVIDER_TEXT_CHARS) or '(no text)'}"
+    if 400 <= status < 500 and (code in _CONTEXT_CODES or _CONTEXT_TEXT.search(text)):
+        return LimitError(message)
     # An empty account answers 429 like a rate limit does, but no wait fills it.
-    if status in RETRIED_STATUSES and code != "insufficient_quota":
-        return TransientError(message, parse_retry_after(headers))
+    if status in _NO_ACCESS or code == "insufficient_quota":
+        return AccessError(message, status)
+    if status in RETRIED_STATUSES:
+        return TransientError(message, parse_retry_after(headers), status)
     return ProviderError(message)
 
 
@@ -86,7 +139,7 @@ def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> Provid
     code = error.get("code") if isinstance(error, Mapping) else None
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
     message = f"{where} answered with an error in place of a completion: {text}"
-    return TransientError(message) if code in RETRIED_STATUSES else ProviderError(message)
+    return TransientError(message, status=code) if code in RETRIED_STATUSES else ProviderError(message)
 
 
 def excerpt(text: bytes | str, secrets: Iterable[str] = (), limit: int = EXCERPT_CHARS) -> str:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from reward_kit.errors import DeadlineError, ProviderError
-from reward_kit.providers.faults import IdleTimeoutError, TransientError
+from reward_kit.providers.faults import ENDPOINT_ERRORS, EndpointError, IdleTimeoutError, TransientError
+from reward_kit.providers.lane import Passage
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -47,26 +48,42 @@ class RetryPolicy:
 
 
 async def with_retries(
-    attempt: Callable[[], Awaitable[T]], policy: RetryPolicy, jitter: random.Random
+    attempt: Callable[[], Awaitable[T]], policy: RetryPolicy, jitter: random.Random, passage: Passage | None = None
 ) -> tuple[T, int]:
     """What `attempt` returns, and how many retries that took.
 
-    Only `TransientError` and `IdleTimeoutError` are tried again; every other error passes at once.
+    Only `TransientError` and `IdleTimeoutError` are tried again; every other error passes at once. With a passage, each
+    attempt waits for its turn, and one that failed because the endpoint is down or wants less counts neither as an
+    attempt nor as time. The caller tells the passage of an answer.
 
     Raises:
         ProviderError, DeadlineError: the last failure, when attempts or budget are used up; the message says which.
+        LimitError: as the attempt raised it.
     """
     started = time.monotonic()
-    retries = 0
+    retries = counted = 0
     while True:
+        if passage is not None:
+            await passage.enter()
         try:
             return await attempt(), retries
-        except (TransientError, IdleTimeoutError) as error:
-            left = policy.budget_s - (time.monotonic() - started)
-            wait = _next_wait(error, retries, policy, jitter, left)
-            _log.debug("attempt %d failed, the next in %.2f s: %s", retries + 1, wait, error)
-        retries += 1
+        except ENDPOINT_ERRORS as error:
+            retries += 1
+            if passage is not None and passage.failed(error, is_last=_is_last(error, counted, policy)):
+                continue
+            if not isinstance(error, TransientError | IdleTimeoutError):
+                raise
+            waited_s = passage.waited_s if passage is not None else 0.0
+            left = policy.budget_s - (time.monotonic() - started - waited_s)
+            wait = _next_wait(error, counted, policy, jitter, left)
+            _log.debug("attempt %d failed, the next in %.2f s: %s", retries, wait, error)
+        counted += 1
         await asyncio.sleep(wait)
+
+
+def _is_last(error: EndpointError, counted: int, policy: RetryPolicy) -> bool:
+    """Whether no attempt would follow on `error`."""
+    return not isinstance(error, TransientError | IdleTimeoutError) or counted + 1 >= policy.max_attempts
 
 
 def _next_wait(

@@ -7,17 +7,24 @@ Why aiohttp and not an SDK is measured in `development/transport.md`. Everything
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reward_kit.errors import DeadlineError, ProviderError
-from reward_kit.providers.faults import IdleTimeoutError, TransientError, excerpt, read_json
+from reward_kit.providers.faults import (
+    IdleTimeoutError,
+    TransientError,
+    UnknownHostError,
+    UnreachableError,
+    excerpt,
+    read_json,
+)
 
 if TYPE_CHECKING:
     import aiohttp
 
-_POOL_SIZE = 1_000
 _DRAIN_S = 0.25
 
 
@@ -58,8 +65,9 @@ class Transport:
             The JSON value of the answer; None where it was an event stream and went to `on_chunk`.
 
         Raises:
-            TransientError: dropped, refused or cut connection, a status worth retrying, HTML, no JSON.
-            ProviderError: any other failure of the endpoint.
+            TransientError: no connection (`UnreachableError`), a dropped or cut one, a status worth retrying, HTML, no
+                JSON.
+            ProviderError: any other failure of the endpoint, among them `UnknownHostError` and `AccessError`.
             IdleTimeoutError: no byte came for `idle_timeout_s`.
             DeadlineError: the attempt took longer than `total_timeout_s`.
         """
@@ -97,7 +105,8 @@ class Transport:
         import aiohttp
 
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=_POOL_SIZE, ttl_dns_cache=300),
+            # How many requests are in flight is up to lanes and the run; a wait in here would count as the endpoint's.
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(
                 total=self._total_timeout_s, sock_connect=self._idle_timeout_s, sock_read=self._idle_timeout_s
@@ -124,9 +133,12 @@ class Transport:
         if isinstance(error, aiohttp.ClientPayloadError):
             return TransientError(f"{url} cut its answer short: {detail}")
         if isinstance(error, aiohttp.ClientConnectorDNSError | aiohttp.ClientSSLError):
-            return ProviderError(f"{url} cannot be reached; check base_url: {detail}")
+            return UnknownHostError(f"{url} cannot be reached; check base_url: {detail}")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            # Fewer connections at a time is also what helps against this.
+            return TransientError(f"{url}: no file descriptor is left; raise `ulimit -n`: {detail}", status=429)
         if isinstance(error, aiohttp.ClientConnectorError):
-            return TransientError(f"{url} refused the connection; is the server running? {detail}")
+            return UnreachableError(f"{url} refused the connection; is the server running? {detail}")
         if isinstance(error, aiohttp.ClientConnectionError | OSError):
             return TransientError(f"{url} dropped the connection: {detail}")
         return ProviderError(f"{url} cannot be talked to: {type(error).__name__}: {detail}")

@@ -17,7 +17,7 @@ import pydantic
 
 from reward_kit.agent.models import StepData, steps_of
 from reward_kit.environments.base import StateSnapshot
-from reward_kit.environments.snapshots import SqliteState, open_snapshot
+from reward_kit.environments.snapshots import close_state, open_snapshot
 from reward_kit.episodes.record import environment_return
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import (
@@ -217,18 +217,13 @@ async def _call(spec: RewardSpec, request: ScoringRequest) -> EvaluateResult:
     try:
         returned = await _run(spec, spec.arguments(given))
     except Exception:
-        _close(state)
+        close_state(state)
         raise
     # After a cancellation it stays open: a call that was given up may still be using it in its thread.
-    _close(state)
+    close_state(state)
     checked = spec.check(returned, 1)
     result: EvaluateResult = checked[0] if spec.mode == "batch" else checked
     return result
-
-
-def _close(state: Any) -> None:
-    if isinstance(state, SqliteState):
-        state.close()
 
 
 async def _run(spec: RewardSpec, arguments: Mapping[str, Any]) -> Any:

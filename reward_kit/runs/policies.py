@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reward_kit.agent.policies import make_policy
+from reward_kit.agent.policies.replay_policy import recorded_labels
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.models import PolicyModel
-from reward_kit.runs.runner import NamedPolicy
+from reward_kit.runs.plan import NamedPolicy
 from reward_kit.runs.tasks import Task
 
+if TYPE_CHECKING:
+    from reward_kit.providers.traffic import Traffic
+
 _PROVIDERS = ("openai",)
+_ASK_AN_ENDPOINT = ("openai", "own_agent")
 
 
 class _Choice(NamedTuple):
@@ -21,30 +27,53 @@ class _Choice(NamedTuple):
 
 
 def make_policies(
-    task: Task, models: Sequence[str] = (), names: Sequence[str] = (), base_url: str | None = None
+    task: Task,
+    models: Sequence[str] = (),
+    names: Sequence[str] = (),
+    base_url: str | None = None,
+    traffic: Traffic | None = None,
 ) -> list[NamedPolicy]:
     """The policies of a run, with the task file's options where the type agrees.
 
     Args:
         task: its `policy` is used where nothing else is named.
         models: as `openai/NAME`.
-        names: built-in names, or `file.py:Class`, relative to the task file.
+        names: built-in names; `file.py:Class`, relative to the task file; or `replay:RUN`, relative to the working
+            directory, which plays every policy of that run.
         base_url: the endpoint of the models.
+        traffic: what all their requests share.
 
     Raises:
         ConfigError: no policy is named anywhere, one cannot be made, or two have one label.
     """
     in_file = task.definition.policy
     choices = [_model(model, in_file) for model in models]
-    choices += [_Choice(name, name, _file_options(name, in_file)) for name in names]
+    for name in names:
+        kind, _, run = name.partition(":")
+        options = _file_options("replay" if run and kind == "replay" else name, in_file)
+        choices += _replays(Path(run), options) if run and kind == "replay" else [_Choice(name, name, options)]
     if not choices and in_file is not None:
-        label = f"openai/{in_file.options().get('model')}" if in_file.type == "openai" else in_file.type
-        choices = [_Choice(label, in_file.type, in_file.options())]
+        choices = _of_file(in_file, task.path.resolve().parent)
     _check(task, choices)
     if base_url is not None:
         _send_to(base_url, choices)
     folder = task.path.resolve().parent
-    return [NamedPolicy(label, make_policy(kind, options, folder)) for label, kind, options in choices]
+    return [NamedPolicy(label, make_policy(kind, options, folder, traffic)) for label, kind, options in choices]
+
+
+def check_costs(task: Task, policies: Sequence[NamedPolicy]) -> None:
+    """A limit on cost holds only where the cost of every action is known.
+
+    Raises:
+        ConfigError: there is such a limit, and a policy that does not know what it costs.
+    """
+    limits = (task.definition.limits.cost, task.definition.run_limits.cost)
+    unknown = [named.label for named in policies if not named.policy.knows_cost]
+    if unknown and any(limit is not None for limit in limits):
+        raise ConfigError(
+            f"{task.path}: a limit on cost (--max-cost, limits.cost, run_limits.cost) cannot be kept: the price of "
+            f"{', '.join(unknown)} is not known; name a policy.price_file that has it"
+        )
 
 
 def _check(task: Task, choices: Sequence[_Choice]) -> None:
@@ -60,10 +89,10 @@ def _check(task: Task, choices: Sequence[_Choice]) -> None:
 
 
 def _send_to(base_url: str, choices: Sequence[_Choice]) -> None:
-    if all(choice.type != "openai" for choice in choices):
+    if all(choice.type not in _ASK_AN_ENDPOINT for choice in choices):
         raise ConfigError("--base-url is for models, and no policy of this run is one; give --model openai/NAME")
     for choice in choices:
-        if choice.type == "openai":
+        if choice.type in _ASK_AN_ENDPOINT:
             choice.options["base_url"] = base_url
 
 
@@ -75,6 +104,24 @@ def _model(model: str, in_file: PolicyModel | None) -> _Choice:
             "(any OpenAI-compatible endpoint through --base-url)"
         )
     return _Choice(model, provider, {**_file_options(provider, in_file), "model": name})
+
+
+def _of_file(in_file: PolicyModel, folder: Path) -> list[_Choice]:
+    options = in_file.options()
+    if in_file.type == "replay" and isinstance(options.get("run"), str):
+        return _replays(folder / options["run"], options)
+    label = f"openai/{options.get('model')}" if in_file.type == "openai" else in_file.type
+    return [_Choice(label, in_file.type, options)]
+
+
+def _replays(run: Path, options: Mapping[str, Any]) -> list[_Choice]:
+    """One for each policy of the run, or the one that is named.
+
+    Each stands under its own label, which is a part of the episodes' ids and seeds.
+    """
+    labels = [options["policy"]] if options.get("policy") is not None else recorded_labels(run)
+    given = {**options, "run": str(run.resolve())}
+    return [_Choice(str(label), "replay", {**given, "policy": label}) for label in labels]
 
 
 def _file_options(name: str, in_file: PolicyModel | None) -> dict[str, Any]:

@@ -10,86 +10,30 @@ import hashlib
 import inspect
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 
+from reward_kit.agent.budget import RunBudget, Used
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, make_group_id, make_rollout_id
+from reward_kit.agent.simulated_user import SimulatedUser
 from reward_kit.agent.starts import CLOSE_SECONDS, GroupStart
-from reward_kit.errors import PolicyError, RewardKitError, boundary
+from reward_kit.environments.servers import ServerPool
+from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, ScoringRequest
-from reward_kit.runs.store import RunStore, load_episode, read_episodes, read_scores
+from reward_kit.runs.plan import Control, Listener, Plan
+from reward_kit.runs.store import RunStore, load_episode, read_episodes, read_json, read_scores
 from reward_kit.runs.summary import EpisodeRow
-from reward_kit.runs.tasks import Task
 from reward_kit.typed_interface import RewardSpec
 
 logger = logging.getLogger("reward_kit.runs")
-
-
-@dataclass(frozen=True, slots=True)
-class NamedPolicy:
-    """A policy and the label under which its results stand."""
-
-    label: str
-    policy: AgentPolicy
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a run consists of.
-
-    Attributes:
-        task: the loaded task.
-        policies: each runs every sample.
-        samples: the selected ones.
-        rollouts: episodes of each sample and policy.
-        seed: everything random derives from it.
-        max_concurrency: episodes in flight.
-    """
-
-    task: Task
-    policies: Sequence[NamedPolicy]
-    samples: Sequence[Sample]
-    rollouts: int
-    seed: int = 0
-    max_concurrency: int = 16
-
-    @property
-    def total(self) -> int:
-        """The number of episodes."""
-        return len(self.policies) * len(self.samples) * self.rollouts
-
-
-class Listener(Protocol):
-    """Who watches a run. Called in the run's own event loop."""
-
-    def episode_stopped(self, row: EpisodeRow) -> None: ...
-
-    def episode_scored(self, row: EpisodeRow) -> None: ...
-
-
-@dataclass(slots=True)
-class Control:
-    """How a run is stopped from outside, and why it stopped.
-
-    Attributes:
-        stop_reason: set once no further episode begins; what is in flight is finished.
-        scope: cancel it to stop at once; what is in flight is lost and runs again on resume.
-    """
-
-    stop_reason: str | None = None
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-
-    def finish(self, reason: str) -> None:
-        """Begin no further episode."""
-        self.stop_reason = self.stop_reason or reason
 
 
 class Run:
@@ -101,6 +45,7 @@ class Run:
         listener: told of every episode.
         control: stops the run.
         error_limit: stops the run once more episodes than this broke; a share of the total where it is below 1.
+        only_failed: what broke earlier runs again, and nothing else does.
     """
 
     def __init__(
@@ -111,11 +56,17 @@ class Run:
         listener: Listener | None = None,
         control: Control | None = None,
         error_limit: float | None = None,
+        only_failed: bool = False,
     ) -> None:
         self.rows: dict[str, EpisodeRow] = {}
         self._plan, self._store, self._listener = plan, store, listener
         self._control = control or Control()
         self._error_limit = error_limit
+        self._only_failed = only_failed
+        worked_s = read_json(store.path / "run.json").get("timing", {}).get("worked_s", 0.0)
+        self._budget = RunBudget(plan.task.definition.run_limits, seconds=worked_s)
+        self._next_attempt: dict[str, int] = {}
+        self._failed: set[str] = set()
         self._broken = 0
         self._unscored: list[ScoringRequest] = []
         self._groups: dict[str, _OpenGroup] = {}
@@ -127,16 +78,26 @@ class Run:
         # Each episode in flight may wait in a thread, in its world or in its tool, and so may each reward.
         threads = anyio.to_thread.current_default_thread_limiter()
         threads.total_tokens = max(threads.total_tokens, 3 * self._plan.max_concurrency + 64)
+        async with ServerPool():
+            try:
+                with self._control.scope:
+                    await self._collect_and_score()
+                status = "interrupted" if self.missing() else "complete"
+            finally:
+                with anyio.CancelScope(shield=True):
+                    for group in list(self._groups.values()):
+                        await group.start.close()
+                    await self._close_policies()
+                self._note_end(status, time.perf_counter() - began)
+
+    def _note_end(self, status: str, seconds: float) -> None:
+        """Note how the run ended; where it failed, what it failed of is not hidden by a disk that is full."""
         try:
-            with self._control.scope:
-                await self._collect_and_score()
-            status = "interrupted" if self.missing() else "complete"
-        finally:
-            with anyio.CancelScope(shield=True):
-                for group in list(self._groups.values()):
-                    await group.start.close()
-                await self._close_policies()
-            self._store.finish(status, time.perf_counter() - began)
+            self._store.finish(status, seconds)
+        except StoreError as error:
+            if status != "failed":
+                raise
+            logger.warning("%s", error)
 
     def missing(self) -> int:
         """How many episodes are not there yet, or wait for a score."""
@@ -146,25 +107,55 @@ class Run:
 
     async def _close_policies(self) -> None:
         """Close them all. A failure is worth a line, not the run, which is over."""
-        for named in self._plan.policies:
+        opened: dict[str, AgentPolicy | SimulatedUser] = {named.label: named.policy for named in self._plan.policies}
+        if self._plan.user is not None:
+            opened["the simulated user"] = self._plan.user
+        for label, policy in opened.items():
             try:
-                with boundary(PolicyError, f"close of {named.label}"), anyio.fail_after(CLOSE_SECONDS):
-                    await named.policy.close()
+                with boundary(PolicyError, f"close of {label}"), anyio.fail_after(CLOSE_SECONDS):
+                    await policy.close()
             except RewardKitError as error:
                 logger.warning("%s", error)
 
     def take_stock(self) -> None:
-        """Read what the store holds: finished episodes, and those of them that are not scored yet. Call it first."""
-        scores = {record["rollout_id"]: record for record in read_scores(self._store.path)}
+        """Read what the store holds: finished episodes, and those of them that are not scored yet. Call it first.
+
+        Money that an episode spent counts, also where it is not finished or runs again.
+        """
         for record in read_episodes(self._store.path):
-            row = self.rows[record["rollout_id"]] = EpisodeRow.of(record)
-            self._tell_stopped(row)
-            if row.rollout_id in scores:
-                row.add_score(scores[row.rollout_id])
-                self._tell_scored(row)
-            elif self._plan.task.reward is not None and row.error_class is None:
-                episode = load_episode(self._store.path, record)
-                self._unscored.append(ScoringRequest.of(episode, self._plan.task.definition))
+            self._book(record)
+        scores = {(score["rollout_id"], score.get("attempt", 0)): score for score in read_scores(self._store.path)}
+        for record in read_episodes(self._store.path):
+            rollout_id, attempt = record["rollout_id"], record.get("attempt", 0)
+            if attempt + 1 == self._next_attempt[rollout_id]:
+                self._take_record(record, scores.get((rollout_id, attempt)))
+        self._check_budget()
+
+    def _book(self, record: Mapping[str, Any]) -> None:
+        """Count one attempt of an episode, and what it used."""
+        rollout_id, attempt = record["rollout_id"], record.get("attempt", 0)
+        self._next_attempt[rollout_id] = max(self._next_attempt.get(rollout_id, 0), attempt + 1)
+        for account in (record.get("usage") or {}, record.get("custom_data", {}).get("user_usage") or {}):
+            tokens = account.get("prompt_tokens", 0) + account.get("completion_tokens", 0)
+            self._budget.spend(Used(int(tokens), account.get("cost")))
+        self._budget.spend(Used(), steps=record["num_steps"])
+
+    def _take_record(self, record: Mapping[str, Any], score: Mapping[str, Any] | None) -> None:
+        """Take over one finished episode of an earlier process, unless it is to be run again."""
+        row = EpisodeRow.of(record)
+        if row.is_unfinished:
+            return
+        if self._only_failed and row.error_class is not None:
+            self._failed.add(row.rollout_id)
+            return
+        self.rows[row.rollout_id] = row
+        self._tell_stopped(row)
+        if score is not None and not (self._only_failed and score.get("failure")):
+            row.add_score(score)
+            self._tell_scored(row)
+        elif self._plan.task.reward is not None and row.error_class is None:
+            episode = load_episode(self._store.path, record)
+            self._unscored.append(ScoringRequest.of(episode, self._plan.task.definition))
 
     async def _collect_and_score(self) -> None:
         reward = self._plan.task.reward
@@ -195,15 +186,25 @@ class Run:
         """What is to be run, a group at a time, so that groups complete early."""
         plan, task = self._plan, self._plan.task
         workers = {
-            named.label: RLRolloutWorker(task.definition, named.policy, tools=task.tools, policy_label=named.label)
+            named.label: RLRolloutWorker(
+                task.definition,
+                named.policy,
+                tools=task.tools,
+                user=plan.user,
+                budget=self._budget,
+                policy_label=named.label,
+            )
             for named in plan.policies
         }
         for sample in plan.samples:
             for label, worker in workers.items():
                 group_id = make_group_id(plan.seed, sample.id, label)
-                missing = [i for i in range(plan.rollouts) if make_rollout_id(group_id, i) not in self.rows]
+                missing = [i for i in range(plan.rollouts) if self._is_to_be_run(make_rollout_id(group_id, i))]
                 for index in missing:
                     yield _Item(worker, sample, group_id, index, len(missing))
+
+    def _is_to_be_run(self, rollout_id: str) -> bool:
+        return rollout_id in self._failed if self._only_failed else rollout_id not in self.rows
 
     async def _run_item(self, item: _Item, scoring: _Scoring | None) -> None:
         if item.group_id not in self._groups:
@@ -211,19 +212,24 @@ class Run:
             self._groups[item.group_id] = _OpenGroup(start, item.group_size)
         group = self._groups[item.group_id]
         episode = await item.worker.collect_episode(group.start, item.rollout_index)
+        episode.custom_data["attempt"] = self._next_attempt.get(episode.id_, 0)
         row = EpisodeRow.of(self._store.append_episode(episode))
-        self.rows[row.rollout_id] = row
-        self._tell_stopped(row)
+        if not row.is_unfinished:
+            self.rows[row.rollout_id] = row
+            self._tell_stopped(row)
+        self._check_budget()
         group.remaining -= 1
         if group.remaining == 0:
             await self._groups.pop(item.group_id).start.close()
+        if row.is_unfinished:
+            return
         if scoring is not None and row.error_class is None:
             await scoring.submit(ScoringRequest.of(episode, self._plan.task.definition))
 
     def take_score(self, scored: Scored, reward: RewardSpec, scorer_hash: str) -> None:
         """Write one score and tell of it."""
         row = self.rows[scored.rollout_id]
-        record = score_record(scored, reward, scorer_hash)
+        record = {"attempt": row.attempt, **score_record(scored, reward, scorer_hash)}
         self._store.append_score(record)
         row.add_score(record)
         self._tell_scored(row)
@@ -239,6 +245,10 @@ class Run:
             self._listener.episode_scored(row)
         self._broken += row.score_error is not None
         self._check_error_limit()
+
+    def _check_budget(self) -> None:
+        if reason := self._budget.exhausted():
+            self._control.finish(f"the run's limit is reached, {reason}")
 
     def _check_error_limit(self) -> None:
         if self._error_limit is None:

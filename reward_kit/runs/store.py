@@ -19,13 +19,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from reward_kit.environments.base import StateSnapshot
+from reward_kit.environments.snapshots import compose, decompose
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, StoreError
+from reward_kit.runs.redaction import Redaction
 
 SCHEMA_VERSION = 1
-HIDDEN = "(hidden)"
-_SECRET = re.compile(r"api_?key$|token$|secret|password|authorization", re.IGNORECASE)
 
 
 def new_run_path(log_dir: Path, task_name: str) -> Path:
@@ -54,16 +54,21 @@ def latest_run(log_dir: Path, task_name: str | None = None) -> Path:
 class RunStore:
     """One run directory, open for writing by this process alone. Use it as a context manager.
 
+    Args:
+        path: the directory.
+        redaction: keeps secrets out of what is written.
+
     Raises:
         StoreError: the directory cannot be written, or another process has it open.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, redaction: Redaction | None = None) -> None:
         self.path = path
+        self.redaction = redaction or Redaction()
         self._files: dict[str, int] = {}
 
     @classmethod
-    def create(cls, path: Path, header: Mapping[str, Any]) -> RunStore:
+    def create(cls, path: Path, header: Mapping[str, Any], redaction: Redaction | None = None) -> RunStore:
         """Make the directory with its `run.json`."""
         try:
             path.mkdir(parents=True)
@@ -71,7 +76,7 @@ class RunStore:
             raise ConfigError(
                 f"cannot make the run directory {path}: {error.strerror}; choose another --log-dir"
             ) from error
-        store = cls(path)
+        store = cls(path, redaction)
         started = {"started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")}
         store.write_header({"schema_version": SCHEMA_VERSION, **header, "status": "running", "timing": started})
         return store
@@ -100,7 +105,7 @@ class RunStore:
     def append_episode(self, episode: SingleAgentEpisode) -> dict[str, Any]:
         """Write one episode; its final state goes to `states/` first. Returns the line as written."""
         state = episode.custom_data.get("final_state")
-        kept = self._keep_state(StateSnapshot(state["kind"], state["payload"])) if state else None
+        kept = self._keep_state(self._redacted(StateSnapshot(state["kind"], state["payload"]))) if state else None
         record = episode_to_record(episode, final_state=kept)
         self._append("episodes.jsonl", record)
         return record
@@ -111,31 +116,43 @@ class RunStore:
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         # ASCII escapes keep lone surrogates writable; every JSON reader undoes them.
-        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+        text = json.dumps(self.redaction.of_record(record), separators=(",", ":"), allow_nan=False)
+        line = self.redaction.of_line(text.encode("ascii")) + b"\n"
         descriptor = self._files[name]
-        before = os.fstat(descriptor).st_size
+        facts = os.fstat(descriptor)
+        if not facts.st_nlink:  # writing would succeed, into a file that nobody can ever read
+            raise StoreError(f"{self.path / name} was removed while the run went on; what it held is lost")
+        before = facts.st_size
         try:
-            if os.write(descriptor, line) != len(line):
-                raise OSError("the disk took only a part of the line")
+            rest = memoryview(line)
+            while rest:  # a full disk takes a part first and says why with the next write
+                rest = rest[os.write(descriptor, rest) :]
         except OSError as error:
             os.ftruncate(descriptor, before)
-            raise StoreError(f"cannot write {self.path / name}: {error}") from error
+            raise StoreError(f"cannot write {self.path / name}: {error.strerror or error}") from error
+
+    def _redacted(self, snapshot: StateSnapshot) -> StateSnapshot:
+        """A state without secrets, where it is text; a database has a form of its own."""
+        if snapshot.kind == "composite":
+            return compose({name: self._redacted(part) for name, part in decompose(snapshot).items()})
+        is_text = snapshot.kind in ("json", "files")
+        return StateSnapshot(snapshot.kind, self.redaction.of_bytes(snapshot.payload)) if is_text else snapshot
 
     def _keep_state(self, snapshot: StateSnapshot) -> dict[str, str]:
         digest = snapshot.digest
         path = self.path / "states" / f"{digest}.{snapshot.kind}"
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            _write_atomically(path, snapshot.payload)
+            write_atomically(path, snapshot.payload)
         return {"kind": snapshot.kind, "sha256": digest}
 
     def write_header(self, header: Mapping[str, Any]) -> None:
         """Replace `run.json`."""
-        _write_atomically(self.path / "run.json", _pretty(header))
+        write_atomically(self.path / "run.json", self.redaction.of_line(_pretty(header)))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace `summary.json`."""
-        _write_atomically(self.path / "summary.json", _pretty(summary))
+        write_atomically(self.path / "summary.json", self.redaction.of_line(_pretty(summary)))
 
     def finish(self, status: str, seconds: float) -> None:
         """Note in `run.json` how the run ended and how long this process worked on it."""
@@ -153,6 +170,14 @@ def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
 def read_scores(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a run's `scores.jsonl`; a torn last line is left out."""
     return _read_lines(path / "scores.jsonl")
+
+
+def latest_episodes(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run's `episodes.jsonl`, of each episode only its latest attempt."""
+    latest: dict[str, int] = {}
+    for record in read_episodes(path):
+        latest[record["rollout_id"]] = max(latest.get(record["rollout_id"], 0), record.get("attempt") or 0)
+    return (r for r in read_episodes(path) if (r.get("attempt") or 0) == latest[r["rollout_id"]])
 
 
 def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
@@ -186,14 +211,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise StoreError(f"{path} is not a JSON object")
     return data
-
-
-def without_secrets(value: Any) -> Any:
-    """`value` with everything under a key that names a secret replaced."""
-    if isinstance(value, Mapping):
-        hidden = {key: bool(_SECRET.search(str(key))) and isinstance(item, str) for key, item in value.items()}
-        return {key: HIDDEN if hidden[key] else without_secrets(item) for key, item in value.items()}
-    return [without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _lock_for_this_process(descriptor: int) -> None:
@@ -239,7 +256,12 @@ def _cut_torn_line(path: Path) -> None:
             file.truncate(position)
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file as a whole; a kill leaves the old one or the new one.
+
+    Raises:
+        StoreError: it cannot be written; what was there stays.
+    """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         part.write_bytes(data)

@@ -29,6 +29,7 @@ class EpisodeRow:
     error_message: str | None
     error_traceback: str | None
     usage: Mapping[str, float]
+    attempt: int = 0
     tool_errors: int = 0
     score: float | None = None
     score_error: str | None = None
@@ -48,6 +49,7 @@ class EpisodeRow:
             error_message=failure.get("message"),
             error_traceback=failure.get("traceback"),
             usage=record.get("usage") or {},
+            attempt=record.get("attempt") or 0,
             tool_errors=_tool_errors(record),
         )
 
@@ -58,6 +60,11 @@ class EpisodeRow:
         self.score_error = failure.get("class")
         self.error_message = self.error_message or failure.get("message")
         self.error_traceback = self.error_traceback or failure.get("traceback")
+
+    @property
+    def is_unfinished(self) -> bool:
+        """The run's budget cut it off; it is no result, and runs again on resume."""
+        return self.stop_reason == StopReason.RUN_LIMIT
 
     @property
     def is_error(self) -> bool:

@@ -6,11 +6,9 @@ the line, the key and the value, and the command leaves with exit code 2.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,15 @@ import yaml
 from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.agent.starts import GroupStart
 from reward_kit.environments.registry import resource_class
+from reward_kit.environments.servers import ServerPool
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, EnvironmentFailure, did_you_mean
 from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel, describe_validation_error
 from reward_kit.reward_agent.scoring import check_parameters
-from reward_kit.runs.yaml_lines import LocatedYaml, siblings
+from reward_kit.runs.datasets import read_samples
+from reward_kit.runs.resources import check_samples, check_tools, with_surroundings
+from reward_kit.runs.yaml_lines import LocatedYaml, about
 from reward_kit.typed_interface import RewardSpec, reward_spec
 
 
@@ -41,7 +42,8 @@ class Task:
         rollouts_per_sample: how many episodes each gets.
         tools: the task's own tools, None where it has none.
         reward: the reward function, None where the task only collects.
-        digests: SHA-256 of the task file, its dataset, tools and reward, to notice a change before a resume.
+        inputs: the files that decide what a run's episodes and scores are: task file, dataset, tools and reward.
+        digests: their SHA-256, to notice a change before a resume.
     """
 
     definition: TaskDefinitionModel
@@ -50,6 +52,7 @@ class Task:
     rollouts_per_sample: int
     tools: ToolRegistry | None = None
     reward: RewardSpec | None = None
+    inputs: Mapping[str, Path] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -67,16 +70,16 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
     definition = _validated(located, overrides or {})
     _refuse_unused(located, definition)
     folder = path.resolve().parent
-    with _about(located, "resource_type"):
-        definition = _with_task_folder(definition, folder)
-    with _about(located, "tools_module_path"):
+    definition = with_surroundings(located, definition, folder)
+    with about(located, "tools_module_path"):
         tools = load_tools(definition.tools_module_path, folder) if definition.tools_module_path else None
-        _check_tools(tools, definition)
-    with _about(located, "reward_function_path"):
+        check_tools(tools, definition)
+    with about(located, "reward_function_path"):
         reward_path = definition.reward_function_path
         reward = reward_spec(load_object(reward_path, folder)) if reward_path else None
-    samples = tuple(_samples(definition, folder))
-    with _about(located, "reward_function_path"):
+    samples = tuple(read_samples(definition, folder))
+    check_samples(definition, samples)
+    with about(located, "reward_function_path"):
         _check_reward(reward, samples)
     has_dataset = definition.dataset_path is not None
     task = Task(
@@ -86,39 +89,25 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
         rollouts_per_sample=definition.num_rollouts_per_sample if has_dataset else definition.num_rollouts,
         tools=tools,
         reward=reward,
-        digests=_digests(path, definition, folder),
+        inputs=(inputs := _input_files(path, definition, folder)),
+        digests={name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in inputs.items()},
     )
     _check_prompts(task)
     return task
-
-
-@contextmanager
-def _about(located: LocatedYaml, key: str) -> Iterator[None]:
-    """Name the line and the key in what goes wrong with what the key names."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{located.where((key,))}: {key}: {error}") from error
 
 
 def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel) -> None:
     """A key that would have no effect is an error, not a silent no-op."""
     given, has_dataset = definition.model_fields_set, definition.dataset_path is not None
     unused = {
-        "resource_server": "no resource of this version starts a server",
         "num_rollouts": "a task with a dataset counts num_rollouts_per_sample" if has_dataset else "",
         "num_rollouts_per_sample": "" if has_dataset else "a task without a dataset counts num_rollouts",
         "base_resource_config": "" if definition.resource_type else "the task has no resource_type",
+        "nudge": "the simulated user answers a text" if definition.user else "",
     }
     for key, why in unused.items():
         if why and key in given:
             raise ConfigError(f"{located.where((key,))}: {key} has no effect: {why}")
-
-
-def _check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> None:
-    for name, tool in (tools.get_tools() if tools else {}).items():
-        if tool.resource_parameter and definition.resource_type is None:
-            raise ConfigError(f"tool {name!r} asks for the episode's resource, and the task has no resource_type")
 
 
 def _check_reward(reward: RewardSpec | None, samples: Sequence[Sample]) -> None:
@@ -155,26 +144,19 @@ def _overlaid(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
     result = json.loads(json.dumps(data, default=str)) if overrides else data
     for dotted, value in overrides.items():
         *parents, last = dotted.split(".")
-        inner = result
+        inner: Any = result
         for key in parents:
-            inner = inner.setdefault(key, {})
-            if not isinstance(inner, dict):
+            inner = inner[_index(inner, key, dotted)] if isinstance(inner, list) else inner.setdefault(key, {})
+            if not isinstance(inner, dict | list):
                 raise ConfigError(f"-T {dotted}=…: {key!r} is no mapping")
-        inner[last] = value
+        inner[_index(inner, last, dotted) if isinstance(inner, list) else last] = value
     return result
 
 
-def _with_task_folder(definition: TaskDefinitionModel, folder: Path) -> TaskDefinitionModel:
-    """The definition with what its resource needs to find files beside the task file."""
-    name = definition.resource_type
-    if name is None:
-        return definition
-    if name.partition(":")[0].endswith(".py"):
-        name = str(folder / name)
-    config = dict(definition.base_resource_config)
-    if resource_class(name).takes_task_folder:
-        config.setdefault("task_folder", str(folder))
-    return definition.model_copy(update={"resource_type": name, "base_resource_config": config})
+def _index(items: list[Any], key: str, dotted: str) -> int:
+    if not (key.isascii() and key.isdigit() and int(key) < len(items)):
+        raise ConfigError(f"-T {dotted}=…: {key!r} is no position in a list of {len(items)}, counted from 0")
+    return int(key)
 
 
 def load_tools(location: str, folder: Path) -> ToolRegistry:
@@ -197,81 +179,6 @@ def load_tools(location: str, folder: Path) -> ToolRegistry:
     return next(iter(registries.values()))
 
 
-def _samples(definition: TaskDefinitionModel, folder: Path) -> Iterator[Sample]:
-    if definition.dataset_path is None:
-        yield Sample(definition.name, ground_truth=definition.ground_truth)
-        return
-    seen: dict[str, str] = {}
-    for where, row in read_rows(folder / definition.dataset_path):
-        sample = _sample(row, where, len(seen), definition)
-        if sample.id in seen:
-            raise ConfigError(f"{where}: sample id {sample.id!r} stands already at {seen[sample.id]}")
-        seen[sample.id] = where
-        yield sample
-    if not seen:
-        raise ConfigError(f"dataset {folder / definition.dataset_path} has no rows")
-
-
-def _sample(row: dict[str, Any], where: str, index: int, definition: TaskDefinitionModel) -> Sample:
-    config = row.get("resource_config") or {}
-    if not isinstance(config, Mapping):
-        raise ConfigError(f"{where}: resource_config is a {type(config).__name__}, not a mapping")
-    ground_truth = row.get("ground_truth", definition.ground_truth)
-    return Sample(str(row.get("id", f"sample-{index}")), row, ground_truth, config, where)
-
-
-def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a JSONL, CSV or YAML dataset, each with its `file:line`.
-
-    Raises:
-        ConfigError: the file does not exist, is of another kind, or a row is no mapping.
-    """
-    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".yaml": _read_yaml, ".yml": _read_yaml}
-    if path.suffix not in readers:
-        raise ConfigError(f"dataset {path}: unknown kind {path.suffix!r}; known: {', '.join(readers)}")
-    if not path.is_file():
-        near = did_you_mean(path.name, siblings(path))
-        raise ConfigError(f"dataset {path} does not exist{near if '?' in near else ''}")
-    try:
-        for where, row in readers[path.suffix](path):
-            if not isinstance(row, dict):
-                raise ConfigError(f"{where}: a row is a mapping of fields, this one is a {type(row).__name__}")
-            yield where, row
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"dataset {path} cannot be read as UTF-8 {path.suffix[1:]}: {error}") from None
-
-
-def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                yield f"{path}:{number}", json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ConfigError(f"{path}:{number}: not JSON: {error}") from None
-
-
-def _read_csv(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file, strict=True)
-        names = rows.fieldnames or []
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ConfigError(f"{path}:1: the column {twice!r} stands there twice")
-        for row in rows:
-            if None in row or None in row.values():
-                raise ConfigError(f"{path}:{rows.line_num}: the row does not have the header's {len(row) - 1} columns")
-            yield f"{path}:{rows.line_num}", dict(row)
-
-
-def _read_yaml(path: Path) -> Iterator[tuple[str, Any]]:
-    located = LocatedYaml(path)
-    if not isinstance(located.data, list):
-        raise ConfigError(f"{path}: a YAML dataset is a list of rows")
-    for index, row in enumerate(located.data):
-        yield located.where((index,)), row
-
-
 def _check_prompts(task: Task) -> None:
     """Render every sample's messages once: a missing field is found before the run, not in its middle."""
     prompt = Prompt(task.definition)
@@ -284,7 +191,9 @@ def _check_prompts(task: Task) -> None:
         except pydantic.ValidationError as error:
             problems += [f"{sample.where}: messages.{line}" for line in describe_validation_error(error)]
         else:
-            if not messages and task.definition.resource_type is None:
+            user = task.definition.user
+            user_opens = user is not None and user.opens is not False
+            if not messages and task.definition.resource_type is None and not user_opens:
                 raise ConfigError(f"{task.path}: nothing to begin with; give messages or initial_user_prompt")
     if problems:
         more = [f"… and {len(problems) - 3} more"] if len(problems) > 3 else []
@@ -301,15 +210,21 @@ async def check_world(task: Task) -> None:
         return
     resource_class(task.definition.resource_type)
     kinds = {frozenset(_keys(sample.resource_config)): sample for sample in reversed(task.samples)}
-    for sample in kinds.values():
-        try:
-            async with GroupStart(task.definition, sample, 0) as group:
-                start = await group.episode(0)
-                if start.world is not None:
-                    await start.world.close()
-        except (ConfigError, EnvironmentFailure) as error:
-            where = sample.where if sample.resource_config else task.path
-            raise ConfigError(f"{where}: resource {task.definition.resource_type!r}: {error}") from error
+    async with ServerPool():
+        for sample in kinds.values():
+            try:
+                async with GroupStart(task.definition, sample, 0) as group:
+                    start = await group.episode(0)
+                    if start.world is not None:
+                        await start.world.close()
+            except (ConfigError, EnvironmentFailure) as error:
+                where = sample.where if sample.resource_config else task.path
+                raise ConfigError(f"{where}: {_named(task.definition)}: {error}") from error
+
+
+def _named(definition: TaskDefinitionModel) -> str:
+    kind = definition.resource_type
+    return "resources" if kind == "composite" else f"resource {kind!r}"
 
 
 def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -334,19 +249,36 @@ def selected(task: Task, limit: int | None = None, sample_ids: Iterable[str] = (
     return chosen[:limit] if limit is not None else chosen
 
 
-def _digests(path: Path, definition: TaskDefinitionModel, folder: Path) -> dict[str, str]:
-    """SHA-256 of each file that decides what a run's episodes and scores are; modules of packages are left out."""
+def _input_files(path: Path, definition: TaskDefinitionModel, folder: Path) -> dict[str, Path]:
+    """Each file that decides what a run's episodes and scores are; modules of packages are left out."""
     named = {
         "task file": str(path.resolve()),
         "dataset": definition.dataset_path,
         "tools": definition.tools_module_path,
         "reward": definition.reward_function_path,
+        "redaction": definition.redact,
     }
+    acting = {"resource": definition.resource_type}
+    acting |= {"policy": definition.policy.type} if definition.policy else {}
+    acting |= {"user": definition.user.type} if definition.user else {}
+    named |= {name: value for name, value in acting.items() if value and ".py:" in value}
     files = {name: folder / value.partition(".py:")[0] for name, value in named.items() if value}
     files = {name: file if file.is_file() else file.with_name(f"{file.name}.py") for name, file in files.items()}
-    return {
-        name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in sorted(files.items()) if file.is_file()
-    }
+    configured = (definition.base_resource_config, definition.policy and definition.policy.options())
+    files |= {f"file {text}": folder / text for text in _texts(configured) if len(text) < 256 and "\0" not in text}
+    return {name: file for name, file in sorted(files.items()) if file.is_file()}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a configuration; some of them name files."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
 
 
 def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:

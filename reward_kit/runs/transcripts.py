@@ -16,8 +16,8 @@ from reward_kit.agent.samples import make_group_id, make_rollout_id
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.models import Message, ToolCall, describe_validation_error
+from reward_kit.runs.datasets import read_rows
 from reward_kit.runs.store import load_episode
-from reward_kit.runs.tasks import read_rows
 
 _NOT_SAMPLE = ("messages", "ground_truth")
 
@@ -26,23 +26,41 @@ def read_transcripts(path: Path) -> Iterator[SingleAgentEpisode]:
     """The episodes of a dataset with a `messages` field, or of a run's `episodes.jsonl`.
 
     A row may have `id` (rows of one id are rollouts of one sample), `ground_truth` and `policy`; everything in it is
-    handed to the reward function as `sample`.
+    handed to the reward function as `sample`. Of a run's episodes only the latest attempt counts, and none that the
+    run's limit cut off.
 
     Raises:
         ConfigError: a row has no messages, or a message is none; the line is named.
     """
     rollouts: Counter[str] = Counter()
-    seen: dict[str, str] = {}
+    latest = _latest_attempts(path)
     for index, (where, row) in enumerate(read_rows(path)):
-        if "rollout_id" in row and "steps" in row:
-            if row["rollout_id"] in seen:
-                raise ConfigError(f"{where}: rollout {row['rollout_id']!r} stands already at {seen[row['rollout_id']]}")
-            seen[row["rollout_id"]] = where
-            yield load_episode(path.parent, row)
+        if _is_episode(row):
+            is_result = row["stop_reason"] != StopReason.RUN_LIMIT
+            if is_result and (row.get("attempt") or 0) == latest[row["rollout_id"]]:
+                yield load_episode(path.parent, row)
             continue
         sample_id = str(row.get("id", f"sample-{index}"))
         yield _episode(row, sample_id, rollouts[sample_id], where)
         rollouts[sample_id] += 1
+
+
+def _is_episode(row: Mapping[str, Any]) -> bool:
+    return "rollout_id" in row and "steps" in row
+
+
+def _latest_attempts(path: Path) -> dict[str, int]:
+    """The latest attempt of each episode in a file; an attempt that stands there twice is refused."""
+    seen: dict[tuple[str, int], str] = {}
+    latest: dict[str, int] = {}
+    for where, row in read_rows(path):
+        if _is_episode(row):
+            key = (row["rollout_id"], row.get("attempt") or 0)
+            if key in seen:
+                raise ConfigError(f"{where}: rollout {key[0]!r} stands already at {seen[key]}")
+            seen[key] = where
+            latest[key[0]] = max(latest.get(key[0], 0), key[1])
+    return latest
 
 
 def _episode(row: Mapping[str, Any], sample_id: str, rollout_index: int, where: str) -> SingleAgentEpisode:
@@ -62,6 +80,7 @@ def _episode(row: Mapping[str, Any], sample_id: str, rollout_index: int, where: 
         "sample_id": sample_id,
         "group_id": group_id,
         "rollout_index": rollout_index,
+        "attempt": 0,
         "policy": str(row.get("policy") or row.get("model") or "transcript"),
         "stop_reason": StopReason.RECORDED.value,
         "failure": None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +79,12 @@ class LocatedYaml:
             for index, value in enumerate(node.value):
                 self._lines[(*path, index)] = value.start_mark.line + 1
                 self._locate(value, (*path, index))
+
+
+@contextmanager
+def about(located: LocatedYaml, *location: str | int) -> Iterator[None]:
+    """Name the line and the key in what goes wrong with what the key names."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{located.where(location)}: {'.'.join(map(str, location))}: {error}") from error

@@ -15,7 +15,7 @@ from reward_kit.agent.samples import Sample
 from reward_kit.environments.base import StepOutcome
 from reward_kit.environments.python_state import PythonStateResource
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, LimitError
 from tests.agent.worlds import (
     WORLD,
     Counter,
@@ -31,8 +31,19 @@ from tests.agent.worlds import (
 )
 
 
-def with_usage(tokens):
-    return lambda *_: PolicyOutput(call(), None, {"usage": {"prompt_tokens": tokens, "completion_tokens": 1}})
+def with_usage(tokens, cost=None):
+    usage = {"prompt_tokens": tokens, "completion_tokens": 1, **({"cost": cost} if cost else {})}
+    return lambda *_: PolicyOutput(call(), None, {"usage": usage})
+
+
+def cut_answer(*_):
+    return PolicyOutput(text("It is forty-"), None, {"finish_reason": "length"})
+
+
+def does_not_fit(observation, _):
+    if len(observation) > 2:
+        raise LimitError("maximum context length is 8 tokens")
+    return call()
 
 
 class TestEnds:
@@ -47,6 +58,9 @@ class TestEnds:
         "environment_truncated": ([call("cut")], {"resource_type": WORLD}, False),
         "max_steps": ([call(), call(), call()], {"resource_type": WORLD, "max_episode_steps": 2}, False),
         "token_limit": (with_usage(9), {"resource_type": WORLD, "limits": {"total_tokens": 15}}, False),
+        "output_limit": (cut_answer, {}, False),
+        "context_limit": (does_not_fit, {"resource_type": WORLD}, False),
+        "cost_limit": (with_usage(9, 0.2), {"resource_type": WORLD, "limits": {"cost": 0.3}}, False),
         "wall_time_limit": ([call("slow")], {"resource_type": WORLD, "limits": {"wall_time_s": 0.05}}, False),
         "error": ([call("crash")], {"resource_type": WORLD}, False),
     }
@@ -60,7 +74,8 @@ class TestEnds:
         assert (failure(episode) is None) == (expected != "error")
 
     def test_every_reason_is_covered(self):
-        assert {*self.CASES, "recorded"} == {member.value for member in StopReason}
+        elsewhere = {"recorded": "transcripts", "run_limit": "test_budget", "user_stopped": "test_simulated_user"}
+        assert {*self.CASES, *elsewhere} == {member.value for member in StopReason}
 
     def test_a_reason_is_terminal_or_a_limit_or_an_error(self):
         for member in StopReason:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.agent.samples import Prompt, Sample, derive_seed, derive_seeds, make_group_id, make_rollout_id
-from reward_kit.agent.starts import merged_config
+from reward_kit.environments.config import merged_config
 from reward_kit.errors import ConfigError
 from tests.agent.worlds import task_of
 

@@ -103,7 +103,8 @@ class Counter(ForkableResource):
         raise ZeroDivisionError("the world broke")
 
     async def do_slow(self, params):
-        await asyncio.sleep(30)
+        await asyncio.sleep(params.get("seconds", 30))
+        return StepOutcome("at last")
 
     async def do_long(self, params):
         return StepOutcome("a" * 500 + "b" * 500)

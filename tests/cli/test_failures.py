@@ -23,9 +23,11 @@ from reward_kit.agent.samples import Sample
 from reward_kit.cli.main import VERBS, LazyGroup, program
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError
-from reward_kit.runs.runner import NamedPolicy, Plan, Run
+from reward_kit.runs.datasets import read_rows
+from reward_kit.runs.plan import NamedPolicy, Plan
+from reward_kit.runs.runner import Run
 from reward_kit.runs.store import RunStore, read_episodes, read_scores
-from reward_kit.runs.tasks import Task, read_rows
+from reward_kit.runs.tasks import Task
 from tests.agent.worlds import Counter as World
 from tests.agent.worlds import call, failure, task_of, worker_of
 from tests.cli.project import Project, lines
@@ -350,7 +352,8 @@ class TestResume:
         assert refused("run", "--resume") == "--seed cannot be changed by --resume; start a new run"
         monkeypatch.delenv("REWARD_KIT_RUN_SEED")
         (project.folder / "reward.py").write_text((project.folder / "reward.py").read_text() + "\n")
-        assert "the reward of" in refused("run", "--resume", str(run)) and "reward" in refused("run", "--resume")
+        for message in (refused("run", "--resume", str(run)), refused("run", "--resume")):
+            assert f"the reward {project.folder / 'reward.py'} changed" in message
         assert {name: (run / name).read_bytes() for name in names} == before
 
     def test_a_folder_that_is_no_run_is_named(self, project: Project, monkeypatch: Any) -> None:

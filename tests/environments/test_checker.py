@@ -24,6 +24,7 @@ from reward_kit.environments import (
     tool_spec,
 )
 from reward_kit.errors import ConfigError, ToolError
+from reward_kit.processes import temporary_folder
 
 SEED_SQL = "CREATE TABLE t (a); INSERT INTO t VALUES (1), (2);"
 GOOD = [
@@ -303,6 +304,12 @@ class LeavesFiles(Ring):
         Path(tempfile.mkdtemp()).joinpath("left").touch()
 
 
+class LeavesAFolder(Ring):
+    async def setup(self, config) -> None:
+        await super().setup(config)
+        temporary_folder("left-")
+
+
 class LeavesFilesHere(Ring):
     async def setup(self, config) -> None:
         await super().setup(config)
@@ -358,6 +365,7 @@ FAULTS = [
     (OffersAnotherForm, "admissible_actions():", "of one of the tools"),
     (StrangeExpert, "expert_action() returned {'move': 1}", "no policy action"),
     (ClosesOnce, "warning: closing a second time: RuntimeError", "may come twice"),
+    (LeavesAFolder, "temporary files were left behind (left-", "remove them in close()"),
     (LeavesFiles, "temporary files were left behind", "remove them in close()"),
     (LeavesFilesHere, "'.rk_temp_dbs' was left in the working directory", "temporary directory"),
     (RefusesEverything, "warning: every random action was refused (the last: no)", "admissible_actions()"),
@@ -378,6 +386,34 @@ async def test_each_fault_is_found_and_its_cause_named(resource_class, what, cau
 class Outside(Ring):
     fork_kind = "none"
     deterministic = False
+
+
+class Live(Outside):
+    """Something on the outside moves while the world is only looked at."""
+
+    async def get_observation(self):
+        self.looks = getattr(self, "looks", random.randrange(1000)) + 1
+        return self.looks
+
+
+class Configured(Live):
+    fork_kind = "replay"
+    deterministic = True
+
+    @classmethod
+    def fork_kind_for(cls, config):
+        return "none"
+
+    @classmethod
+    def is_deterministic_for(cls, config):
+        return False
+
+
+@pytest.mark.parametrize("resource_class", [Live, Configured])
+async def test_what_moves_on_the_outside_is_no_error_where_it_is_declared(resource_class) -> None:
+    found = await messages(resource_class)
+    assert "error:" not in found
+    assert "warning: get_observation() changes when nothing was done but looking" in found
 
 
 async def test_what_is_not_declared_is_not_checked_and_that_is_said() -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from reward_kit.environments import FilesystemResource, open_snapshot
 from reward_kit.environments.confined import split_path
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
+from reward_kit.processes import temporary_root
 
 FILES = {"notes/today.txt": "milk", "readme": "hello"}
 
@@ -44,7 +45,7 @@ async def files_of(resource):
 
 
 def own_folders() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("reward-kit-files-*"))
+    return set(temporary_root().glob("files-*"))
 
 
 async def test_the_tools_do_what_they_say(world) -> None:

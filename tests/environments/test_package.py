@@ -17,6 +17,8 @@ CONFIGS = {
     "sqlite": {"seed_sql": "CREATE TABLE t (a);"},
     "gymnasium": {"env_id": "FrozenLake-v1"},
     "alfworld": {},
+    "sokoban": {},
+    "webshop": {"products": 50},
 }
 # `alfworld_real` needs packages that the development environment does not have; tests/environments/household has it.
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from reward_kit.differences import first_difference
 from reward_kit.environments import ReplayForkResource, StepOutcome, tool_spec
-from reward_kit.environments.replay import first_difference
 from reward_kit.errors import EnvironmentFailure, ToolError
 
 OPEN: list[Dice] = []

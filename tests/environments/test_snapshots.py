@@ -6,7 +6,8 @@ import sqlite3
 
 import pytest
 
-from reward_kit.environments import StateSnapshot, open_snapshot
+from reward_kit.environments import SqliteState, StateSnapshot, open_snapshot
+from reward_kit.environments.snapshots import compose, decompose
 from reward_kit.errors import EnvironmentFailure
 
 
@@ -63,10 +64,12 @@ def test_a_closed_state_says_so() -> None:
 @pytest.mark.parametrize(
     ("snapshot", "message"),
     [
-        (StateSnapshot("pickle", b""), "unknown kind of snapshot 'pickle'; known: json, sqlite, files"),
+        (StateSnapshot("pickle", b""), "unknown kind of snapshot 'pickle'; known: json, sqlite, files, composite"),
         (StateSnapshot("json", b"{"), "no JSON"),
         (StateSnapshot("sqlite", b"not a database at all" * 100), "no SQLite database"),
         (StateSnapshot("files", b"{}"), "no set of files"),
+        (StateSnapshot("composite", b"[]"), "no composite of several"),
+        (StateSnapshot("composite", b'{"a": {"kind": "json", "payload": "?"}}'), "no composite of several"),
         (StateSnapshot("files", b'{"files": {"a": {}}, "directories": []}'), "no set of files"),
     ],
 )
@@ -81,3 +84,15 @@ def test_files_are_text_or_bytes() -> None:
     assert dict(state) == {"a": "x", "b": b"\xff"}
     assert state.executables == {"b"}
     assert state.directories == ("d",)
+
+
+def test_where_one_part_is_damaged_the_others_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+    monkeypatch.setattr(SqliteState, "close", lambda state: closed.append(state))
+    parts = {"db": database("CREATE TABLE t (a);"), "notes": StateSnapshot("json", b"{")}
+    with pytest.raises(EnvironmentFailure, match="no JSON"):
+        open_snapshot(compose(parts))
+    assert len(closed) == 1
+    monkeypatch.undo()
+    closed[0].close()
+    assert decompose(compose(parts)) == parts

@@ -110,6 +110,14 @@ async def test_a_model_without_a_price_has_no_cost():
     assert usage.cost is None
 
 
+@pytest.mark.parametrize("cost, read", [(0.25, 0.25), (0, 0.0), (None, None), ("free", None), (True, None), (-1, None)])
+async def test_a_cost_that_the_provider_reports_stands_where_no_price_does(cost, read):
+    usage = {**USAGE, "cost": cost}
+    assert (await ask(answer(usage=usage))).usage.cost == read
+    priced = (await ask(answer(usage=usage), prices=PriceTable({"m": Price(1e6, 0, 0)}))).usage
+    assert priced.cost == 11.0
+
+
 async def test_null_content_and_missing_ids():
     request = {"model": "m", "messages": [{"role": "user", "content": str(n)} for n in range(3)]}
     behaviour = tool_calls([("a", {}), ("b", {})], call_ids=False)

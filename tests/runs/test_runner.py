@@ -13,10 +13,11 @@ import anyio.lowlevel
 import pytest
 
 from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
-from reward_kit.agent.policy_interface import AgentPolicy
+from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.samples import Sample
-from reward_kit.runs.runner import Control, NamedPolicy, Plan, Run, scorer_hash
-from reward_kit.runs.store import RunStore, read_episodes, read_scores
+from reward_kit.runs.plan import Control, NamedPolicy, Plan
+from reward_kit.runs.runner import Run, scorer_hash
+from reward_kit.runs.store import RunStore, latest_episodes, read_episodes, read_scores
 from reward_kit.runs.summary import EpisodeRow
 from reward_kit.runs.tasks import Task
 from reward_kit.typed_interface import reward_spec
@@ -280,6 +281,101 @@ class TestTakingStock:
 
 def breaks(observation: Any, tools: Any) -> Any:
     raise ValueError("no action")
+
+
+class Flaky(ScriptedPolicy):
+    """Breaks in the episodes of one sample until it is repaired."""
+
+    def __init__(self, sample: str) -> None:
+        super().__init__([])
+        self.sample, self.is_repaired, self.acted = sample, False, 0
+
+    async def open(self, context: Any) -> AgentPolicy:
+        def act(observation: Any, tools: Any) -> Any:
+            self.acted += 1
+            if context.sample_id == self.sample and not self.is_repaired:
+                raise ValueError("no action")
+            return text("x")
+
+        return ScriptedPolicy(act)
+
+
+class TestOnlyFailed:
+    async def test_what_broke_runs_again_under_its_own_id_and_nothing_else_does(self, tmp_path: Path) -> None:
+        path, policy = tmp_path / "run", Flaky("s1")
+        first = await run_in(path, plan_of(policy))
+        broken_ids = {row.rollout_id for row in first.rows.values() if row.is_error}
+        assert len(broken_ids) == 2
+        policy.is_repaired, policy.acted = True, 0
+        run = await run_in(path, plan_of(policy, samples=4), only_failed=True)
+        assert policy.acted == 2, "neither what succeeded nor what is missing"
+        assert not any(row.is_error for row in run.rows.values())
+        attempts = [(line["rollout_id"], line["attempt"]) for line in read_episodes(path)]
+        assert sorted(attempts)[-6:] and {key for key, n in attempts if n == 1} == broken_ids
+        assert {line["attempt"] for line in read_scores(path) if line["rollout_id"] in broken_ids} == {1}
+        latest = {line["rollout_id"]: line["attempt"] for line in latest_episodes(path)}
+        assert latest == {key: int(key in broken_ids) for key in first.rows}
+
+    async def test_a_later_resume_takes_the_latest_attempt(self, tmp_path: Path) -> None:
+        path, policy = tmp_path / "run", Flaky("s1")
+        await run_in(path, plan_of(policy))
+        policy.is_repaired = True
+        await run_in(path, plan_of(policy), only_failed=True)
+        run = await run_in(path, plan_of(ScriptedPolicy(breaks)))
+        assert [row.score for row in run.rows.values()] == [1.0] * 6
+        assert status(path) == "complete"
+
+    async def test_a_score_that_failed_is_tried_again(self, tmp_path: Path) -> None:
+        path = tmp_path / "run"
+        await run_in(path, plan_of([text("x")], reward=broken))
+        run = await run_in(path, plan_of(ScriptedPolicy(breaks)), only_failed=True)
+        assert {(row.score, row.score_error) for row in run.rows.values()} == {(1.0, None)}
+
+
+def spends(tokens: int, cost: float) -> ScriptedPolicy:
+    facts = {"usage": {"prompt_tokens": tokens - 1, "completion_tokens": 1, "cost": cost}}
+    return ScriptedPolicy(lambda *_: PolicyOutput(call(), None, facts))
+
+
+class TestRunLimits:
+    @pytest.mark.parametrize(
+        ("limits", "said"),
+        [
+            ({"total_tokens": 70}, "tokens: 70 of 70"),
+            ({"cost": 0.7}, "cost: 0.7000 of 0.7 US dollars"),
+            ({"steps": 7}, "steps: 7 of 7"),
+        ],
+    )
+    async def test_no_further_step_is_taken_once_the_budget_is_used_up(
+        self, tmp_path: Path, limits: dict[str, float], said: str
+    ) -> None:
+        fields = {"resource_type": WORLD, "max_episode_steps": 3, "reward": None, "max_concurrency": 1}
+        control, path = Control(), tmp_path / "run"
+        plan = plan_of(spends(10, 0.1), **fields, run_limits=limits)
+        run = await run_in(path, plan, control=control)
+        assert said in str(control.stop_reason)
+        # Two episodes of three steps are results; the third was cut off after one and is none.
+        assert len(run.rows) == 2 and run.missing() == 4
+        reasons = [record["stop_reason"] for record in read_episodes(path)]
+        assert reasons == ["max_steps", "max_steps", "run_limit"]
+        assert status(path) == "interrupted"
+
+        spent = Control()
+        await run_in(path, plan, control=spent)
+        assert spent.stop_reason and len(list(read_episodes(path))) == 3, "what earlier processes spent counts"
+        more = {key: value * 10 for key, value in limits.items()}
+        again = await run_in(path, plan_of(spends(10, 0.1), **fields, run_limits=more))
+        assert len(again.rows) == 6 and status(path) == "complete"
+        assert {line["attempt"] for line in read_episodes(path) if line["num_steps"] == 1} == {0}
+
+    async def test_the_time_of_earlier_processes_counts(self, tmp_path: Path) -> None:
+        path = tmp_path / "run"
+        plan = plan_of([text("x")], reward=None, run_limits={"wall_time_s": 0.2})
+        with open_store(path) as store:
+            store.finish("interrupted", 0.3)
+        control = Control()
+        run = await run_in(path, plan, control=control)
+        assert not run.rows and "time: 0 of 0.2 s" in str(control.stop_reason)
 
 
 class TestErrorLimit:

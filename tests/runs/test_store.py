@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.environments.base import StateSnapshot
+from reward_kit.environments.snapshots import compose, decompose
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.models import Message
+from reward_kit.runs.redaction import Redaction, without_secrets
 from reward_kit.runs.store import (
     RunStore,
     latest_run,
@@ -20,7 +22,6 @@ from reward_kit.runs.store import (
     new_run_path,
     read_episodes,
     read_scores,
-    without_secrets,
 )
 
 
@@ -35,6 +36,7 @@ def make_episode(rollout_id: str = "a-0", text: str = "hello") -> SingleAgentEpi
         "sample_id": "a",
         "group_id": "a",
         "rollout_index": 0,
+        "attempt": 0,
         "policy": "p",
         "stop_reason": "answered",
         "failure": None,
@@ -130,3 +132,14 @@ def test_a_run_path_is_always_one_plain_folder_name(name: str) -> None:
     path = new_run_path(Path("runs"), name)
     assert path.parent == Path("runs")
     assert path.name.isascii() and "/" not in path.name and not path.name.startswith((".", "-2"))
+
+
+def test_of_several_resources_each_state_is_redacted(tmp_path: Path) -> None:
+    parts = {"a": StateSnapshot("json", b'{"key":"abcdefgh1234"}'), "b": StateSnapshot("sqlite", b"abcdefgh1234")}
+    snapshot = compose(parts)
+    episode = make_episode()
+    episode.custom_data["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
+    with RunStore.create(tmp_path / "run", {"task_name": "t"}, Redaction(["abcdefgh1234"])) as store:
+        kept = load_episode(store.path, store.append_episode(episode)).custom_data["final_state"]
+    found = decompose(StateSnapshot(kept["kind"], kept["payload"]))
+    assert b"abcdefgh1234" not in found["a"].payload and found["b"] == parts["b"]

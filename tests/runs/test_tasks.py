@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from reward_kit.agent.starts import GroupStart
 from reward_kit.errors import ConfigError
-from reward_kit.runs.tasks import load_task, parse_override, read_rows, selected
+from reward_kit.runs.tasks import check_world, load_task, parse_override, selected
 
 MINIMAL = "name: t\ninitial_user_prompt: hello\n"
 
@@ -23,36 +24,6 @@ def test_a_task_without_a_dataset_is_its_own_only_sample(tmp_path: Path) -> None
     task = load_task(write(tmp_path, MINIMAL + "num_rollouts: 3\nground_truth: 4\n"))
     assert [(sample.id, sample.ground_truth) for sample in task.samples] == [("t", 4)]
     assert task.rollouts_per_sample == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("rows.jsonl", '{"id": "a", "q": "1"}\n\n{"id": "b", "q": "2"}\n'),
-        ("rows.csv", "id,q\na,1\nb,2\n"),
-        ("rows.yaml", "- {id: a, q: '1'}\n- {id: b, q: '2'}\n"),
-    ],
-)
-def test_rows_read_the_same_from_every_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
-    rows = list(read_rows(write(tmp_path, text, name)))
-    assert [row for _, row in rows] == [{"id": "a", "q": "1"}, {"id": "b", "q": "2"}]
-    assert [where.rpartition(":")[2] for where, _ in rows] in (["1", "3"], ["2", "3"], ["1", "2"])
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("r.jsonl", '{"a": 1}\nnot json\n', r"r\.jsonl:2: not JSON"),
-        ("r.jsonl", "[1]\n", r"r\.jsonl:1: a row is a mapping"),
-        ("r.csv", "id,q\na\n", r"r\.csv:2: the row does not have the header's"),
-        ("r.csv", "id,q\na,b,c\n", r"r\.csv:2: the row does not have the header's"),
-        ("r.yaml", "a: 1\n", "a list of rows"),
-        ("r.txt", "x", "unknown kind '.txt'"),
-    ],
-)
-def test_a_bad_row_is_named_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        list(read_rows(write(tmp_path, text, name)))
 
 
 def test_two_samples_of_one_id_are_refused_with_both_places(tmp_path: Path) -> None:
@@ -111,11 +82,15 @@ def test_a_change_of_any_file_that_decides_the_results_changes_its_digest(tmp_pa
     write(tmp_path, '{"id": "a"}\n', "rows.jsonl")
     write(tmp_path, "def fair(messages):\n    return None\n", "reward.py")
     write(tmp_path, "from reward_kit import ToolRegistry\nr = ToolRegistry('r')\n", "tools.py")
+    write(tmp_path, "from reward_kit.agent.policies.random_policy import RandomPolicy\n", "acts.py")
+    write(tmp_path, "CREATE TABLE t (x);\n", "seed.sql")
     keys = "dataset_path: rows.jsonl\nreward_function_path: reward.py:fair\ntools_module_path: tools.py\n"
+    keys += "policy: acts.py:RandomPolicy\nresource_type: sqlite\nbase_resource_config: {seed_sql_file: seed.sql}\n"
     path = write(tmp_path, MINIMAL + keys)
     before = load_task(path).digests
-    assert before == load_task(path).digests and len(before) == 4
+    assert before == load_task(path).digests and len(before) == 6
     files = {"task file": path, "dataset": "rows.jsonl", "reward": "reward.py", "tools": "tools.py"}
+    files |= {"policy": "acts.py", "file seed.sql": "seed.sql"}
     for name, file in files.items():
         target = tmp_path / file
         kept = target.read_text()
@@ -131,7 +106,14 @@ def test_a_change_of_any_file_that_decides_the_results_changes_its_digest(tmp_pa
         ("base_resource_config: {a: 1}\n", "base_resource_config has no effect"),
         ("num_rollouts_per_sample: 2\n", "num_rollouts_per_sample has no effect"),
         ("num_rollouts: 2\ndataset_path: rows.jsonl\n", "num_rollouts has no effect"),
-        ("resource_server: {start_command: x, health_check_url: y}\n", "resource_server has no effect"),
+        (
+            "resource_server: {start_command: x, health_check_url: y}\n",
+            "resource_server has no effect: the task has no",
+        ),
+        (
+            "resource_server: {start_command: x, health_check_url: y}\nresource_type: python_state\n",
+            "resource_server has no effect: resource 'python_state' starts no server",
+        ),
     ],
 )
 def test_a_key_without_effect_is_an_error(tmp_path: Path, keys: str, message: str) -> None:
@@ -202,3 +184,123 @@ def test_a_date_in_yaml_stays_text(tmp_path: Path) -> None:
     task = load_task(write(tmp_path, MINIMAL + "dataset_path: rows.yaml\nground_truth: 2025-03-01\n"))
     assert task.samples[0].row == {"id": "a", "day": "2025-03-01", "number": 3}
     assert task.samples[0].ground_truth == "2025-03-01"
+
+
+class TestSeveralResources:
+    TWO = (
+        "name: t\ninitial_user_prompt: hello\nresources:\n"
+        "  - type: sqlite\n    name: db\n    config: {seed_sql_file: seed.sql}\n"
+        "  - type: shop.py:Shop\n    config: {initial_state: {till: 1}}\n"
+    )
+    SHOP = "from reward_kit.environments import PythonStateResource\nclass Shop(PythonStateResource):\n    pass\n"
+
+    def project(self, folder: Path, more: str = "") -> Path:
+        write(folder, "CREATE TABLE t (x);", "seed.sql")
+        write(folder, self.SHOP, "shop.py")
+        return write(folder, self.TWO + more)
+
+    async def test_each_gets_what_one_alone_would_get(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = self.project(tmp_path)
+        monkeypatch.chdir("/")
+        task = load_task(path)
+        await check_world(task)
+        assert task.definition.resource_type == "composite"
+        db, shop = task.definition.base_resource_config["resources"]
+        assert (db["name"], db["config"]["task_folder"]) == ("db", str(tmp_path))
+        assert (shop["name"], shop["type"]) == ("Shop", str(tmp_path / "shop.py:Shop"))
+        assert "task_folder" not in shop["config"]
+        assert type(task.definition).model_validate(task.definition.model_dump()) == task.definition
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (
+                "resource_type: sqlite\nresources: [{type: sqlite}]\n",
+                r"task\.yaml:4: resources: resources stands in the place of resource_type",
+            ),
+            (
+                "resources: [{type: sqlite}]\nbase_resource_config: {a: 1}\n",
+                r"task\.yaml:3: resources: resources stands in the place of",
+            ),
+            (
+                "resources:\n  - type: sqlite\n  - type: sqlit\n",
+                r"task\.yaml:5: resources\.1: unknown resource 'sqlit'; did you mean 'sqlite'",
+            ),
+            ("resources:\n  - type: sqlite\n  - type: sqlite\n", r"task\.yaml:3: .*two resources are called 'sqlite'"),
+            (
+                "resources:\n  - type: sqlite\n    confg: {}\n",
+                r"task\.yaml:5: resources\.0\.confg: unknown key; did you mean 'config'",
+            ),
+            (
+                "resource_type: composite\nbase_resource_config: {resource: []}\n",
+                r"task\.yaml:4: base_resource_config: composite resource: resources: missing",
+            ),
+        ],
+    )
+    def test_what_is_wrong_is_named_with_its_line(self, tmp_path: Path, text: str, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            load_task(write(tmp_path, MINIMAL + text))
+
+    async def test_a_part_that_cannot_be_made_is_named_before_the_run(self, tmp_path: Path) -> None:
+        path = write(tmp_path, MINIMAL + "resources:\n  - {type: sqlite, config: {seed_sq: x}}\n")
+        with pytest.raises(ConfigError, match=r"resources: part 'sqlite': sqlite resource: seed_sq: unknown key"):
+            await check_world(load_task(path))
+
+    async def test_a_row_configures_its_resources_by_name(self, tmp_path: Path) -> None:
+        write(tmp_path, '{"id": "a", "resource_config": {"Shop": {"initial_state": {"till": 5}}}}\n', "rows.jsonl")
+        task = load_task(self.project(tmp_path, "dataset_path: rows.jsonl\n"))
+        async with GroupStart(task.definition, task.samples[0], 0) as group:
+            start = await group.episode(0)
+            assert (start.fork, start.world.parts["Shop"].state) == ("native", {"till": 5})
+            await start.world.close()
+        write(tmp_path, '{"id": "a", "resource_config": {"shop": {}}}\n', "rows.jsonl")
+        with pytest.raises(ConfigError, match=r"rows\.jsonl:1: resource_config: no resource is called 'shop'"):
+            load_task(tmp_path / "task.yaml")
+
+    def test_overrides_reach_into_the_list(self, tmp_path: Path) -> None:
+        path = self.project(tmp_path)
+        task = load_task(path, {"resources.0.config.max_rows": 3})
+        assert task.definition.base_resource_config["resources"][0]["config"]["max_rows"] == 3
+        with pytest.raises(ConfigError, match="'2' is no position in a list of 2"):
+            load_task(path, {"resources.2.config.max_rows": 3})
+
+    @pytest.mark.parametrize(
+        ("signature", "message"),
+        [
+            ("other: SqliteResource, Shop: PythonStateResource", ""),
+            ("files: FilesystemResource", r"tools_module_path: tool 'own': parameter 'files' asks for a Filesystem"),
+        ],
+    )
+    def test_a_tool_that_asks_for_what_is_not_there_is_refused(
+        self, tmp_path: Path, signature: str, message: str
+    ) -> None:
+        imports = "from reward_kit.environments import FilesystemResource, PythonStateResource, SqliteResource\n"
+        source = (
+            f"import reward_kit\n{imports}r = reward_kit.ToolRegistry('r')\n@r.tool\ndef own({signature}):\n    ''\n"
+        )
+        write(tmp_path, source, "tools.py")
+        path = self.project(tmp_path, "tools_module_path: tools.py\n")
+        if not message:
+            assert load_task(path).tools is not None
+            return
+        with pytest.raises(ConfigError, match=message):
+            load_task(path)
+
+    def test_a_server_goes_to_the_one_resource_that_starts_it(self, tmp_path: Path) -> None:
+        served = (
+            "from reward_kit.environments import PythonStateResource\n"
+            "class Served(PythonStateResource):\n    takes_resource_server = True\n"
+        )
+        write(tmp_path, served, "served.py")
+        server = "resource_server: {start_command: serve, health_check_url: 'http://127.0.0.1:1/'}\n"
+        one = "resources:\n  - {type: python_state}\n  - {type: served.py:Served}\n"
+        task = load_task(write(tmp_path, MINIMAL + server + one))
+        state, shop = task.definition.base_resource_config["resources"]
+        assert "resource_server" not in state["config"]
+        assert shop["config"]["resource_server"]["start_command"] == "serve"
+        two = one + "  - {type: served.py:Served, name: second}\n"
+        with pytest.raises(ConfigError, match=r"yaml:3: resource_server has no effect: 'Served' and 'second' could"):
+            load_task(write(tmp_path, MINIMAL + server + two))
+        none = "resources:\n  - {type: python_state}\n  - {type: sqlite}\n"
+        with pytest.raises(ConfigError, match="'python_state', 'sqlite' starts no server"):
+            load_task(write(tmp_path, MINIMAL + server + none))

@@ -6,30 +6,48 @@ import inspect
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean
 from reward_kit.loading import load_object
 
+if TYPE_CHECKING:
+    from reward_kit.providers.traffic import Traffic
+
+if TYPE_CHECKING:
+    from reward_kit.providers.traffic import Traffic
+
 BUILT_IN: dict[str, str] = {
     "expert": "reward_kit.agent.policies.expert_policy:ExpertPolicy",
     "human": "reward_kit.agent.policies.human_policy:HumanPolicy",
     "openai": "reward_kit.agent.policies.openai_policy:OpenAIAgentPolicy",
+    "own_agent": "reward_kit.agent.policies.own_agent_policy:OwnAgentPolicy",
     "random": "reward_kit.agent.policies.random_policy:RandomPolicy",
+    "replay": "reward_kit.agent.policies.replay_policy:ReplayPolicy",
     "scripted": "reward_kit.agent.policies.scripted_policy:ScriptedPolicy",
 }
 # What the program itself fills in is no option of a task file.
 _NOT_OPTIONS = {"expert": {"resource"}, "human": {"reader", "writer"}}
+_SHARED = "traffic"
 
 
-def make_policy(name: str, options: Mapping[str, Any], folder: Path | None = None) -> AgentPolicy:
+def make_policy(
+    name: str,
+    options: Mapping[str, Any],
+    folder: Path | None = None,
+    traffic: Traffic | None = None,
+    *,
+    section: str = "policy",
+) -> AgentPolicy:
     """The policy of a built-in name or `module:Class`, with its options.
 
     Args:
         name: as in a task file's `policy.type`.
         options: its other keys; each is a parameter of the policy's constructor.
         folder: what `file.py:Class` is relative to.
+        traffic: what all requests of a run share; handed to a policy whose constructor has such a parameter.
+        section: the key of the task file whose block this is, for messages.
 
     Raises:
         ConfigError: there is no such policy, or it has no such option, or lacks a required one.
@@ -43,23 +61,29 @@ def make_policy(name: str, options: Mapping[str, Any], folder: Path | None = Non
         kind = load_object(name, folder)
     if not (isinstance(kind, type) and issubclass(kind, AgentPolicy)):
         raise ConfigError(f"{name!r} is not a subclass of AgentPolicy")
-    _check_options(name, kind, options)
+    _check_options(name, kind, options, section)
     paths = {key: (folder or Path()) / options[key] for key in kind.path_options if options.get(key)}
+    named = {key: options[key] for key in kind.object_options if isinstance(options.get(key), str)}
+    loaded = {key: load_object(reference, folder) for key, reference in named.items()}
     try:
         with boundary(ConfigError, f"policy {name!r}"):
-            return kind(**{**options, **paths})
+            return kind(**{**options, **paths, **loaded, **_shared(kind, traffic)})
     except PolicyError as error:
         raise ConfigError(f"policy {name!r}: {error}") from error
 
 
-def _check_options(name: str, kind: type[AgentPolicy], options: Mapping[str, Any]) -> None:
+def _shared(kind: type[AgentPolicy], traffic: Traffic | None) -> dict[str, Any]:
+    return {"traffic": traffic} if traffic is not None and "traffic" in inspect.signature(kind).parameters else {}
+
+
+def _check_options(name: str, kind: type[AgentPolicy], options: Mapping[str, Any], section: str) -> None:
     parameters = inspect.signature(kind).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    known = set(parameters) - _NOT_OPTIONS.get(name, set())
+    known = set(parameters) - _NOT_OPTIONS.get(name, set()) - {"traffic"}
     for key in options:
         if key not in known:
-            raise ConfigError(f"policy.{key}: unknown key for policy {name!r}{did_you_mean(key, known)}")
+            raise ConfigError(f"{section}.{key}: unknown key for policy {name!r}{did_you_mean(key, known)}")
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
     if missing:
-        raise ConfigError(f"policy {name!r} needs {', '.join(f'policy.{key}' for key in missing)}")
+        raise ConfigError(f"policy {name!r} needs {', '.join(f'{section}.{key}' for key in missing)}")

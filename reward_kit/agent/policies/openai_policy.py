@@ -6,32 +6,25 @@ one episode: its seed, and its messages as they were already encoded.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput
+from reward_kit.agent.policies.chat_actions import output_of
+from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, ProviderError
-from reward_kit.models import Message, ToolCall
-from reward_kit.providers.chat import ChatEndpoint
-from reward_kit.providers.completion import ChatCompletion, Usage
+from reward_kit.models import Message
+from reward_kit.providers.chat import ChatCompletion, ChatEndpoint
 from reward_kit.providers.encoding import EncodedMessages, encode_json
 from reward_kit.providers.environment import resolve_endpoint
 from reward_kit.providers.prices import load_prices
+from reward_kit.providers.rates import Rates, check_number
 from reward_kit.providers.retry import RetryPolicy
+from reward_kit.providers.traffic import Traffic
 
 _SEED_RANGE = 2**31  # servers keep seeds in a signed 32-bit integer
 _OWN_KEYS = ("model", "messages", "tools", "stream", "stream_options", "seed")
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode  # Python alone reads NaN and Infinity
 
 
 class OpenAIAgentPolicy(AgentPolicy):
@@ -59,6 +52,10 @@ class OpenAIAgentPolicy(AgentPolicy):
         retry_base_s: upper bound in seconds of the first random wait between attempts; it doubles.
         price_file: YAML or JSON with US dollars per million tokens; see `providers/prices.py`.
         trust_env: take proxies from the environment.
+        requests_per_minute: attempts that may begin in a minute, spread evenly, over all episodes of the run.
+        tokens_per_minute: tokens of prompts and answers in a minute, likewise.
+        max_connections: requests in flight; by default what the run has in flight, and less where the endpoint refuses.
+        traffic: what the requests of a run share. The program fills it in; it is no key of a task file.
 
     Raises:
         ConfigError: an option is wrong, a key is missing, or the price file cannot be read.
@@ -89,6 +86,10 @@ class OpenAIAgentPolicy(AgentPolicy):
         retry_base_s: float = 0.5,
         price_file: str | Path | None = None,
         trust_env: bool = False,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+        max_connections: int | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         if idle_timeout_s is None:
             idle_timeout_s = min(60.0, total_timeout_s) if stream else total_timeout_s
@@ -102,31 +103,60 @@ class OpenAIAgentPolicy(AgentPolicy):
             ("retry_budget_s", retry_budget_s),
             ("retry_base_s", retry_base_s),
         ):
-            _check_number(name, value)
-        _check_number("max_attempts", max_attempts, whole=True)
-        settings = resolve_endpoint(base_url, api_key, api_key_env)
+            check_number(name, value)
+        check_number("max_attempts", max_attempts, whole=True)
+        is_replaying = traffic is not None and traffic.is_replaying
+        settings = resolve_endpoint(base_url, api_key, api_key_env, needs_key=not is_replaying)
+        self._prices = load_prices(price_file) if price_file is not None else None
         self._endpoint = ChatEndpoint(
             settings.base_url,
             settings.api_key,
             idle_timeout_s=idle_timeout_s,
             total_timeout_s=total_timeout_s,
             retry=RetryPolicy(max_attempts, retry_budget_s, retry_base_s),
-            prices=load_prices(price_file) if price_file is not None else None,
+            prices=self._prices,
             trust_env=trust_env,
+            traffic=traffic,
+            rates=Rates(requests_per_minute, tokens_per_minute, max_connections),
         )
+        self._endpoint.lane(model)  # two policies that disagree are told so before the run begins
 
     def __repr__(self) -> str:
         return f"OpenAIAgentPolicy({self._request['model']!r}, {self._endpoint!r})"
 
+    @property
+    def knows_cost(self) -> bool:
+        """Whether the price file has the model, so that every answer with a usage has a cost."""
+        return self._prices is not None and self._request["model"] in self._prices.models
+
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """The session of one episode, with its seed."""
-        return _Session(self, context.seed % _SEED_RANGE if self._send_seed else None)
+        return _Session(self, context.seed % _SEED_RANGE if self._send_seed else None, context.rollout_id)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
         """One action outside of any episode, without a seed."""
         return await _Session(self, None).get_action(observation, available_tools_specs)
+
+    async def complete(self, request: Mapping[str, Any], seed: int, scope: str = "") -> ChatCompletion:
+        """The model's answer to a request in chat form that somebody else wrote.
+
+        What this policy sets itself goes before the request's own keys.
+
+        Raises:
+            ProviderError: the endpoint refused, or failed to the end of the retries.
+            DeadlineError: it took too long.
+        """
+        own = {**self._request, **({"seed": seed % _SEED_RANGE} if self._send_seed else {})}
+        if request.get("tools") and self._parallel_tool_calls is not None:
+            own["parallel_tool_calls"] = self._parallel_tool_calls
+        twins = ("max_tokens", "max_completion_tokens")  # two names of one key, which endpoints refuse together
+        taken = twins if any(key in own for key in twins) else ()
+        merged = {key: value for key, value in request.items() if key not in taken} | own
+        if self._to_chat is _without_reasoning:
+            merged["messages"] = [_no_reasoning(message) for message in request["messages"]]
+        return await self._endpoint.complete(merged, scope=scope)
 
     async def close(self) -> None:
         """Close the endpoint's connections."""
@@ -136,8 +166,9 @@ class OpenAIAgentPolicy(AgentPolicy):
 class _Session(AgentPolicy):
     """One episode's conversation with the policy's endpoint."""
 
-    def __init__(self, policy: OpenAIAgentPolicy, seed: int | None) -> None:
+    def __init__(self, policy: OpenAIAgentPolicy, seed: int | None, scope: str = "") -> None:
         self._endpoint = policy._endpoint
+        self._scope = scope
         self._request = policy._request if seed is None else {**policy._request, "seed": seed}
         self._parallel_tool_calls = policy._parallel_tool_calls
         self._messages = EncodedMessages(policy._to_chat)
@@ -157,11 +188,7 @@ class _Session(AgentPolicy):
             request["tools"] = available_tools_specs
             if self._parallel_tool_calls is not None:  # refused by endpoints where there are no tools
                 request["parallel_tool_calls"] = self._parallel_tool_calls
-        completion = await self._endpoint.complete(request)
-        message = completion.message
-        text = message.text
-        raw = text if text or not message.tool_calls else None
-        return PolicyOutput(_action(message, text), raw, _token_facts(completion))
+        return output_of(await self._endpoint.complete(request, scope=self._scope))
 
 
 def _request_options(
@@ -177,11 +204,11 @@ def _request_options(
     if not isinstance(model, str) or not model:
         raise ConfigError(f"model: expected the model's name, got {model!r}")
     if temperature is not None:
-        _check_number("temperature", temperature, zero=True)
+        check_number("temperature", temperature, zero=True)
     if top_p is not None:
-        _check_number("top_p", top_p)
+        check_number("top_p", top_p)
     if max_tokens is not None:
-        _check_number("max_tokens", max_tokens, whole=True)
+        check_number("max_tokens", max_tokens, whole=True)
     options = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
     request: dict[str, Any] = {"model": model, **{key: value for key, value in options.items() if value is not None}}
     request.update({key: True for key, wanted in (("logprobs", logprobs), ("stream", stream)) if wanted})
@@ -203,67 +230,9 @@ def _checked_extra(extra_body: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(extra_body)
 
 
-def _check_number(name: str, value: Any, *, whole: bool = False, zero: bool = False) -> None:
-    """Positive, or zero where that is allowed."""
-    kinds = int if whole else int | float
-    number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (value == 0 and not zero):
-        kind = "whole number" if whole else "number"
-        raise ConfigError(f"{name}: expected a {kind} {'of at least' if zero else 'above'} 0, got {value!r}")
-
-
 def _without_reasoning(message: Message) -> dict[str, Any]:
-    chat = message.to_chat()
-    chat.pop("reasoning_content", None)
-    return chat
+    return _no_reasoning(message.to_chat())
 
 
-def _action(message: Message, text: str) -> Action:
-    """The message as an action. Its parts that are not there are left out."""
-    calls = [_call(call) for call in message.tool_calls or ()]
-    action: Action
-    if not calls:
-        action = {"type": "text", "content": text}
-    elif len(calls) == 1 and not text:
-        action = {"type": "tool_call", **calls[0]}
-    else:
-        action = {"type": "tool_calls", "calls": calls}
-        if text:
-            action["content"] = text
-    if message.reasoning_content:
-        action["reasoning_content"] = message.reasoning_content
-    return action
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    """One call; arguments that are no JSON object go along verbatim, for the worker to send back as a tool error."""
-    text = call.function.arguments
-    try:
-        # Some models write nothing at all for a tool without parameters.
-        arguments = _decode(text) if text.strip() else {}
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        return {"name": call.function.name, "arguments_text": text, "id": call.id}
-    return {"name": call.function.name, "arguments": arguments, "id": call.id}
-
-
-def _token_facts(completion: ChatCompletion) -> dict[str, Any]:
-    """`PolicyOutput.log_probs`: only what the endpoint said."""
-    facts = {
-        "prompt_ids": completion.prompt_ids,
-        "token_ids": completion.token_ids,
-        "logprobs": completion.logprobs,
-        "usage": _usage(completion.usage) if completion.usage else None,
-        "finish_reason": completion.finish_reason,
-    }
-    return {key: value for key, value in facts.items() if value is not None}
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    facts: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
-    if usage.cached_tokens:
-        facts["cached_tokens"] = usage.cached_tokens
-    if usage.cost is not None:
-        facts["cost"] = usage.cost
-    return facts
+def _no_reasoning(chat: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in chat.items() if key != "reasoning_content"}

@@ -2,26 +2,23 @@
 
     python -m reward_kit.environments.household.real_worker
 
-It reads one request as JSON per line from standard input and answers each with one line: `{"ok": ...}`, or
-`{"error": message}` where the request is wrong. What the engine's libraries print goes to standard error.
-Requests: `{"op": "load", "problem": {...}}`, `{"op": "load", "path": "game.tw-pddl"}`, `{"op": "step", "command"}`,
-`{"op": "expert"}`.
+Requests, as `engine_worker` has them: `{"op": "load", "problem": {...}}`, `{"op": "load", "path": "game.tw-pddl"}`,
+`{"op": "step", "command"}`, `{"op": "expert"}`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module, resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from reward_kit.environments.engine_worker import Operations, run
 from reward_kit.environments.household.pddl import entity_names, game_data
 from reward_kit.environments.household.problem import Problem
-from reward_kit.errors import ConfigError, RewardKitError
+from reward_kit.errors import ConfigError
 
 PACKAGES = ("textworld", "alfworld", "fast_downward")
 
@@ -53,6 +50,10 @@ class Game:
         data = resources.files("alfworld.data")
         self._domain = data.joinpath("alfred.pddl").read_text()
         self._grammar = data.joinpath("alfred.twl2").read_text()
+
+    def operations(self) -> Operations:
+        """What can be asked of it."""
+        return {"load": self.load, "step": self.step, "expert": self.expert}
 
     def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Start the game of a problem or of a file."""
@@ -98,34 +99,5 @@ def _view(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def serve(requests: TextIO, answers: TextIO) -> None:
-    """Answer until the requests end. An error that is not ours ends the process, with its traceback on stderr."""
-    try:
-        game = Game()
-    except ConfigError as error:
-        print(json.dumps({"error": str(error)}), file=answers, flush=True)
-        return
-    operations: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-        "load": game.load,
-        "step": game.step,
-        "expert": game.expert,
-    }
-    print(json.dumps({"ok": "ready"}), file=answers, flush=True)
-    for line in requests:
-        request = json.loads(line)
-        try:
-            answer = {"ok": operations[request["op"]](request)}
-        except RewardKitError as error:
-            answer = {"error": str(error)}
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-def main() -> None:
-    """Keep the pipe to ourselves, so that nothing which prints can break the protocol."""
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
-        os.dup2(2, 1)
-        serve(sys.stdin, answers)
-
-
 if __name__ == "__main__":
-    main()
+    run(lambda: Game().operations())

@@ -1,6 +1,6 @@
 """A hundred fresh episodes on the real engine, in which the native one plays along and must never differ.
 
-Run by `make household-campaign`, which installs the engine's packages; not by `make test`.
+Run by `make text-games-campaign`, which installs the engine's packages; not by `make test`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The real engine: it plays generated problems and game files, and no trouble of its worker is trouble of ours."""
+"""The real engine: it plays generated problems and game files, and refuses what is none."""
 
 import json
 import re
-import sys
-import time
 from importlib import resources
 from importlib.util import find_spec
 
@@ -26,18 +24,6 @@ async def engine():
     await started.start()
     yield started
     await started.close()
-
-
-def worker(*lines: str) -> list[str]:
-    """A worker that is ready and then does something else than it should."""
-    ready = """print('{"ok": "ready"}', flush=True)"""
-    return [sys.executable, "-c", "\n".join(["import sys, time", ready, "sys.stdin.readline()", *lines])]
-
-
-async def started(command: list[str], timeout: float = 20.0) -> RealEngine:
-    engine = RealEngine(timeout, worker=command)
-    await engine.start()
-    return engine
 
 
 @needs_engine
@@ -109,37 +95,6 @@ async def test_missing_packages_say_what_to_install():
     engine = RealEngine()
     with pytest.raises(ConfigError, match=r"pip install 'reward-kit\[text-games\]'"):
         await engine.start()
-
-
-async def test_a_worker_that_dies_says_its_last_words():
-    engine = await started(worker("sys.exit('the planner ran out of memory')"))
-    with pytest.raises(EnvironmentFailure, match=r"the worker died \(exit code 1\): the planner ran out of memory"):
-        await engine.load(problem("train", 0))
-    with pytest.raises(EnvironmentFailure, match="not running"):
-        await engine.step("look")
-    await engine.close()
-
-
-async def test_a_worker_that_cannot_start_is_a_failure_too():
-    engine = RealEngine(worker=[sys.executable, "-c", "import no_such_library"])
-    with pytest.raises(EnvironmentFailure, match="No module named 'no_such_library'"):
-        await engine.start()
-
-
-async def test_a_worker_that_hangs_is_ended():
-    engine = await started(worker("print('thinking', file=sys.stderr, flush=True)", "time.sleep(60)"), timeout=1.0)
-    start = time.monotonic()
-    with pytest.raises(EnvironmentFailure, match="no answer in 1 s: thinking"):
-        await engine.load(problem("train", 0))
-    assert time.monotonic() - start < 10
-
-
-async def test_closing_ends_a_worker_that_is_busy_and_twice_is_fine():
-    engine = await started(worker("time.sleep(60)"))
-    start = time.monotonic()
-    await engine.close()
-    await engine.close()
-    assert time.monotonic() - start < 10
 
 
 def test_game_files_are_found_and_those_the_text_domain_cannot_play_are_left_out(tmp_path, monkeypatch):

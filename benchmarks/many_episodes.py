@@ -1,0 +1,106 @@
+"""A thousand episodes at a time against a server that takes 2 s an answer: how near the ideal time, in how much memory.
+
+    .venv/bin/python benchmarks/many_episodes.py [--concurrency 1000] [--waves 4] [--turns 3] [--delay 2]
+
+`reward-kit run` plays `concurrency` times `waves` tool episodes of `turns` turns, `concurrency` at a time, everything
+written and scored. The ideal is waves x turns x delay. Memory is the run's resident set as it is when each quarter of a
+wave has been written; it is flat where later waves do not need more than the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from instant_server import running_server  # noqa: E402
+from rollouts import REWARD, TOOLS  # noqa: E402
+
+TARGET = 1.3
+
+
+def allow_connections(count: int) -> None:
+    """Raise the limit on open files, which server and run inherit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * count + 200
+    if needed > hard != resource.RLIM_INFINITY:
+        sys.exit(f"{count} connections need {needed} open files, and `ulimit -Hn` is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
+
+
+def write_task(folder: Path, episodes: int) -> None:
+    """A task with one tool and as many samples as episodes."""
+    (folder / "tools.py").write_text(TOOLS)
+    (folder / "reward.py").write_text(REWARD)
+    rows = "".join(json.dumps({"id": number, "question": "How much is 2 + 2?"}) + "\n" for number in range(episodes))
+    (folder / "rows.jsonl").write_text(rows)
+    task = "name: many\ndataset_path: rows.jsonl\ninitial_user_prompt: '{{ question }}'\ntools_module_path: tools.py\n"
+    (folder / "task.yaml").write_text(task + "on_text: end\nreward_function_path: reward.py:is_four\n")
+
+
+def watch(run: subprocess.Popen[str], folder: Path, step: int) -> dict[int, float]:
+    """Megabytes of the run by the number of episodes written, until it ends."""
+    sizes: dict[int, float] = {}
+    while run.poll() is None:
+        time.sleep(0.1)
+        files = list(folder.glob("runs/*/episodes.jsonl"))
+        written = files[0].read_bytes().count(b"\n") if files else 0
+        if written // step * step not in sizes and written >= step:
+            sizes[written // step * step] = resident_mb(run.pid)
+    return sizes
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of a process; 0 where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except (OSError, IndexError):
+        return 0.0
+
+
+def play(concurrency: int, waves: int, turns: int, delay_s: float) -> None:
+    """Run, watch and report."""
+    episodes, ideal_s = concurrency * waves, waves * turns * delay_s
+    with tempfile.TemporaryDirectory() as name, running_server(turns, delay_s) as url:
+        folder = Path(name)
+        write_task(folder, episodes)
+        command = [sys.executable, "-m", "reward_kit.cli.main", "run", "task.yaml", "--model", "openai/bench"]
+        options = ["--base-url", url, "--max-concurrency", str(concurrency), "--display", "none", "--json"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(
+            [*command, *options], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+        ) as run:
+            sizes = watch(run, folder, max(concurrency // 4, 1))
+            assert run.stdout is not None
+            document = json.loads(run.stdout.read().splitlines()[-1])
+        policy = document["policies"][0]
+        assert policy["scored"] == episodes and policy["score"]["mean"] == 1.0, policy
+        took_s = float(json.loads((folder / document["run"] / "run.json").read_text())["timing"]["worked_s"])
+    verdict = "met" if took_s <= TARGET * ideal_s else "MISSED"
+    print(f"{episodes} episodes of {turns} turns, {concurrency} at a time, {delay_s:g} s an answer")
+    print(f"  {took_s:.2f} s, ideal {ideal_s:g} s: {took_s / ideal_s:.3f}x (target {TARGET}x: {verdict})")
+    print("  MB resident by episodes written: " + ", ".join(f"{n}: {size:.0f}" for n, size in sizes.items() if size))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", type=int, default=1_000)
+    parser.add_argument("--waves", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--delay", type=float, default=2.0)
+    given = parser.parse_args()
+    allow_connections(given.concurrency)
+    play(given.concurrency, given.waves, given.turns, given.delay)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""`ReplayPolicy`: acts as a recorded run did, and notices the first thing that is not as it was.
+
+The new episode is the recorded one over again: same actions, tokens, usage and value estimates, in a world that is
+built and asked anew. What it answers is compared with the record before every action and at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import anyio.to_thread
+
+from reward_kit import errors
+from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, ToolAnswer
+from reward_kit.differences import first_difference
+from reward_kit.environments.base import ToolSpec, hash_key
+from reward_kit.episodes.record import episode_from_record
+from reward_kit.episodes.segments import UNKNOWN_VERSION, Turn
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import ConfigError, Failure, PolicyError, RewardKitError, did_you_mean
+from reward_kit.models import Message
+
+logger = logging.getLogger("reward_kit.agent")
+
+_AFTER_IDENTITY = b',"stop_reason":'
+_OF_THE_WORLD = ("EnvironmentFailure", "ToolError")
+
+
+class _Place(NamedTuple):
+    """Where a line of the file begins, and which attempt of its episode it is; the latest one counts."""
+
+    attempt: int
+    offset: int
+
+
+class ReplayPolicy(AgentPolicy):
+    """Plays the episodes of a recorded run: for each new one that of the same rollout id, else of the same sample and
+    position in the group.
+
+    Args:
+        run: a run's folder, or its `episodes.jsonl`. An index of it is kept in memory, the episodes are not.
+        on_difference: what is done where the conversation is not as it was: "stop" breaks the episode with a
+            `PolicyError` that shows the first difference; "continue" logs it and plays on.
+        policy: whose episodes, as labelled in the run; needed where it has several policies.
+
+    Raises:
+        ConfigError: there is no such run, or no such policy in it, or it has several.
+    """
+
+    path_options = ("run",)
+    is_free = True
+
+    def __init__(
+        self, run: str | Path, on_difference: Literal["stop", "continue"] = "stop", policy: str | None = None
+    ) -> None:
+        if on_difference not in ("stop", "continue"):
+            raise ConfigError(f"on_difference: expected stop or continue, got {on_difference!r}")
+        self._file, self._stops = episodes_file(Path(run)), on_difference == "stop"
+        labels: set[str] = set()
+        self._by_id: dict[str, _Place] = {}
+        self._by_position: dict[tuple[str, int], _Place] = {}
+        for offset, identity in _identities(self._file):
+            labels.add(identity["policy"])
+            if policy is None or identity["policy"] == policy:
+                self._note(identity, offset)
+        _check_label(self._file, policy, labels)
+
+    def _note(self, identity: Mapping[str, Any], offset: int) -> None:
+        place = _Place(identity.get("attempt", 0), offset)
+        position = (identity["sample_id"], identity["rollout_index"])
+        self._by_id[identity["rollout_id"]] = max(place, self._by_id.get(identity["rollout_id"], place))
+        self._by_position[position] = max(place, self._by_position.get(position, place))
+
+    async def open(self, context: EpisodeContext) -> AgentPolicy:
+        """A session that plays one recorded episode.
+
+        Raises:
+            PolicyError: the run has no such episode, or it was not collected by a worker.
+        """
+        position = (context.sample_id, context.rollout_index)
+        place = self._by_id.get(context.rollout_id) or self._by_position.get(position)
+        if place is None:
+            number = f"rollout {context.rollout_index} of sample {context.sample_id!r}"
+            raise PolicyError(f"{self._file} has no episode to replay for {number} ({context.rollout_id})")
+        episode = await anyio.to_thread.run_sync(self._read, place.offset)
+        return _Session(episode, f"replay of {episode.id_} ({self._file})", self._stops, context.call_tool)
+
+    def _read(self, offset: int) -> SingleAgentEpisode:
+        with self._file.open("rb") as lines:
+            lines.seek(offset)
+            episode = episode_from_record(json.loads(lines.readline()))
+        if not episode.is_reset or len(episode.assistant_turns) != len(episode):
+            raise PolicyError(f"{self._file}: episode {episode.id_} has no recorded actions to replay")
+        return episode
+
+    async def get_action(
+        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
+    ) -> PolicyOutput:
+        """Raises: actions are those of an episode; act through the session that `open` returns."""
+        raise PolicyError("a replay acts through the session of an episode, which open() returns")
+
+
+class _Session(AgentPolicy):
+    """One recorded episode, played from its beginning."""
+
+    def __init__(
+        self,
+        episode: SingleAgentEpisode,
+        name: str,
+        stops: bool,
+        call_tool: Callable[[str, Mapping[str, Any]], Awaitable[ToolAnswer]] | None,
+    ) -> None:
+        self._episode, self._name, self._stops, self._call_tool = episode, name, stops, call_tool
+        self._turns = episode.tokens.turns()
+        self._next = 0
+        self._compared = 0
+        self._is_off = False
+
+    async def get_action(
+        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
+    ) -> PolicyOutput:
+        """The next recorded action.
+
+        Raises:
+            PolicyError: the conversation is not the recorded one, or goes on where that one ended.
+            RewardKitError: what the recorded policy raised here.
+        """
+        step, recorded = self._next, self._episode
+        if step == len(recorded):
+            return self._past_the_end(observation)
+        self._compare(observation, self._expected(step))
+        outputs = {key: column.get(step) for key, column in recorded.extra_model_outputs.items()}
+        action = await self._action(step, outputs)
+        self._next += 1
+        # What the first action makes of the prompt is the record's own beginning.
+        self._compared = recorded.assistant_turns[step]
+        return PolicyOutput(
+            action, outputs.get("raw_policy_output"), self._log_probs(step, outputs), outputs.get("value_estimate")
+        )
+
+    async def see_end(self, messages: Sequence[Message]) -> None:
+        """Compare what came after the last action.
+
+        Raises:
+            PolicyError: it is not what was recorded.
+        """
+        self._compare(messages, self._episode.messages)
+
+    def _expected(self, step: int) -> list[Message]:
+        """The conversation before an action; before the first one, as the task gave it to the policy."""
+        given = self._episode.get_infos(0).get("given_messages") if step == 0 else None
+        if given is not None:
+            return [Message.model_validate(message) for message in given]
+        return self._episode.messages[: self._episode.assistant_turns[step]]
+
+    def _compare(self, now: Sequence[Message], before: Sequence[Message]) -> None:
+        if self._is_off:
+            return
+        pairs = zip_longest(before[self._compared :], now[self._compared :])
+        for index, (old, new) in enumerate(pairs, self._compared):
+            if difference := _difference(old, new):
+                self._differs(f"message {index} {difference}")
+                return
+        self._compared = len(before)
+
+    def _differs(self, what: str) -> None:
+        text = f"{self._name}: step {self._next}: {what}"
+        if self._stops:
+            raise PolicyError(text)
+        logger.warning("%s; it goes on all the same", text)
+        self._is_off = True
+
+    def _past_the_end(self, observation: Sequence[Message]) -> PolicyOutput:
+        """There is no further action: what broke the recorded policy breaks this one, and all else is a difference."""
+        self._compare(observation[: len(self._episode.messages)], self._episode.messages)
+        facts = self._episode.custom_data
+        if facts["failure"] and facts["failure"]["where"] not in _OF_THE_WORLD and not self._is_off:
+            raise _as_recorded(Failure.from_json(facts["failure"]))
+        if not self._is_off:
+            ended = f"ended with {facts['stop_reason']} after {len(self._episode)} actions"
+            self._differs(f"the recorded episode {ended}, and this one goes on")
+        return PolicyOutput({"type": "terminate"})
+
+    async def _action(self, step: int, outputs: Mapping[str, Any]) -> Action:
+        """The recorded action, with what the policy did by itself in it."""
+        recorded, action = self._episode, dict(self._episode.get_actions(step))
+        turn, own = recorded.assistant_turns[step], outputs.get("own_account") or ()
+        if step == 0 and "given_messages" in recorded.get_infos(0):
+            action["prompt_messages"] = [message.to_chat() for message in recorded.messages[:turn]]
+        elif outputs.get("prompt_messages") is not None:
+            action["prompt_messages"] = outputs["prompt_messages"]
+        if "is_final" in own:
+            action["is_final"] = True
+        if "results" in own:
+            await self._make_own_calls(recorded.get_infos(step + 1).get("own_calls") or ())
+            ends = [*recorded.assistant_turns[1:], len(recorded.messages)]
+            action["results"] = [message.to_chat() for message in recorded.messages[turn + 1 : ends[step]]]
+        return action
+
+    async def _make_own_calls(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        """The calls that the recorded policy made in its own time; the world must hear of them again."""
+        for call in calls:
+            if self._call_tool is None:
+                raise PolicyError(f"{self._name}: the policy called {call['name']}, and there is nobody to call here")
+            answer = (await self._call_tool(call["name"], call["arguments"])).text
+            if not self._is_off and hash_key(answer) != call["answer"]:
+                self._differs(f"{call['name']} {call['arguments']!r} has another answer than it had: {answer!r:.200}")
+
+    def _log_probs(self, step: int, outputs: Mapping[str, Any]) -> dict[str, Any] | None:
+        info, turn = self._episode.get_infos(step + 1), self._turns.get(step)
+        known = {key: outputs.get(key) for key in Turn._fields}
+        if turn is not None:
+            known |= turn._asdict()
+            known["policy_version"] = None if turn.policy_version == UNKNOWN_VERSION else turn.policy_version
+            span = next(span for span in self._episode.tokens.spans if span.step == step)
+            known["segment_reason"] = self._episode.tokens.segments[span.segment].reason
+        known |= {key: info.get(key) for key in ("usage", "finish_reason")}
+        return {key: value for key, value in known.items() if value is not None} or None
+
+
+def episodes_file(run: Path) -> Path:
+    """The `episodes.jsonl` of a run that is named by its folder or by that file.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    file = run / "episodes.jsonl" if run.is_dir() else run
+    if not file.is_file():
+        raise ConfigError(f"run: {run} is no run to replay; name a folder with an episodes.jsonl, or that file")
+    return file
+
+
+def recorded_labels(run: Path) -> list[str]:
+    """The labels of the policies whose episodes a run holds.
+
+    Raises:
+        ConfigError: there is no such run, or a line of it cannot be read.
+    """
+    return sorted({identity["policy"] for _, identity in _identities(episodes_file(run))})
+
+
+def _check_label(file: Path, policy: str | None, labels: set[str]) -> None:
+    if policy is not None and policy not in labels:
+        raise ConfigError(f"{file} has no episode of policy {policy!r}{did_you_mean(policy, labels)}")
+    if not labels:
+        raise ConfigError(f"{file} has no finished episode")
+    if policy is None and len(labels) > 1:
+        raise ConfigError(f"{file} has episodes of {', '.join(sorted(labels))}; name one of them as policy")
+
+
+def _identities(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The offset and the first fields of each line; a torn last line is left out."""
+    offset = 0
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                return
+            # Inside a JSON text quotes are escaped, so this is the key itself, and the long part is not parsed.
+            end = line.find(_AFTER_IDENTITY)
+            try:
+                identity = json.loads(line if end < 0 else line[:end] + b"}")
+                known = {key: identity[key] for key in ("rollout_id", "sample_id", "rollout_index", "policy")}
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(f"{file}:{number}: no episode: {type(error).__name__}: {error}") from None
+            yield offset, {**known, "attempt": identity.get("attempt") or 0}
+            offset += len(line)
+
+
+def _difference(old: Message | None, new: Message | None) -> str:
+    """How a message differs from the recorded one; "" where it does not."""
+    if old is None or new is None:
+        there = old or new
+        assert there is not None
+        shown = f"({there.role}): {there.text!r:.120}"
+        return f"{shown} is missing now" if new is None else f"{shown} is new"
+    difference = first_difference(old.to_chat(), new.to_chat())
+    return f"({old.role}) differs{difference}" if difference else ""
+
+
+def _as_recorded(failure: Failure) -> RewardKitError:
+    """The error that a recorded failure came from, which is recorded as that failure again."""
+    kind = getattr(errors, failure.where, PolicyError)
+    error: RewardKitError = (kind if issubclass(kind, RewardKitError) else PolicyError)(failure.message)
+    error.recorded = failure
+    return error

@@ -1,0 +1,178 @@
+"""A blocking engine in a worker process of its own, asked one thing at a time: the client of `engine_worker`.
+
+Engines block, their libraries print, and C code in them may hang or crash. None of it can harm this process: a worker
+that dies, says something else than an answer, or does not answer in time is one `EnvironmentFailure`, with the last
+lines it wrote. The worker works in a private folder, which is also its place for temporary files: what it leaves there
+goes with it, and what it started is ended with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from reward_kit.errors import ConfigError, EnvironmentFailure
+from reward_kit.processes import child_environment, remove_folder, temporary_folder
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+_LONGEST_ANSWER = 16_000_000
+_LOG_LINES = 10
+_LOG_BYTES = 32_768
+
+
+def worker_command(module: str) -> list[str]:
+    """The command that runs one of our worker modules with this Python."""
+    return [sys.executable, "-m", module]
+
+
+class EngineProcess:
+    """One worker process. `start` first, `close` last; one request at a time.
+
+    Args:
+        name: of the engine, for messages ("household engine").
+        command: the program and its arguments; its module search path has this package.
+        timeout: seconds the worker has for one answer, also for its first.
+        environment: variables to add to the worker's.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, timeout: float = 60.0, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._name = name
+        program, *arguments = command
+        # A relative path would be looked for in the worker's folder.
+        self._command = [str(Path(program).absolute()) if os.sep in program else program, *arguments]
+        self._timeout = timeout
+        self._environment = dict(environment or {})
+        self._process: Process | None = None
+        self._answers: BufferedByteReceiveStream | None = None
+        self._folder: Path | None = None
+        self._log: IO[bytes] | None = None
+        self._answering = False
+
+    async def start(self) -> Any:
+        """Start the worker; what it says when it is ready.
+
+        Raises:
+            ConfigError: the worker says what is missing, or its program cannot be run.
+            EnvironmentFailure: it does not start.
+        """
+        self._folder = temporary_folder("engine-")
+        self._log = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - lives as long as the worker
+        path = os.pathsep.join(part for part in (_ROOT, os.environ.get("PYTHONPATH", "")) if part)
+        extra = {"PYTHONPATH": path, "TMPDIR": str(self._folder), **self._environment}
+        try:
+            self._process = await anyio.open_process(
+                self._command,
+                stderr=self._log,
+                cwd=self._folder,
+                env=child_environment(extra),
+                start_new_session=True,
+            )
+            assert self._process.stdout is not None
+            self._answers = BufferedByteReceiveStream(self._process.stdout)
+            return await self._receive(self._timeout)
+        except OSError as error:
+            await self.close()
+            raise ConfigError(f"{self._name}: {self._command[0]} cannot be started: {error.strerror}") from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def ask(self, request: Mapping[str, Any], timeout: float | None = None) -> Any:
+        """Send one request and wait for its answer.
+
+        Args:
+            request: a JSON object, with the name of the operation as `op`.
+            timeout: seconds for this answer, by default those of the constructor.
+
+        Raises:
+            ConfigError: the worker says that the request is wrong; it goes on.
+            EnvironmentFailure: it died, does not answer or answers nonsense; it is ended.
+        """
+        if self._process is None or self._process.stdin is None:
+            raise EnvironmentFailure(f"{self._name}: not running")
+        if self._answering:
+            # A call before this one was cancelled, and its answer would be taken for this one's.
+            await self._fail("an answer was not waited for")
+        try:
+            await self._process.stdin.send(json.dumps(request).encode() + b"\n")
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await self._fail(await self._death())
+        return await self._receive(self._timeout if timeout is None else timeout)
+
+    async def close(self) -> None:
+        """End the worker and what it has started, whatever they are doing. Closing again does nothing."""
+        process, self._process = self._process, None
+        log, self._log = self._log, None
+        folder, self._folder = self._folder, None
+        if process is not None:
+            with anyio.CancelScope(shield=True):
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                await process.aclose()
+        if log is not None:
+            log.close()
+        if folder is not None:
+            remove_folder(folder)
+
+    async def _receive(self, timeout: float) -> Any:
+        assert self._answers is not None
+        self._answering = True
+        try:
+            with anyio.fail_after(timeout):
+                line = await self._answers.receive_until(b"\n", _LONGEST_ANSWER)
+        except TimeoutError:
+            await self._fail(f"no answer in {timeout:g} s")
+        except anyio.DelimiterNotFound:
+            await self._fail(f"an answer of more than {_LONGEST_ANSWER // 1_000_000} MB")
+        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
+            await self._fail(await self._death())
+        answer = _answer(line)
+        if answer is None:
+            await self._fail(f"it said {line[:100]!r}, which is no answer")
+        self._answering = False
+        if "error" in answer:
+            raise ConfigError(str(answer["error"]))
+        return answer["ok"]
+
+    async def _death(self) -> str:
+        assert self._process is not None
+        with anyio.move_on_after(1.0):
+            return f"the worker died (exit code {await self._process.wait()})"
+        return "the worker closed its pipe"
+
+    async def _fail(self, what: str) -> NoReturn:
+        """End the worker and raise, with the last lines it wrote."""
+        said = _last_lines(self._log)
+        await self.close()
+        raise EnvironmentFailure(f"{self._name}: {what}{': ' if said else ''}{said}") from None
+
+
+def _answer(line: bytes) -> dict[str, Any] | None:
+    """What a line of the worker says, None where it is no answer."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return answer if isinstance(answer, dict) and ("ok" in answer or "error" in answer) else None
+
+
+def _last_lines(log: IO[bytes] | None) -> str:
+    if log is None:
+        return ""
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(0, size - _LOG_BYTES))
+    return "\n".join(log.read(_LOG_BYTES).decode("utf-8", "replace").rstrip().splitlines()[-_LOG_LINES:])

@@ -1,0 +1,292 @@
+"""The one place that starts long-lived child processes and makes temporary folders, so that none of them outlives us.
+
+Both are cleaned up where they are used, at the latest when the interpreter exits. For the rest (`kill -9`, a crash in
+C, an empty battery of memory) there is the guardian: a small process that is started with the first folder or child
+and learns of our end from a pipe (`process_guardian`). Every child, and whatever a child starts, inherits the
+guardian's token in its environment and is found by it, also in a session of its own.
+
+Importing this module starts nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import IO
+
+import anyio
+
+from reward_kit import process_guardian
+from reward_kit.errors import ConfigError
+from reward_kit.process_guardian import MARK
+
+SECRET_NAME = re.compile(
+    r"api[_-]?key$|access_?key|private_?key|token$|secret|password|passwd|credential|authorization", re.IGNORECASE
+)
+"""Names, of environment variables and configuration keys, whose values are not handed on."""
+
+LOG_FOLDER: ContextVar[Path | None] = ContextVar("LOG_FOLDER", default=None)
+"""Where the output of children goes, such as a run's `logs` folder; where there is none, it is gone with the child."""
+
+_SHARED = "shared"
+_TAIL_BYTES = 32_768
+_LONGEST_LINE = 500
+
+
+class _Guard:
+    """This process's guardian: its token, the temporary root, and the pipe that ends when we do."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(16)
+        self.root = Path(tempfile.gettempdir()).resolve() / f"reward-kit-{secrets.token_hex(6)}"
+        self.sessions: set[int] = set()
+        self._owner = os.getpid()
+        command = [sys.executable, "-I", "-S", process_guardian.__file__, self.token, str(self.root)]
+        # Without our mark: whoever guards us must not kill our guardian before it has done its work.
+        environment = {name: value for name, value in os.environ.items() if name != MARK}
+        reader, self._pipe = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=reader,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env=environment,
+            )
+        finally:
+            os.close(reader)
+        # The guardian knows the folder before it is there, so no kill can come between.
+        self.root.mkdir(mode=0o700)
+        (self.root / _SHARED).mkdir(mode=0o700)
+        os.register_at_fork(after_in_child=self._let_go)
+        atexit.register(self._clean_up)
+
+    def mark(self) -> str:
+        """The value of `MARK` for a child; those that guard us guard it too."""
+        return ":".join(token for token in (os.environ.get(MARK, ""), self.token) if token)
+
+    def watch(self, session: int) -> None:
+        """A child leads this session; it is ended also where the mark cannot be read."""
+        self.sessions.add(session)
+        self._tell(f"+{session}")
+
+    def forget(self, session: int) -> None:
+        """Nothing of this session is left; its id may soon be another's."""
+        self.sessions.discard(session)
+        self._tell(f"-{session}")
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._pipe, f"{line}\n".encode())
+
+    def _let_go(self) -> None:
+        # A fork that keeps the pipe open would hide our death from the guardian.
+        with contextlib.suppress(OSError):
+            os.close(self._pipe)
+        self._pipe = -1
+
+    def _clean_up(self) -> None:
+        if os.getpid() != self._owner:
+            return
+        process_guardian.kill_all(self.token, self.sessions)
+        process_guardian.remove_tree(str(self.root))
+        self._tell("done")
+        os.close(self._pipe)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=2.0)
+
+
+_guards: list[_Guard] = []
+_lock = threading.Lock()
+
+
+def _guard() -> _Guard:
+    with _lock:
+        if not _guards:
+            _guards.append(_Guard())
+        return _guards[0]
+
+
+def child_environment(extra: Mapping[str, str] | None = None, *, pass_names: Sequence[str] = ()) -> dict[str, str]:
+    """The environment of a child process: ours without secrets, with the mark by which the guardian finds it.
+
+    Args:
+        extra: variables to add.
+        pass_names: variables to hand on although their names look like a secret's.
+
+    Raises:
+        ConfigError: a variable of `pass_names` is not set.
+    """
+    for name in pass_names:
+        if name not in os.environ:
+            raise ConfigError(f"the environment variable {name} is to be passed on, and is not set")
+    kept = {name: value for name, value in os.environ.items() if name in pass_names or not SECRET_NAME.search(name)}
+    return {**kept, **(extra or {}), MARK: _guard().mark()}
+
+
+def temporary_folder(prefix: str) -> Path:
+    """A new private folder in this process's temporary root; `remove_folder` removes it, at the latest our end does."""
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=_guard().root))
+
+
+def shared_folder(name: str) -> Path:
+    """This process's folder of that name, for what is made once and used by many (built games); it stays to our end."""
+    folder = _guard().root / _SHARED / name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a temporary folder, also where something in it was made unwritable, or where it is gone already."""
+    process_guardian.remove_tree(str(path))
+
+
+def temporary_root() -> Path:
+    """The folder that holds all temporary folders of this process."""
+    return _guard().root
+
+
+class ChildProcess:
+    """A child in a session of its own, made by `start_process`. Whoever starts one ends it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], token: str, log: Path, keep_log: bool) -> None:
+        self._process = process
+        self._token = token
+        self._log = log
+        self._keep_log = keep_log
+        self._ended = False
+        self._last_output: bytes | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is that of its session and its process group."""
+        return self._process.pid
+
+    @property
+    def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """Its standard input and output, where it was started `piped`; whoever takes them closes them."""
+        assert self._process.stdin is not None and self._process.stdout is not None, "it was not started piped"
+        return self._process.stdin, self._process.stdout
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        if self._process.returncode is not None or not hasattr(os, "waitid"):
+            return self._process.poll()
+        try:
+            # Looked at, not reaped: until `end` no other process can get its id, so signals to it hit nobody else.
+            status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return self._process.poll()
+        if status is None:
+            return None
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+    def log_tail(self, lines: int = 10) -> str:
+        """The last lines of what it wrote, each cut to 500 characters; "" where it wrote nothing."""
+        output = _tail(self._log) if self._last_output is None else self._last_output
+        written = output.decode("utf-8", "replace").replace("\0", "").rstrip().splitlines()
+        return "\n".join(
+            line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in written[-lines:]
+        )
+
+    async def end(self, grace_s: float = 3.0) -> None:
+        """End it and all it has started: SIGTERM, then SIGKILL after the grace. Ending it again does nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        with anyio.CancelScope(shield=True):
+            for pid in self._family():
+                _signal(pid, signal.SIGTERM)
+            end = time.monotonic() + grace_s
+            while time.monotonic() < end and (self.returncode is None or self._family()):  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+            await anyio.to_thread.run_sync(process_guardian.kill_all, self._token, (self.pid,))
+            _guard().forget(self.pid)
+            await anyio.to_thread.run_sync(self._process.wait)
+        if not self._keep_log:
+            self._last_output = _tail(self._log)
+            remove_folder(self._log.parent)
+
+    def _family(self) -> list[int]:
+        """The child and all it has started, as far as they run."""
+        return process_guardian.running(self._token, (self.pid,))
+
+
+async def start_process(
+    command: Sequence[str], *, cwd: Path | None, env: Mapping[str, str], log_name: str, piped: bool = False
+) -> ChildProcess:
+    """Start a child in a session of its own, with nothing to read and its output in a log file.
+
+    Args:
+        command: the program and its arguments; no shell reads them.
+        cwd: its working directory, by default ours.
+        env: all of its environment, as `child_environment` makes it.
+        log_name: of the log file, without its ending.
+        piped: its standard input and output are `ChildProcess.pipes`, and only its errors go to the log.
+
+    Raises:
+        ConfigError: there is no such program or folder, or it must not be run.
+    """
+    guard, own, kept_in = _guard(), secrets.token_hex(8), LOG_FOLDER.get()
+    log = _new_log(kept_in or temporary_folder("log-"), log_name)
+    try:
+        with log.open("ab") as output:
+            process = subprocess.Popen(  # noqa: ASYNC220 - with no await in it, no cancellation can lose the child
+                list(command),
+                cwd=cwd,
+                env={**env, MARK: f"{guard.mark()}:{own}"},
+                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else output,
+                stderr=output,
+                start_new_session=True,
+            )
+    except (OSError, ValueError) as error:
+        log.unlink() if kept_in else remove_folder(log.parent)
+        problem = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"{shlex.join(command):.200} cannot be started: {problem}") from error
+    guard.watch(process.pid)
+    return ChildProcess(process, own, log, keep_log=kept_in is not None)
+
+
+def _new_log(folder: Path, name: str) -> Path:
+    """A new file, numbered where there is one of that name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        path = folder / (f"{name}.log" if number == 1 else f"{name}-{number}.log")
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def _tail(log: Path) -> bytes:
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES)
+    except OSError:
+        return b""
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)

@@ -1,0 +1,78 @@
+"""What all requests of one run share: the lanes to its endpoints, the cassette, and who is told of trouble."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from reward_kit.errors import ConfigError
+from reward_kit.providers.cassette import Cassette
+from reward_kit.providers.lane import Lane
+from reward_kit.providers.rates import Rates, check_number
+
+_log = logging.getLogger(__name__)
+
+
+class Traffic:
+    """The traffic of one run. Policies that are given the same one share rates, outages and recordings.
+
+    Args:
+        cassette: where exchanges are recorded to or replayed from.
+        outage_patience_s: seconds for which an endpoint that has answered before is waited for once it is down, or asks
+            to be left alone; one that never answered is waited for at most 60 s.
+
+    Attributes:
+        notice: called with one line when an endpoint goes down, comes back, or limits the rate.
+        gave_up: called once with the reason when further requests are in vain: patience is over, or the key, the
+            account or the host is not accepted. It is called outside of any request and before the waiting ones fail,
+            so that it can cancel them.
+
+    Raises:
+        ConfigError: the patience is no positive number.
+    """
+
+    def __init__(self, *, cassette: Cassette | None = None, outage_patience_s: float = 600.0) -> None:
+        check_number("outage_patience_s", outage_patience_s)
+        self.cassette = cassette
+        self.outage_patience_s = outage_patience_s
+        self.notice: Callable[[str], None] = _log.warning
+        self.gave_up: Callable[[str], None] | None = None
+        self._has_given_up = False
+        self._lanes: dict[tuple[str, str], Lane] = {}
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether no request leaves this process."""
+        return self.cassette is not None and self.cassette.is_replaying
+
+    def lane(self, url: str, model: str, rates: Rates | None = None) -> Lane:
+        """The lane of a model at an endpoint; the same pair gives the same lane.
+
+        Raises:
+            ConfigError: the lane was made with other rates.
+        """
+        rates = rates or Rates()
+        lane = self._lanes.get((url, model))
+        if lane is None:
+            lane = self._lanes[url, model] = Lane(f"{url} ({model})", rates, self)
+        if lane.rates != rates:
+            raise ConfigError(
+                f"two policies ask {model!r} at {url} and share its limits, but were given different ones: "
+                f"{lane.rates} and {rates}"
+            )
+        return lane
+
+    def tell(self, line: str) -> None:
+        """Pass on a line to `notice`."""
+        self.notice(line)
+
+    def give_up(self, reason: str) -> None:
+        """Pass on the first reason to `gave_up`."""
+        if not self._has_given_up and self.gave_up is not None:
+            self._has_given_up = True
+            self.gave_up(reason)
+
+    def close(self) -> None:
+        """Close the cassette, where there is one."""
+        if self.cassette is not None:
+            self.cassette.close()

@@ -1,0 +1,94 @@
+"""The samples of a task: the rows of its JSONL, CSV or YAML dataset, each with its file and line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from reward_kit.agent.samples import Sample
+from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.runs.yaml_lines import LocatedYaml, siblings
+
+
+def read_samples(definition: TaskDefinitionModel, folder: Path) -> Iterator[Sample]:
+    """The task's samples in dataset order; without a dataset, the task itself.
+
+    Raises:
+        ConfigError: the dataset has no rows, two rows have one id, or a row cannot be read.
+    """
+    if definition.dataset_path is None:
+        yield Sample(definition.name, ground_truth=definition.ground_truth)
+        return
+    seen: dict[str, str] = {}
+    for where, row in read_rows(folder / definition.dataset_path):
+        sample = _sample(row, where, len(seen), definition)
+        if sample.id in seen:
+            raise ConfigError(f"{where}: sample id {sample.id!r} stands already at {seen[sample.id]}")
+        seen[sample.id] = where
+        yield sample
+    if not seen:
+        raise ConfigError(f"dataset {folder / definition.dataset_path} has no rows")
+
+
+def _sample(row: dict[str, Any], where: str, index: int, definition: TaskDefinitionModel) -> Sample:
+    config = row.get("resource_config") or {}
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where}: resource_config is a {type(config).__name__}, not a mapping")
+    ground_truth = row.get("ground_truth", definition.ground_truth)
+    return Sample(str(row.get("id", f"sample-{index}")), row, ground_truth, config, where)
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a JSONL, CSV or YAML dataset, each with its `file:line`.
+
+    Raises:
+        ConfigError: the file does not exist, is of another kind, or a row is no mapping.
+    """
+    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".yaml": _read_yaml, ".yml": _read_yaml}
+    if path.suffix not in readers:
+        raise ConfigError(f"dataset {path}: unknown kind {path.suffix!r}; known: {', '.join(readers)}")
+    if not path.is_file():
+        near = did_you_mean(path.name, siblings(path))
+        raise ConfigError(f"dataset {path} does not exist{near if '?' in near else ''}")
+    try:
+        for where, row in readers[path.suffix](path):
+            if not isinstance(row, dict):
+                raise ConfigError(f"{where}: a row is a mapping of fields, this one is a {type(row).__name__}")
+            yield where, row
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"dataset {path} cannot be read as UTF-8 {path.suffix[1:]}: {error}") from None
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                yield f"{path}:{number}", json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"{path}:{number}: not JSON: {error}") from None
+
+
+def _read_csv(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file, strict=True)
+        names = rows.fieldnames or []
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"{path}:1: the column {twice!r} stands there twice")
+        for row in rows:
+            if None in row or None in row.values():
+                raise ConfigError(f"{path}:{rows.line_num}: the row does not have the header's {len(row) - 1} columns")
+            yield f"{path}:{rows.line_num}", dict(row)
+
+
+def _read_yaml(path: Path) -> Iterator[tuple[str, Any]]:
+    located = LocatedYaml(path)
+    if not isinstance(located.data, list):
+        raise ConfigError(f"{path}: a YAML dataset is a list of rows")
+    for index, row in enumerate(located.data):
+        yield located.where((index,)), row

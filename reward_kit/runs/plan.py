@@ -1,0 +1,88 @@
+"""What a run consists of, who watches it, and how it is stopped from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+from reward_kit.agent.policy_interface import AgentPolicy
+from reward_kit.agent.samples import Sample
+from reward_kit.agent.simulated_user import SimulatedUser
+from reward_kit.runs.summary import EpisodeRow
+from reward_kit.runs.tasks import Task
+
+if TYPE_CHECKING:
+    from reward_kit.providers.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """A policy and the label under which its results stand."""
+
+    label: str
+    policy: AgentPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run consists of.
+
+    Attributes:
+        task: the loaded task.
+        policies: each runs every sample.
+        samples: the selected ones.
+        rollouts: episodes of each sample and policy.
+        seed: everything random derives from it.
+        max_concurrency: episodes in flight.
+        traffic: what all requests to model endpoints share; None where nobody set it up.
+        user: who answers the agents' texts; None where nobody does.
+    """
+
+    task: Task
+    policies: Sequence[NamedPolicy]
+    samples: Sequence[Sample]
+    rollouts: int
+    seed: int = 0
+    max_concurrency: int = 16
+    traffic: Traffic | None = None
+    user: SimulatedUser | None = None
+
+    @property
+    def total(self) -> int:
+        """The number of episodes."""
+        return len(self.policies) * len(self.samples) * self.rollouts
+
+
+class Listener(Protocol):
+    """Who watches a run. Called in the run's own event loop."""
+
+    def episode_stopped(self, row: EpisodeRow) -> None: ...
+
+    def episode_scored(self, row: EpisodeRow) -> None: ...
+
+
+@dataclass(slots=True)
+class Control:
+    """How a run is stopped from outside, and why it stopped.
+
+    Attributes:
+        stop_reason: set once no further episode begins; what is in flight is finished.
+        is_failure: the run cannot go on by itself, such as where an endpoint stays away.
+        scope: cancel it to stop at once; what is in flight is lost and runs again on resume.
+    """
+
+    stop_reason: str | None = None
+    is_failure: bool = False
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+    def finish(self, reason: str) -> None:
+        """Begin no further episode."""
+        self.stop_reason = self.stop_reason or reason
+
+    def give_up(self, reason: str) -> None:
+        """Stop at once, because nothing that is in flight can succeed."""
+        self.stop_reason, self.is_failure = reason, True
+        self.scope.cancel()

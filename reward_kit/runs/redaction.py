@@ -1,0 +1,153 @@
+"""What is kept out of a run's files: values of secrets that this process knows, and what the task's own hook blots out.
+
+The hook is a function from text to text, named by `redact:` in the task file. It is applied to every text of every
+record before it is written, so that a resume and a later scoring see the redacted text too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
+from reward_kit.loading import load_object
+from reward_kit.processes import SECRET_NAME
+from reward_kit.providers.environment import read_dotenv
+
+HIDDEN = "(hidden)"
+_JOINS = ("rollout_id", "sample_id", "group_id", "policy", "stop_reason", "start", "final_state", "scorer")
+_SHORTEST_SECRET = 8  # a shorter value would blot out ordinary words
+
+
+class Redaction:
+    """Blots out secrets.
+
+    Args:
+        secrets: texts that must not be written; those under 8 characters are not looked for.
+        hook: a function from text to text, applied to every text of a record.
+    """
+
+    def __init__(self, secrets: Iterable[str] = (), hook: Callable[[str], str] | None = None) -> None:
+        self._secrets = sorted({text for text in secrets if len(text) >= _SHORTEST_SECRET}, key=len, reverse=True)
+        # As they stand inside a JSON text, and as bytes for the files that are copied.
+        self._escaped = [(json.dumps(text)[1:-1]).encode("ascii") for text in self._secrets]
+        self._encoded = [text.encode("utf-8", "surrogatepass") for text in self._secrets]
+        self._hook = hook
+
+    def of_record(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The record with the hook applied to its texts; keys, and what joins records, stay as they are.
+
+        Raises:
+            StoreError: the hook raised, or returned something that is no text.
+        """
+        if self._hook is None:
+            return record
+        return {key: value if key in _JOINS else self._hooked(value) for key, value in record.items()}
+
+    def of_line(self, line: bytes) -> bytes:
+        """A line of ASCII JSON without secrets."""
+        for secret in self._escaped:
+            if secret in line:
+                line = line.replace(secret, HIDDEN.encode())
+        return line
+
+    def of_bytes(self, data: bytes) -> bytes:
+        """A file's content without secrets."""
+        for secret in (*self._encoded, *self._escaped):
+            data = data.replace(secret, HIDDEN.encode())
+        return data
+
+    def of_text(self, text: str) -> str:
+        """A text without secrets."""
+        for secret in self._secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
+
+    def _hooked(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._call(value)
+        if isinstance(value, Mapping):
+            return {key: self._hooked(item) for key, item in value.items()}
+        return [self._hooked(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def _call(self, text: str) -> str:
+        assert self._hook is not None
+        try:
+            with boundary(StoreError, "the task's redact function"):
+                result = self._hook(text)
+        except RewardKitError as error:
+            raise StoreError(f"{error}; nothing is written unredacted") from error
+        if not isinstance(result, str):
+            raise StoreError(f"the task's redact function returned {type(result).__name__}, not text")
+        return result
+
+
+class RedactingFormatter(logging.Formatter):
+    """A log line without secrets, its traceback included."""
+
+    def __init__(self, pattern: str, redaction: Redaction) -> None:
+        super().__init__(pattern)
+        self._redaction = redaction
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return self._redaction.of_text(super().format(record))
+
+
+def without_secrets(value: Any) -> Any:
+    """`value` with everything under a key that names a secret replaced."""
+    if isinstance(value, Mapping):
+        return {key: HIDDEN if _is_secret(key, item) else without_secrets(item) for key, item in value.items()}
+    return [without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _is_secret(key: Any, value: Any) -> bool:
+    return bool(SECRET_NAME.search(str(key))) and not isinstance(value, Mapping) and value is not None
+
+
+def without_hidden(value: Any) -> Any:
+    """`value` without the entries, at any depth, that `without_secrets` replaced."""
+    if isinstance(value, Mapping):
+        return {key: without_hidden(item) for key, item in value.items() if item != HIDDEN}
+    return [without_hidden(item) for item in value] if isinstance(value, list) else value
+
+
+def known_secrets(*configurations: Any) -> Iterator[str]:
+    """The values of secrets that this process knows: from the environment, `.env`, and under secret-like keys.
+
+    Args:
+        configurations: nested mappings and lists, such as a task definition and the command line's overrides.
+    """
+    variables = {**read_dotenv(Path.cwd()), **os.environ}
+    yield from _secrets_in(variables)
+    for configuration in configurations:
+        yield from _secrets_in(configuration)
+
+
+def _secrets_in(value: Any, is_secret: bool = False) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _secrets_in(item, is_secret or bool(SECRET_NAME.search(str(key))))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _secrets_in(item, is_secret)
+    elif is_secret and isinstance(value, str) and not Path(value).is_absolute():
+        yield value  # PASSWORD_STORE_DIR and its like name a place, which is no secret
+
+
+def load_hook(location: str | None, folder: Path) -> Callable[[str], str] | None:
+    """The function that a task's `redact` names.
+
+    Raises:
+        ConfigError: it cannot be loaded, or is no function.
+    """
+    if location is None:
+        return None
+    hook = load_object(location, folder)
+    if not callable(hook):
+        raise ConfigError(f"redact: {location} is a {type(hook).__name__}, not a function from text to text")
+    return hook  # type: ignore[no-any-return]

@@ -1,0 +1,133 @@
+"""What a task's resources get besides their configuration: the task's folder, and the server that one of them uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reward_kit.agent.samples import Sample
+from reward_kit.environments.base import ForkableResource
+from reward_kit.environments.composite import CompositeConfig, part_for_tool, read_parts
+from reward_kit.environments.config import read_config
+from reward_kit.environments.registry import resource_class
+from reward_kit.environments.tools import ToolRegistry
+from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.runs.yaml_lines import LocatedYaml, about
+
+_COMPOSITE = "composite"
+
+
+@dataclass(slots=True)
+class _Resource:
+    """One resource of a task: what names its class, its own name, its class and its configuration."""
+
+    location: str
+    name: str
+    kind: type[ForkableResource]
+    config: dict[str, Any]
+
+
+def with_surroundings(located: LocatedYaml, definition: TaskDefinitionModel, folder: Path) -> TaskDefinitionModel:
+    """The definition with what its resources need of the task file: its folder, and the server it names.
+
+    Args:
+        located: the task file, for messages.
+        definition: what it says.
+        folder: where it lies.
+
+    Raises:
+        ConfigError: a resource does not exist, or the server belongs to none of them, or to several.
+    """
+    resources = _resources(located, definition, folder)
+    for resource in resources:
+        if resource.kind.takes_task_folder:
+            resource.config.setdefault("task_folder", str(folder))
+    if definition.resource_server is not None:
+        _give_server(located, definition, resources)
+    if not resources:
+        return definition
+    only, config = resources[0], dict(definition.base_resource_config)
+    if definition.resource_type != _COMPOSITE:
+        return definition.model_copy(update={"resource_type": only.location, "base_resource_config": only.config})
+    parts = [{"type": part.location, "name": part.name, "config": part.config} for part in resources]
+    return definition.model_copy(update={"base_resource_config": {**config, "resources": parts}})
+
+
+def _resources(located: LocatedYaml, definition: TaskDefinitionModel, folder: Path) -> list[_Resource]:
+    name, config = definition.resource_type, definition.base_resource_config
+    if name is None:
+        return []
+    if name != _COMPOSITE:
+        with about(located, "resource_type"):
+            return [_resource(name, name, config, folder)]
+    found = []
+    with about(located, "base_resource_config"):
+        parts = read_config(CompositeConfig, config, "composite").resources
+    for index, part in enumerate(parts):
+        with about(located, "resources", index):
+            found.append(_resource(part.type, part.name, part.config, folder))
+    return found
+
+
+def _resource(location: str, name: str, config: dict[str, Any], folder: Path) -> _Resource:
+    if location.partition(":")[0].endswith(".py"):
+        location = str(folder / location)
+    return _Resource(location, name, resource_class(location), dict(config))
+
+
+def _give_server(located: LocatedYaml, definition: TaskDefinitionModel, resources: Sequence[_Resource]) -> None:
+    """Put the task's server into the configuration of the resource that starts it."""
+    assert definition.resource_server is not None
+    takers = [resource for resource in resources if resource.kind.takes_resource_server]
+    if not resources:
+        why = "the task has no resource_type"
+    elif not takers:
+        why = f"resource {', '.join(repr(resource.name) for resource in resources)} starts no server"
+    elif len(takers) > 1:
+        why = f"{' and '.join(repr(taker.name) for taker in takers)} could both start it; put it into one's config"
+    elif "resource_server" in takers[0].config:
+        why = "base_resource_config has one of its own"
+    else:
+        takers[0].config["resource_server"] = definition.resource_server.model_dump(exclude_defaults=True)
+        return
+    raise ConfigError(f"{located.where(('resource_server',))}: resource_server has no effect: {why}")
+
+
+def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> None:
+    """Refuse a tool that asks for a resource which the task does not have.
+
+    Raises:
+        ConfigError: the tool is named, and what its parameter asks for.
+    """
+    asking = {name: tool for name, tool in (tools.get_tools() if tools else {}).items() if tool.resource_parameters}
+    if asking and definition.resource_type is None:
+        name = next(iter(asking))
+        raise ConfigError(f"tool {name!r} asks for the episode's resource, and the task has no resource_type")
+    if definition.resource_type != _COMPOSITE:
+        return
+    kinds = {name: kind for name, (kind, _) in read_parts(definition.base_resource_config).items()}
+    for name, tool in asking.items():
+        for parameter, wanted in tool.resource_parameters.items():
+            try:
+                part_for_tool(kinds, wanted, parameter)
+            except ConfigError as error:
+                raise ConfigError(f"tool {name!r}: {error}") from None
+
+
+def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) -> None:
+    """Refuse a sample that configures a resource which the task does not have.
+
+    Raises:
+        ConfigError: the line, the key and the nearest name.
+    """
+    if definition.resource_type != _COMPOSITE:
+        return
+    names = read_parts(definition.base_resource_config)
+    for sample in samples:
+        for key in sample.resource_config:
+            if key not in names:
+                near = did_you_mean(key, names)
+                raise ConfigError(f"{sample.where}: resource_config: no resource is called {key!r}{near}")

@@ -1,0 +1,104 @@
+"""The runs of a folder: what each is, and removing the ones nobody needs any more."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reward_kit.errors import ConfigError, StoreError
+from reward_kit.runs.store import RunStore, read_json
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """One run on disk.
+
+    Attributes:
+        path: its folder.
+        task: the task's name.
+        status: "running", "complete", "interrupted" or "failed", as its last process noted.
+        started_at: when it began, in UTC.
+        size: bytes on disk.
+        total: how many episodes it has when it is complete.
+        scores: the mean score of each policy, where it has a summary.
+    """
+
+    path: Path
+    task: str
+    status: str
+    started_at: datetime.datetime
+    size: int
+    total: int
+    scores: dict[str, float | None]
+
+
+def stored_runs(folder: Path) -> list[StoredRun]:
+    """The runs in a folder, the newest first. What is no run is left out.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"no folder {folder}; name the folder of the runs with --log-dir")
+    runs = [_read(path.parent) for path in folder.glob("*/run.json")]
+    return sorted(runs, key=lambda run: run.started_at, reverse=True)
+
+
+def to_remove(runs: Sequence[StoredRun], keep: int | None, older_than: datetime.timedelta | None) -> list[StoredRun]:
+    """The runs that a rule does not keep.
+
+    Args:
+        runs: as `stored_runs` gives them.
+        keep: the newest so many of each task stay; None keeps by age alone.
+        older_than: younger runs stay; None keeps by number alone.
+    """
+    now = datetime.datetime.now(datetime.UTC)
+    seen: dict[str, int] = {}
+    chosen = []
+    for run in runs:
+        seen[run.task] = seen.get(run.task, 0) + 1
+        is_beyond = keep is None or seen[run.task] > keep
+        is_old = older_than is None or now - run.started_at > older_than
+        if is_beyond and is_old:
+            chosen.append(run)
+    return chosen
+
+
+def remove(run: StoredRun) -> None:
+    """Delete a run's folder.
+
+    Raises:
+        StoreError: another process has it open, or it cannot be deleted.
+    """
+    status = read_json(run.path / "run.json").get("status")
+    with RunStore(run.path) as store:  # holds the lock; a run that goes on somewhere is not removed
+        store.write_header({**read_json(run.path / "run.json"), "status": status})
+    try:
+        shutil.rmtree(run.path)
+    except OSError as error:
+        raise StoreError(f"cannot remove {run.path}: {error}") from error
+
+
+def _read(path: Path) -> StoredRun:
+    header = read_json(path / "run.json")
+    started = str(header.get("timing", {}).get("started_at") or "1970-01-01T00:00:00+00:00")
+    return StoredRun(
+        path=path,
+        task=str(header.get("task_name", "?")),
+        status=str(header.get("status", "?")),
+        started_at=datetime.datetime.fromisoformat(started),
+        size=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+        total=int(header.get("total", 0)),
+        scores=_scores(path),
+    )
+
+
+def _scores(path: Path) -> dict[str, float | None]:
+    if not (path / "summary.json").is_file():
+        return {}
+    policies: list[dict[str, Any]] = read_json(path / "summary.json").get("policies", [])
+    return {policy["policy"]: (policy["score"] or {}).get("mean") for policy in policies}

@@ -1,0 +1,75 @@
+"""The simulated user of a task, from its `user:` block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reward_kit.agent.policies import make_policy
+from reward_kit.agent.simulated_user import ScriptedUser, SimulatedUser
+from reward_kit.errors import ConfigError
+from reward_kit.loading import load_object
+from reward_kit.models import UserModel
+from reward_kit.runs.tasks import Task
+
+if TYPE_CHECKING:
+    from reward_kit.providers.traffic import Traffic
+
+_NO_USERS = {
+    "expert": "it asks the world, which a user does not see",
+    "random": "it calls tools, and a user has none",
+    "replay": "it plays an agent; what the user of a recorded episode said comes from asking the user again",
+}
+
+
+def make_user(task: Task, traffic: Traffic | None = None) -> SimulatedUser | None:
+    """The user of a task, None where it has none.
+
+    Args:
+        task: its `user` says who it is.
+        traffic: what all requests of a run share.
+
+    Raises:
+        ConfigError: its policy cannot be made, or its templates do not fit a sample.
+    """
+    block = task.definition.user
+    if block is None:
+        return None
+    try:
+        user = _user(block, task.path.resolve().parent, traffic)
+        for sample in task.samples:
+            user.check(sample)
+    except ConfigError as error:
+        raise ConfigError(f"{task.path}: user: {error}") from error
+    return user
+
+
+def _user(block: UserModel, folder: Path, traffic: Traffic | None) -> SimulatedUser:
+    if block.type in _NO_USERS:
+        raise ConfigError(f"the policy {block.type!r} cannot be a user: {_NO_USERS[block.type]}")
+    options = block.options()
+    if block.type == "scripted":
+        return ScriptedUser(
+            _replies(options, folder),
+            instructions=block.instructions,
+            stop_phrase=block.stop_phrase,
+            opens=block.opens,
+        )
+    if block.type == "openai" and not block.instructions:
+        raise ConfigError("a model has to be told who it is; give user.instructions")
+    policy = make_policy(block.type, options, folder, traffic, section="user")
+    return SimulatedUser(policy, instructions=block.instructions, stop_phrase=block.stop_phrase, opens=block.opens)
+
+
+def _replies(options: dict[str, Any], folder: Path) -> Any:
+    """The one key of a scripted user: texts, or the function that `file.py:function` names."""
+    for key in options:
+        if key != "replies":
+            raise ConfigError(f"user.{key}: unknown key for a scripted user; known: replies")
+    replies = options.get("replies")
+    if not isinstance(replies, str):
+        return replies
+    function = load_object(replies, folder)
+    if not callable(function):
+        raise ConfigError(f"user.replies: {replies} is a {type(function).__name__}, not a function")
+    return function

@@ -1,0 +1,96 @@
+"""`OpenAIAgentPolicy` with what a run shares: recordings, limits, prices."""
+
+from __future__ import annotations
+
+import pytest
+
+from reward_kit.agent.policies import make_policy
+from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
+from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.episodes.record import episode_to_record
+from reward_kit.errors import ConfigError
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.providers import Cassette, Traffic
+from tests.chat_server import ChatServer, answer, status, tool_calls
+
+TASK = TaskDefinitionModel(
+    name="count",
+    resource_type="python_state",
+    base_resource_config={"initial_state": {"x": 0}},
+    initial_user_prompt="Count.",
+    max_episode_steps=4,
+    on_text="end",
+)
+
+
+def counting(body):
+    """Two calls, then text; the third seed is refused."""
+    turns = sum(message["role"] == "assistant" for message in body["messages"])
+    counting.asked += 1
+    if turns == 1 and counting.asked % 7 == 0:
+        return status(400, text="I do not like this one")
+    return answer(f"done {counting.asked}") if turns == 2 else tool_calls([("set_value", {"path": "x", "value": turns})])
+
+
+counting.asked = 0
+
+
+async def episodes(policy, count=6):
+    worker = RLRolloutWorker(TASK, policy)
+    collected = [await worker.collect_episode(seed=seed) for seed in range(count)]
+    await policy.close()
+    return collected
+
+
+def without_times(episode):
+    record = episode_to_record(episode)
+    record.pop("timing", None)
+    return record
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_replayed_episodes_are_the_same_without_a_server_and_without_a_key(tmp_path, monkeypatch, stream):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    options = {"model": "m", "stream": stream}
+    async with ChatServer(counting) as server:
+        recording = Traffic(cassette=Cassette.record(tmp_path / "c.jsonl"))
+        policy = make_policy("openai", {**options, "base_url": server.base_url}, traffic=recording)
+        recorded = [without_times(episode) for episode in await episodes(policy)]
+        recording.close()
+    assert len({record["stop_reason"] for record in recorded}) == 2  # broken ones among them
+    replaying = Traffic(cassette=Cassette.replay(tmp_path / "c.jsonl"))
+    replayed = [without_times(episode) for episode in await episodes(make_policy("openai", options, traffic=replaying))]
+    replaying.close()
+    assert replayed == recorded
+
+
+def test_only_policies_that_take_a_traffic_are_given_one():
+    shared = Traffic()
+    assert make_policy("openai", {"model": "m", "base_url": "http://a/v1"}, traffic=shared)._endpoint._traffic is shared
+    assert isinstance(make_policy("scripted", {"actions": []}, traffic=shared), ScriptedPolicy)
+
+
+def test_a_traffic_is_no_key_of_a_task_file():
+    with pytest.raises(ConfigError, match="policy.traffic: unknown key for policy 'openai'"):
+        make_policy("openai", {"model": "m", "base_url": "http://a/v1", "traffic": None})
+
+
+def test_two_policies_of_a_run_that_disagree_on_the_rates_of_one_model_are_refused():
+    shared, options = Traffic(), {"model": "m", "base_url": "http://a/v1"}
+    make_policy("openai", {**options, "requests_per_minute": 60}, traffic=shared)
+    make_policy("openai", {**options, "model": "other"}, traffic=shared)
+    with pytest.raises(ConfigError, match="two policies ask 'm' at http://a/v1"):
+        make_policy("openai", options, traffic=shared)
+
+
+def test_the_cost_is_known_where_the_price_file_has_the_model(tmp_path):
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("m: {input: 1, output: 1}\n")
+    policies = {
+        (model, file): OpenAIAgentPolicy(model, base_url="http://a/v1", price_file=file)
+        for model in ("m", "other")
+        for file in (prices, None)
+    }
+    assert [key for key, policy in policies.items() if policy.knows_cost] == [("m", prices)]

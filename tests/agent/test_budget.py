@@ -1,0 +1,56 @@
+"""The account that all episodes of a run share."""
+
+from __future__ import annotations
+
+import pytest
+
+from reward_kit.agent.budget import RunBudget, Used
+from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.models import RunLimitsModel
+from tests.agent.worlds import WORLD, call, failure, reason, task_of, text
+
+
+def test_without_limits_it_is_never_used_up() -> None:
+    budget = RunBudget()
+    budget.spend(Used(10**9, 10.0**6), steps=10**6)
+    assert budget.exhausted() is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "used", "steps"),
+    [({"cost": 1.0}, Used(0, 1.0), 0), ({"total_tokens": 5}, Used(5), 0), ({"steps": 2}, Used(), 2)],
+)
+def test_it_is_used_up_when_a_bound_is_reached(limits: dict[str, float], used: Used, steps: int) -> None:
+    budget = RunBudget(RunLimitsModel(**limits))
+    assert budget.exhausted() is None
+    budget.spend(used, steps)
+    (name,) = limits
+    assert f"run_limits.{name}" in str(budget.exhausted())
+
+
+async def test_an_episode_that_ended_by_itself_is_a_result_though_the_budget_is_used_up() -> None:
+    budget = RunBudget(RunLimitsModel(steps=1))
+    for action, expected in ((text("done"), "answered"), (call(), "run_limit")):
+        worker = RLRolloutWorker(
+            task_of(resource_type=WORLD, on_text="end"), ScriptedPolicy([action, action]), budget=budget
+        )
+        episode = await worker.collect_episode()
+        assert (reason(episode), len(episode)) == (expected, 1)
+
+
+class Metered(AgentPolicy):
+    """A model whose endpoint does not say what it used."""
+
+    async def get_action(self, observation: object, available_tools_specs: object = None) -> PolicyOutput:
+        return PolicyOutput(text("hello"), None, {"usage": {"prompt_tokens": 5, "completion_tokens": 1}})
+
+
+@pytest.mark.parametrize("of_the_run", [False, True])
+async def test_where_the_cost_is_unknown_a_limit_on_it_is_not_kept_silently(of_the_run: bool) -> None:
+    limits = {"run_limits" if of_the_run else "limits": {"cost": 1.0}}
+    task = task_of(**limits, initial_user_prompt="x")
+    episode = await RLRolloutWorker(task, Metered(), budget=RunBudget(task.run_limits)).collect_episode()
+    assert reason(episode) == "error" and "limit on cost cannot be kept" in failure(episode)["message"]
+    assert reason(await RLRolloutWorker(task_of(initial_user_prompt="x"), Metered()).collect_episode()) == "answered"

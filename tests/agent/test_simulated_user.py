@@ -1,0 +1,333 @@
+"""The simulated user: whose turn it is, what each side sees, how a dialogue ends, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import yaml
+
+from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
+from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.samples import Sample, derive_seed
+from reward_kit.agent.simulated_user import GREETING, NO_ANSWER, ScriptedUser, SimulatedUser
+from reward_kit.episodes.record import episode_from_record, episode_to_record
+from reward_kit.errors import ConfigError
+from reward_kit.runs.tasks import load_task
+from reward_kit.runs.users import make_user
+from tests.agent.worlds import WORLD, call, failure, reason, task_of, text
+from tests.chat_server import ChatServer, answer, status
+
+SYSTEM = {"role": "system", "content": "You sell shoes."}
+ASKED = {"role": "user", "content": "Hello, I want boots."}
+
+
+class Recorder(AgentPolicy):
+    """Says the given texts and keeps what it was shown, what it is told of its episode, and whether it was closed."""
+
+    is_free = True
+
+    def __init__(self, *texts: Any) -> None:
+        self.texts, self.seen, self.contexts, self.closed = list(texts), [], [], 0
+
+    async def open(self, context):
+        self.contexts.append(context)
+        return self
+
+    async def get_action(self, observation, available_tools_specs=None):
+        self.seen.append([(message.role, message.text) for message in observation])
+        self.tools = available_tools_specs
+        said = self.texts.pop(0)
+        return said if isinstance(said, PolicyOutput) else PolicyOutput(text(said), said)
+
+    async def close(self):
+        self.closed += 1
+
+
+async def dialogue(agent, user, *, sample=None, seed=0, rollout_index=0, **fields):
+    """One episode of an agent's actions with a user, who is given as a policy or by their texts."""
+    policy = user if isinstance(user, AgentPolicy) else Recorder(*user) if isinstance(user, list) else None
+    fields = {"messages": [SYSTEM, ASKED], **fields}
+    simulated = SimulatedUser(policy) if policy is not None else user
+    acting = agent if isinstance(agent, AgentPolicy) else ScriptedPolicy(agent)
+    worker = RLRolloutWorker(task_of(**fields), acting, user=simulated)
+    async with worker.group(sample or Sample("s"), seed) as group:
+        return await worker.collect_episode(group, rollout_index)
+
+
+def said(episode):
+    return [(message.role, message.text) for message in episode.messages]
+
+
+async def test_the_user_answers_every_text_until_they_stop() -> None:
+    episode = await dialogue([text("Which size?"), text("Here.")], ["42", "Thanks. ###STOP###"])
+    assert said(episode)[2:] == [
+        ("assistant", "Which size?"),
+        ("user", "42"),
+        ("assistant", "Here."),
+        ("user", "Thanks."),
+    ]
+    assert (reason(episode), episode.is_terminated, len(episode)) == ("user_stopped", True, 2)
+
+
+async def test_the_user_sees_the_dialogue_from_their_side_and_nothing_else() -> None:
+    user = Recorder("and now?", "bye ###STOP###")
+    silent = {"type": "tool_calls", "calls": [{"name": "add", "arguments": {}}], "content": "thinking aloud"}
+    actions = [call(), silent, text(""), text("Done.")]
+    await dialogue(actions, user, resource_type=WORLD, max_episode_steps=9)
+    before = [("assistant", "Hello, I want boots."), ("user", NO_ANSWER)]
+    assert user.seen == [before, [*before, ("assistant", "and now?"), ("user", "Done.")]]
+    assert user.tools is None and user.contexts[0].resource is None
+
+
+async def test_a_message_the_world_shows_is_not_the_users() -> None:
+    user = Recorder("I need help.", "###STOP###")
+    fields = {"messages": [SYSTEM], "resource_type": WORLD, "max_episode_steps": 3}
+    episode = await dialogue([text("Yes?")], user, **fields)
+    assert said(episode)[1:3] == [("user", "the count is 0"), ("user", "I need help.")]
+    assert user.seen[1] == [("user", GREETING), ("assistant", "I need help."), ("user", "Yes?")]
+
+
+class TestWhoBegins:
+    async def test_the_user_where_no_message_is_theirs(self):
+        user = Recorder("I want boots.", "bye ###STOP###")
+        episode = await dialogue([text("Which size?")], user, messages=[SYSTEM])
+        assert user.seen[0] == [("user", GREETING)]
+        assert said(episode)[:3] == [
+            ("system", SYSTEM["content"]),
+            ("user", "I want boots."),
+            ("assistant", "Which size?"),
+        ]
+        assert episode.get_infos(0)["user"] == {"raw": "I want boots."}
+
+    async def test_the_agent_where_the_task_speaks_for_the_user(self):
+        user = Recorder("bye ###STOP###")
+        await dialogue([text("Which size?")], user)
+        assert user.seen == [[("assistant", ASKED["content"]), ("user", "Which size?")]]
+
+    @pytest.mark.parametrize(("opens", "messages"), [(True, [SYSTEM, ASKED]), (False, [SYSTEM])])
+    async def test_the_task_may_say(self, opens, messages):
+        user = SimulatedUser(Recorder("first", "bye ###STOP###"), opens=opens)
+        episode = await dialogue([text("Hm."), text("Ho.")], user, messages=messages)
+        assert said(episode)[len(messages)][0] == ("user" if opens else "assistant")
+
+    async def test_a_user_may_leave_before_the_agent_says_anything(self):
+        episode = await dialogue([text("Hm.")], ["###STOP###"], messages=[SYSTEM])
+        assert (reason(episode), len(episode), said(episode)) == ("user_stopped", 0, [("system", SYSTEM["content"])])
+        assert episode_from_record(episode_to_record(episode)) == episode
+
+
+class TestEnds:
+    async def test_terminate_is_a_stop_without_a_word(self):
+        episode = await dialogue([text("Which size?")], [PolicyOutput({"type": "terminate"})])
+        assert (reason(episode), said(episode)[-1]) == ("user_stopped", ("assistant", "Which size?"))
+
+    async def test_another_phrase(self):
+        user = SimulatedUser(Recorder("###STOP### is no word", "goodbye"), stop_phrase="goodbye")
+        episode = await dialogue([text("a"), text("b")], user)
+        assert said(episode)[-2:] == [("user", "###STOP### is no word"), ("assistant", "b")]
+
+    async def test_the_agents_own_end_comes_before_the_user(self):
+        user = Recorder()
+        episode = await dialogue([text("DONE")], user, stop_phrases=["DONE"])
+        assert (reason(episode), user.seen) == ("stop_phrase", [])
+
+    async def test_the_limit_on_steps_counts_the_agents_turns(self):
+        episode = await dialogue([text(str(n)) for n in range(5)], ["x"] * 5, max_episode_steps=3)
+        assert (reason(episode), len(episode), said(episode)[-1]) == ("max_steps", 3, ("assistant", "2"))
+
+    async def test_a_tool_call_of_the_user_breaks_the_episode(self):
+        episode = await dialogue([text("a")], [PolicyOutput(call())])
+        assert failure(episode)["where"] == "PolicyError" and "a user has none" in failure(episode)["message"]
+        assert said(episode)[-1] == ("assistant", "a")
+
+    async def test_a_user_out_of_time(self):
+        async def never(messages, row):
+            await anyio.sleep_forever()
+
+        slow = ScriptedUser(never)
+        episode = await dialogue([text("a")], slow, limits={"policy_time_s": 0.05})
+        assert (reason(episode), failure(episode)["class"], len(episode)) == ("error", "timeout", 1)
+        episode = await dialogue([text("a")], slow, limits={"wall_time_s": 0.05})
+        assert (reason(episode), failure(episode), len(episode)) == ("wall_time_limit", None, 1)
+
+    async def test_sessions_are_closed_and_a_shared_policy_is_not(self):
+        user = Recorder("###STOP###")
+        await dialogue([text("a")], user)
+        assert user.closed == 0
+        await SimulatedUser(user).close()
+        assert user.closed == 1
+
+
+class TestRecord:
+    async def test_both_sides_survive_the_file(self):
+        facts = {"usage": {"prompt_tokens": 3, "completion_tokens": 2, "cost": 0.5}, "token_ids": [7, 8]}
+        last = PolicyOutput(text("bye ###STOP###"), "bye ###STOP###", {**facts, "logprobs": [-0.5, -1.0]})
+        episode = await dialogue([text("Which size?")], ["Boots.", last], messages=[SYSTEM])
+        read = episode_from_record(json.loads(json.dumps(episode_to_record(episode))))
+        assert read == episode
+        assert read.get_infos(0)["user"] == {"raw": "Boots."}
+        assert read.get_infos(1)["user"] == {"raw": "bye ###STOP###", **facts, "logprobs": [-0.5, -1.0]}
+        assert read.custom_data["user_usage"] == facts["usage"] and not read.custom_data["usage"]
+
+    async def test_the_seed_is_the_users_own_and_the_same_for_every_agent(self):
+        user = Recorder("###STOP###", "###STOP###")
+        for agent in (ScriptedPolicy([text("a")]), Recorder("a")):
+            episode = await dialogue(agent, user, seed=5, rollout_index=2)
+        seeds = {context.seed for context in user.contexts}
+        assert seeds == {derive_seed("user", 5, "s", 2)} and not seeds & set(episode.custom_data["seeds"].values())
+
+    async def test_what_the_user_says_is_no_action_in_the_token_rows(self):
+        def spoken(prompt, sampled, content):
+            known = {"prompt_ids": prompt, "token_ids": sampled, "logprobs": [-1.0] * len(sampled)}
+            return PolicyOutput(text(content), content, known)
+
+        agent = Recorder(spoken([1, 2], [3], "Which size?"), spoken([1, 2, 3, 40, 41], [5, 6], "Here."))
+        episode = await dialogue(agent, ["42", "Thanks. ###STOP###"])
+        (row,) = episode.tokens.rows()
+        assert row.completion_ids.tolist() == [3, 40, 41, 5, 6]
+        assert row.action_mask.tolist() == [1, 0, 0, 1, 1]
+
+
+class TestCost:
+    async def test_the_users_cost_counts(self):
+        paid = PolicyOutput(text("go on"), None, {"usage": {"cost": 0.6}})
+        episode = await dialogue([text("a")] * 5, [paid] * 5, limits={"cost": 1.0})
+        assert (reason(episode), len(episode)) == ("cost_limit", 3)
+
+    async def test_a_user_of_unknown_cost_cannot_keep_the_limit(self):
+        class Paid(Recorder):
+            is_free = False
+
+        user = Paid("go on")
+        assert not SimulatedUser(user).knows_cost and SimulatedUser(Recorder()).is_free
+        episode = await dialogue([text("a")], user, limits={"cost": 1.0})
+        assert "the simulated user did not say what this action cost" in failure(episode)["message"]
+
+
+class TestScripted:
+    async def test_texts_are_templates_over_the_row(self):
+        user = ScriptedUser(["I am {{ name }}.", "Bye."])
+        episode = await dialogue([text(str(n)) for n in range(4)], user, sample=Sample("s", {"name": "Ada"}))
+        assert [content for role, content in said(episode)[2:] if role == "user"] == ["I am Ada.", "Bye."]
+        assert (reason(episode), len(episode)) == ("user_stopped", 3)
+
+    async def test_or_come_from_the_row_as_they_are(self):
+        episode = await dialogue([text("a")] * 3, ScriptedUser(), sample=Sample("s", {"replies": ["{{ x }}"]}))
+        assert ("user", "{{ x }}") in said(episode)
+
+    async def test_or_from_a_function_of_the_conversation_and_the_row(self):
+        def speak(conversation, row):
+            return f"{row['name']} heard {conversation[-1].text} ({conversation[0].text})"
+
+        user = ScriptedUser(speak, instructions="You are {{ name }}.")
+        episode = await dialogue([text("a")] * 2, user, sample=Sample("s", {"name": "Ada"}))
+        assert said(episode)[3] == ("user", "Ada heard a (You are Ada.)")
+
+    async def test_a_function_that_returns_no_text_breaks_the_episode(self):
+        episode = await dialogue([text("a")], ScriptedUser(lambda conversation, row: 7))
+        assert "returns a text, not 7" in failure(episode)["message"]
+
+    @pytest.mark.parametrize(
+        ("make", "problem"),
+        [
+            (lambda: ScriptedUser("hi").check(Sample("s")), "replies: expected a list of texts, got 'hi'"),
+            (lambda: ScriptedUser(["{{ nope }}"]).check(Sample("s")), "'nope' is undefined"),
+            (lambda: ScriptedUser(["{{ observation }}"]).check(Sample("s")), "is not for the user"),
+            (lambda: ScriptedUser().check(Sample("s")), "sample 's' has no 'replies'"),
+            (lambda: ScriptedUser().check(Sample("s", {"replies": [1]})), "sample 's': replies: expected a list"),
+            (lambda: ScriptedUser(["{{ x"]), "message template"),
+        ],
+    )
+    def test_what_is_wrong_is_found_before_a_run(self, make, problem):
+        with pytest.raises(ConfigError, match=problem):
+            make()
+
+
+async def test_two_models_talk() -> None:
+    async with (
+        ChatServer([answer("Which size?"), answer("Here.")]) as agents,
+        ChatServer([answer("Boots!"), answer("42"), answer("Thanks ###STOP###")]) as users,
+    ):
+        agent = OpenAIAgentPolicy("a", base_url=agents.base_url, api_key="x")
+        user = SimulatedUser(
+            OpenAIAgentPolicy("u", base_url=users.base_url, api_key="x"), instructions="Be {{ mood }}."
+        )
+        try:
+            episode = await dialogue(agent, user, messages=[SYSTEM], sample=Sample("s", {"mood": "kind"}))
+        finally:
+            await agent.close()
+            await user.close()
+    assert reason(episode) == "user_stopped"
+    heard = [(message["role"], message["content"]) for message in users.bodies[1]["messages"]]
+    assert heard == [("system", "Be kind."), ("user", GREETING), ("assistant", "Boots!"), ("user", "Which size?")]
+    assert "tools" not in users.bodies[0] and users.bodies[0]["seed"] != agents.bodies[0]["seed"]
+    assert episode.get_infos(1)["user"]["finish_reason"] == "stop"
+    assert episode.custom_data["user_usage"]["prompt_tokens"] == 33
+
+
+async def test_an_endpoint_that_refuses_the_user_breaks_the_episode_as_a_provider_error() -> None:
+    async with ChatServer([status(400)]) as users:
+        policy = OpenAIAgentPolicy("u", base_url=users.base_url, api_key="x")
+        episode = await dialogue([text("Which size?")], policy)
+        await policy.close()
+    assert (failure(episode)["class"], len(episode)) == ("provider_error", 1)
+
+
+class TestTaskFile:
+    def load(self, folder: Path, user: Any, **fields: Any) -> SimulatedUser | None:
+        (folder / "tools.py").write_text("from reward_kit import ToolRegistry\nregistry = ToolRegistry('none')\n")
+        task = {"name": "t", "messages": [SYSTEM], "tools_module_path": "tools.py"}
+        (folder / "task.yaml").write_text(yaml.safe_dump({**task, **fields, "user": user}, sort_keys=False))
+        return make_user(load_task(folder / "task.yaml"))
+
+    def test_every_kind(self, tmp_path):
+        (tmp_path / "people.py").write_text("def speak(conversation, row):\n    return 'hi'\n")
+        model = {"type": "openai", "model": "m", "api_key": "x", "instructions": "Be kind.", "temperature": 0.5}
+        for block in (
+            model,
+            "human",
+            {"type": "scripted", "replies": ["a"]},
+            {"type": "scripted", "replies": "people.py:speak"},
+        ):
+            assert isinstance(self.load(tmp_path, block), SimulatedUser)
+
+    def test_a_task_without_one(self, tmp_path):
+        assert self.load(tmp_path, None) is None
+
+    @pytest.mark.parametrize(
+        ("block", "problem"),
+        [
+            (
+                {"type": "openai", "modle": "m", "instructions": "x"},
+                r"task.yaml: user: user.modle: unknown key.*'model'",
+            ),
+            ({"type": "openai", "model": "m"}, "give user.instructions"),
+            ({"type": "scripted", "reply": ["a"]}, "user.reply: unknown key"),
+            ({"type": "scripted"}, "sample 't' has no 'replies'"),
+            ({"type": "scripted", "replies": ["a"], "instructions": "{{ nope }}"}, "'nope' is undefined"),
+            ({"type": "scripted", "replies": "tools.py:registry"}, "is a ToolRegistry, not a function"),
+            ("expert", "the policy 'expert' cannot be a user: it asks the world"),
+            ("opnai", "unknown policy 'opnai'; did you mean 'openai'"),
+            ({"type": "human", "stop_phrase": ""}, "user.stop_phrase"),
+        ],
+    )
+    def test_what_is_wrong_with_it(self, tmp_path, block, problem):
+        with pytest.raises(ConfigError, match=problem):
+            self.load(tmp_path, block)
+
+    def test_what_a_user_makes_meaningless_is_refused_with_its_line(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"task.yaml:\d+: user: on_text: end would end the episode"):
+            self.load(tmp_path, "human", on_text="end")
+        with pytest.raises(ConfigError, match="nudge has no effect: the simulated user answers"):
+            self.load(tmp_path, "human", nudge="Go on.")
+
+    def test_nothing_to_begin_with_is_fine_where_the_user_begins(self, tmp_path):
+        assert self.load(tmp_path, "human", messages=[]) is not None
+        with pytest.raises(ConfigError, match="nothing to begin with"):
+            self.load(tmp_path, {"type": "human", "opens": False}, messages=[])

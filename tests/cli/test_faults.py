@@ -1,0 +1,196 @@
+"""Faults of the machine under a run, as `development/faults.md` lists them: disks, signals, clocks, descriptors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.samples import Sample
+from reward_kit.environments.base import StepOutcome, ToolSpec, tool_spec
+from reward_kit.errors import StoreError
+from reward_kit.runs.plan import NamedPolicy, Plan
+from reward_kit.runs.runner import Run
+from reward_kit.runs.store import RunStore, load_episode, read_episodes, read_scores
+from reward_kit.runs.tasks import Task
+from reward_kit.typed_interface import reward_spec
+from tests.agent.worlds import WORLD, Counter, call, task_of, text
+from tests.cli.project import Project, lines
+from tests.cli.test_run import slow_project, wait_for_lines
+
+DISK_FULL = """
+mount -t tmpfs -o size=2m tmpfs "$1" || exit 77
+cd "$2"
+"${@:3}" run task.yaml --log-dir "$1" --display none
+echo "rc $?"
+rm "$1/ballast"
+"${@:3}" run --resume --log-dir "$1" --display none
+echo "rc $?"
+cp -r "$1"/clock-* "$2/kept"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("unshare"), reason="mounts a file system of its own")
+def test_a_full_disk_ends_the_run_with_one_line_and_it_goes_on_once_there_is_space(tmp_path: Path) -> None:
+    project = Project(tmp_path, rows=60)
+    long = {"type": "text", "content": "done " * 600}
+    project.write_task(policy={"type": "scripted", "actions": [long]})
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = DISK_FULL.replace('cd "$2"', 'head -c 1500000 /dev/zero > "$1/ballast"\ncd "$2"')
+    command = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", script, "_", str(disk)]
+    done = subprocess.run(
+        [*command, str(tmp_path), *project.command()], env=project.environment(), capture_output=True, text=True
+    )
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("this machine does not let us mount a tmpfs")
+    first, second = [line for line in done.stdout.splitlines() if line.startswith("rc ")]
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert (first, second) == ("rc 3", "rc 0") and len(errors) == 1, done.stderr
+    assert "No space left on device" in errors[0] and str(disk) in errors[0]
+    kept = tmp_path / "kept"
+    episodes = [record["rollout_id"] for record in read_episodes(kept)]
+    assert len(episodes) == len(set(episodes)) == 120
+    assert sorted(record["rollout_id"] for record in read_scores(kept)) == sorted(episodes)
+    assert not list(kept.glob(".*.????????")), "no half-written file"
+
+
+def test_a_run_folder_that_is_removed_under_the_run_is_noticed_at_once(tmp_path: Path) -> None:
+    project = slow_project(tmp_path, rows=40, milliseconds=100)
+    process = subprocess.Popen(
+        project.command("run", "task.yaml", "--max-concurrency", "2", "--display", "none"),
+        cwd=project.folder,
+        env=project.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_lines(project, 2)
+    path = project.run_path()
+    shutil.rmtree(path)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert f"{path.relative_to(project.folder)}/" in errors.splitlines()[-1] and "removed" in errors
+
+
+def test_a_store_whose_file_was_removed_does_not_write_into_nothing(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path / "run", {"task_name": "t"}) as store:
+        (store.path / "scores.jsonl").unlink()
+        with pytest.raises(StoreError, match=r"scores\.jsonl was removed while the run went on"):
+            store.append_score({"rollout_id": "a"})
+
+
+def test_a_log_dir_that_cannot_be_written_is_named_before_anything_runs(project: Project) -> None:
+    (project.folder / "file").write_text("")
+    done = project.call("run", "task.yaml", "--log-dir", "file/runs")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: cannot make the run directory file/runs/clock-") and "--log-dir" in line
+
+
+def test_sigterm_is_as_ctrl_c(tmp_path: Path) -> None:
+    project = slow_project(tmp_path, rows=20, milliseconds=150)
+    process = project.start("run", "task.yaml", "--max-concurrency", "4")
+    wait_for_lines(project, 2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 130
+    kept = lines(project.run_path() / "episodes.jsonl")
+    assert 2 <= len(kept) < 40 and len(lines(project.run_path() / "scores.jsonl")) == len(kept)
+
+
+class _Clock:
+    """The wall clock, which jumps back and forth by a day each time it is read."""
+
+    def __init__(self) -> None:
+        self.reads, self.real = 0, time.time
+
+    def __call__(self) -> float:
+        self.reads += 1
+        return self.real() + 86_400 * (-1) ** self.reads
+
+
+async def test_a_clock_that_jumps_by_a_day_changes_neither_durations_nor_deadlines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", _Clock())
+    limits = {"wall_time_s": 20, "tool_time_s": 10, "policy_time_s": 10}
+    run = await run_in(tmp_path, [call("slow", seconds=0.05), text("x")], limits=limits, run_limits={"wall_time_s": 30})
+    assert {row.stop_reason for row in run.rows.values()} == {"answered"}
+    for record in read_episodes(tmp_path / "run"):
+        timing = record["timing"]
+        assert 0 <= timing["policy_s"] <= timing["duration_s"] < 20 and timing["environment_s"] >= 0
+    assert all(0 <= record["timing"]["duration_s"] < 20 for record in read_scores(tmp_path / "run"))
+
+
+async def one(messages: Any) -> Any:
+    return {"score": 1.0}
+
+
+async def run_in(folder: Path, actions: Any, *, rollouts: int = 4, **fields: Any) -> Run:
+    definition = task_of(**{"initial_user_prompt": "go", "resource_type": WORLD, "on_text": "end", **fields})
+    loaded = Task(definition, folder / "task.yaml", (Sample("s"),), rollouts, reward=reward_spec(one))
+    plan = Plan(loaded, [NamedPolicy("p", ScriptedPolicy(actions))], loaded.samples, rollouts)
+    with RunStore.create(folder / "run", {"task_name": "t"}) as store, anyio.fail_after(60):
+        run = Run(plan, store)
+        run.take_stock()
+        await run.execute()
+    return run
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors in /proc")
+@pytest.mark.parametrize("rollouts", [200, pytest.param(10_000, marks=pytest.mark.campaign)])
+async def test_episodes_and_scores_leave_no_descriptor_open(tmp_path: Path, rollouts: int) -> None:
+    (tmp_path / "first").mkdir()
+    await run_in(tmp_path / "first", [call(), text("x")])
+    before = open_descriptors()
+    run = await run_in(tmp_path, [call(), text("x")], rollouts=rollouts)
+    assert len(run.rows) == rollouts
+    assert open_descriptors() <= before
+
+
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+class Echo(Counter):
+    """Says what it is told."""
+
+    async def get_tools_spec(self) -> list[ToolSpec]:
+        return [tool_spec("say", "say it")]
+
+    async def do_say(self, params: Any) -> StepOutcome:
+        return StepOutcome(params["text"])
+
+
+STRANGE = "lone \ud800 surrogate, NUL \x00, \u202eright to left\u202c, 👩‍👩‍👧, \u2028 separator, " + "x" * 1_000_000
+
+
+async def test_strange_text_comes_back_as_it_was_in_one_line(tmp_path: Path) -> None:
+    await run_in(tmp_path, [call("say", text=STRANGE), text(STRANGE)], rollouts=1, resource_type=f"{__name__}:Echo")
+    (raw,) = (tmp_path / "run" / "episodes.jsonl").read_bytes().splitlines()
+    episode = load_episode(tmp_path / "run", json.loads(raw))
+    assert episode.messages[-1].text == STRANGE
+    assert episode.messages[-2].text.startswith(STRANGE[:60]) and "characters left out" in episode.messages[-2].text
+    assert episode.get_actions(1) == text(STRANGE)
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_a_dataset_may_have_any_line_ends_and_a_mark_at_its_beginning(project: Project, ending: str) -> None:
+    rows = [{"id": f"q{n}", "number": n, "ground_truth": "done"} for n in range(2)]
+    data = "\ufeff" + ending.join(json.dumps(row) for row in rows) + ending + ending
+    (project.folder / "rows.jsonl").write_bytes(data.encode())
+    assert project.call("run", "task.yaml").returncode == 0
+    assert {line["sample_id"] for line in lines(project.run_path() / "episodes.jsonl")} == {"q0", "q1"}

@@ -1,0 +1,128 @@
+"""A task that starts a server of its own: it runs, and whatever happens to the run, the server goes with it."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from reward_kit.process_guardian import running
+from tests.cli.project import Project, lines
+
+SERVER = Path(__file__).parent.parent / "environments" / "counter_server.py"
+
+
+class ServerProject:
+    """A project whose world is a server, and what is left of its run."""
+
+    def __init__(self, folder: Path, wait_ms: int = 0, options: str = "") -> None:
+        shutil.copy(SERVER, folder)
+        (folder / "tmp").mkdir()
+        # All that a run starts inherits this, the guardian included.
+        self.mark = secrets.token_hex(8)
+        actions = [
+            {"type": "tool_call", "name": "add", "arguments": {"amount": 1}},
+            {"type": "tool_call", "name": "wait", "arguments": {"milliseconds": wait_ms}},
+            {"type": "text", "content": "done"},
+        ]
+        self.project = Project(
+            folder,
+            resource_type="http",
+            base_resource_config={"tools_endpoint": "/tools"},
+            resource_server={
+                "start_command": f"'{sys.executable}' -S counter_server.py --port {{port}} --chatty {options}",
+                "health_check_url": "http://127.0.0.1:{port}/health",
+            },
+            policy={"type": "scripted", "actions": actions},
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.project.command("run", "task.yaml", *arguments),
+            cwd=self.project.folder,
+            env=self.project.environment(TEST_MARK=self.mark, TMPDIR=str(self.project.folder / "tmp")),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def has_episodes(self) -> bool:
+        return any(
+            (path / "episodes.jsonl").read_text() for path in self.project.runs() if (path / "episodes.jsonl").exists()
+        )
+
+    def assert_nothing_is_left(self) -> None:
+        end = time.monotonic() + 3
+        while running(self.mark) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert running(self.mark) == []
+        assert list((self.project.folder / "tmp").iterdir()) == []
+
+
+def test_a_run_starts_its_server_and_ends_it(tmp_path: Path) -> None:
+    project = ServerProject(tmp_path)
+    assert project.start().wait(timeout=60) == 0
+    project.assert_nothing_is_left()
+    path = project.project.run_path()
+    episodes = lines(path / "episodes.jsonl")
+    assert len(episodes) == 6
+    assert {json.loads(episode["messages"][-4]["content"])["target"] for episode in episodes} == {10}
+    assert json.loads((path / "run.json").read_text())["status"] == "complete"
+
+
+def test_a_server_that_dies_breaks_its_episodes_and_the_run_goes_on(tmp_path: Path) -> None:
+    project = ServerProject(tmp_path)
+    rows = [{"id": f"q{n}", "number": n, "ground_truth": "done"} for n in range(3)]
+    rows[1]["resource_config"] = {"config": {"fault": "die"}}
+    project.project.write_rows(rows)
+    assert project.start("--max-concurrency", "1").wait(timeout=60) == 0
+    project.assert_nothing_is_left()
+    episodes = lines(project.project.run_path() / "episodes.jsonl")
+    broken = [episode for episode in episodes if episode["stop_reason"] != "answered"]
+    assert {episode["sample_id"] for episode in broken} == {"q1"}
+    assert len(episodes) == 6
+    assert "the server ended with exit code 3" in json.dumps(broken[0])
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"), [("server", signal.SIGKILL), ("episode", signal.SIGKILL), ("episode", signal.SIGTERM)]
+)
+def test_a_killed_run_leaves_no_process_and_no_file(tmp_path: Path, moment: str, number: signal.Signals) -> None:
+    project = ServerProject(tmp_path, wait_ms=300, options="--stubborn" if moment == "server" else "")
+    process = project.start("--max-concurrency", "2")
+    reached = project.has_episodes if moment == "episode" else lambda: len(running(project.mark)) > 2
+    while not reached():
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(number)
+    process.wait(timeout=30)
+    project.assert_nothing_is_left()
+
+
+@pytest.mark.campaign
+def test_fifteen_kills_at_any_moment_leave_nothing(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    project = ServerProject(tmp_path, wait_ms=200, options="--stubborn")
+    for _ in range(15):
+        process = project.start("--max-concurrency", "2")
+        time.sleep(chance.uniform(0.2, 3.0))
+        process.kill()
+        process.wait()
+        project.assert_nothing_is_left()
+
+
+def test_a_wrong_server_is_one_clear_line(tmp_path: Path) -> None:
+    project = ServerProject(tmp_path).project
+    project.write_task(resource_type="http", resource_server={"start_comand": "x", "health_check_url": "http://x"})
+    done = project.call("run", "task.yaml")
+    assert done.returncode == 2
+    assert "resource_server.start_comand: unknown key; did you mean 'start_command'?" in done.stderr
+    assert not project.runs()

@@ -1,0 +1,94 @@
+"""`reward-kit runs`: what it lists, what it removes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from reward_kit.cli.runs import command
+from reward_kit.errors import ConfigError, StoreError
+from reward_kit.runs.shelf import stored_runs
+from reward_kit.runs.store import RunStore, read_json
+
+
+def make_run(folder: Path, name: str, days: float, task: str = "t", status: str = "complete") -> Path:
+    store = RunStore.create(folder / name, {"task_name": task, "total": 2})
+    started = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
+    header = read_json(store.path / "run.json")
+    store.write_header({**header, "status": status, "timing": {"started_at": started.isoformat()}})
+    store.write_summary({"policies": [{"policy": "p", "score": {"mean": 0.5}}, {"policy": "q", "score": None}]})
+    return store.path
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Path:
+    for name, days, task in (("a", 40, "t"), ("b", 20, "t"), ("c", 1, "t"), ("d", 50, "u")):
+        make_run(tmp_path, name, days, task)
+    (tmp_path / "no-run").mkdir()
+    (tmp_path / "no-run" / "precious.txt").write_text("keep me")
+    return tmp_path
+
+
+def call(shelf: Path, *arguments: str, **options: object):
+    options.setdefault("catch_exceptions", False)
+    return CliRunner().invoke(command, [arguments[0], "--log-dir", str(shelf), *arguments[1:]], **options)
+
+
+def names(shelf: Path) -> set[str]:
+    return {path.name for path in shelf.iterdir()}
+
+
+def test_the_list_is_newest_first_and_tells_scores(shelf: Path) -> None:
+    lines = call(shelf, "list").stdout.splitlines()
+    assert [Path(line.split()[0]).name for line in lines] == ["c", "b", "a", "d"]
+    assert "complete" in lines[0] and "p 0.500, q unscored" in lines[0]
+    found = json.loads(call(shelf, "list", "--json").stdout)
+    assert [(run["task"], run["total"]) for run in found] == [("t", 2)] * 3 + [("u", 2)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "left"),
+    [
+        (["--keep", "1"], {"c", "d"}),
+        (["--older-than", "30d"], {"b", "c"}),
+        (["--older-than", "30d", "--keep", "1"], {"b", "c", "d"}),
+        (["--keep", "0"], set()),
+        (["--older-than", "36h"], {"c"}),
+    ],
+)
+def test_what_the_rule_does_not_keep_is_removed_and_nothing_else(shelf: Path, rule: list[str], left: set[str]) -> None:
+    done = call(shelf, "prune", *rule, "--yes")
+    assert done.exit_code == 0 and names(shelf) == left | {"no-run"}
+
+
+def test_it_asks_first_and_a_dry_run_removes_nothing(shelf: Path) -> None:
+    before = names(shelf)
+    assert call(shelf, "prune", "--keep", "0", "--dry-run").exit_code == 0
+    assert call(shelf, "prune", "--keep", "0", input="n\n").exit_code == 1
+    assert names(shelf) == before
+    call(shelf, "prune", "--keep", "0", input="y\n")
+    assert names(shelf) == {"no-run"}
+
+
+def test_a_run_that_is_open_stays_and_the_others_go(shelf: Path) -> None:
+    with RunStore(shelf / "b"), pytest.raises(StoreError, match="b is open in another process"):
+        call(shelf, "prune", "--keep", "0", "--yes")
+    assert names(shelf) == {"b", "no-run"}
+    assert [run.status for run in stored_runs(shelf)] == ["running"], "as the process that has it open noted"
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"), [([], "say what to keep"), (["--older-than", "soon"], "--older-than 'soon'")]
+)
+def test_a_rule_that_says_nothing_is_refused(shelf: Path, rule: list[str], said: str) -> None:
+    done = call(shelf, "prune", *rule, catch_exceptions=True)
+    assert done.exit_code != 0 and said in done.output + str(done.exception)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no folder"):
+        call(tmp_path / "nosuch", "list")

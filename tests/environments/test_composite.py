@@ -1,0 +1,501 @@
+"""Several resources as one world: what is passed on to the parts, what is made of them together, what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import anyio
+import pytest
+
+from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.samples import Sample
+from reward_kit.environments import (
+    CompositeResource,
+    FilesystemResource,
+    ForkableResource,
+    PythonStateResource,
+    ReplayForkResource,
+    SqliteResource,
+    StateSnapshot,
+    StepOutcome,
+    ToolRegistry,
+    check_resource,
+    open_snapshot,
+    tool_spec,
+)
+from reward_kit.environments.tool_names import ToolNames
+from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError
+from reward_kit.models import TaskDefinitionModel
+
+HERE = __name__
+DB = {"type": "sqlite", "name": "db", "config": {"seed_sql": "CREATE TABLE t (a); INSERT INTO t VALUES (7);"}}
+FILES = {"type": "filesystem", "config": {"files": {"a.txt": "one"}}}
+
+
+class Dice(ReplayForkResource):
+    """Rolls a number that its reset seed decides; ends at a six. Two of them show whether they share a seed."""
+
+    async def _setup(self, config: Mapping[str, Any]) -> None:
+        self.label = config.get("label", "dice")
+        if set(config) - {"label"}:
+            raise ConfigError(f"dice: unknown key {sorted(set(config) - {'label'})[0]!r}")
+        self.closed = False
+
+    async def _reset(self, seed: int) -> None:
+        self.seed, self.rolled = seed, 0
+        self.noise: int | None = None
+
+    def _reseed(self, seed: int) -> None:
+        self.noise = seed
+
+    async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
+        if action_name != "roll" or action_params:
+            raise ToolError("call roll without arguments")
+        self.rolled += 1
+        value = (self.seed >> self.rolled) % 6 + 1
+        return StepOutcome(value, reward=float(value), terminated=value == 6)
+
+    async def get_tools_spec(self) -> list[dict[str, Any]]:
+        return [tool_spec("roll", "Roll.", {"type": "object", "properties": {}, "additionalProperties": False})]
+
+    async def state_key(self) -> str:
+        return f"{self.seed}.{self.rolled}"
+
+    async def admissible_actions(self) -> list[dict[str, Any]]:
+        return [{"name": "roll", "arguments": {}}]
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Outside(PythonStateResource):
+    """Something that cannot be copied."""
+
+    fork_kind = "none"
+    deterministic = False
+
+    async def fork(self) -> ForkableResource:
+        raise NotImplementedError("nobody copies the world")
+
+    async def checkpoint(self) -> Any:
+        raise NotImplementedError("nobody copies the world")
+
+
+class Slow(PythonStateResource):
+    """Takes its time to fork; `open_worlds` holds every instance that is not closed."""
+
+    open_worlds: ClassVar[set[ForkableResource]] = set()
+    seconds = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open_worlds.add(self)
+
+    async def fork(self) -> ForkableResource:
+        if self.seconds:
+            await anyio.sleep(self.seconds)
+        return await super().fork()
+
+    async def close(self) -> None:
+        await anyio.sleep(0.001)
+        self.open_worlds.discard(self)
+
+
+class Meets(PythonStateResource):
+    """Two of these are reset only where both are at it at the same time."""
+
+    arrived: ClassVar[list[anyio.Event]] = []
+
+    async def reset(self, seed: int | None = None) -> None:
+        await super().reset(seed)
+        self.arrived.append(anyio.Event())
+        if len(self.arrived) == 2:
+            for event in self.arrived:
+                event.set()
+        with anyio.fail_after(5):
+            await self.arrived[0].wait()
+
+
+class Fails(Dice):
+    """Fails where its label says so, after a moment in which the others begin."""
+
+    async def _setup(self, config: Mapping[str, Any]) -> None:
+        await super()._setup(config)
+        if self.label == "setup":
+            raise RuntimeError("no dice today")
+
+    async def fork(self) -> ForkableResource:
+        await anyio.sleep(0.01)
+        raise RuntimeError("no second dice")
+
+    async def close(self) -> None:
+        if self.label == "close":
+            raise RuntimeError("the lid is stuck")
+
+    async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
+        raise TimeoutError("rolled off the table")
+
+
+DICE, OUTSIDE, FAILS = f"{HERE}:Dice", f"{HERE}:Outside", f"{HERE}:Fails"
+
+
+async def made(*parts: Mapping[str, Any], seed: int = 0, **over: Any) -> CompositeResource:
+    world = CompositeResource()
+    await world.setup({"resources": list(parts), **over})
+    await world.reset(seed)
+    return world
+
+
+def names(specs: list[dict[str, Any]]) -> list[str]:
+    return [spec["function"]["name"] for spec in specs]
+
+
+def dice(name: str, kind: str = DICE, **config: Any) -> dict[str, Any]:
+    return {"type": kind, "name": name, "config": config}
+
+
+class TestConfiguration:
+    def test_the_weakest_part_decides_how_the_world_forks(self) -> None:
+        kinds = {
+            "native": [DB, FILES],
+            "replay": [DB, dice("dice")],
+            "none": [dice("dice"), {"type": OUTSIDE}, DB],
+        }
+        for kind, parts in kinds.items():
+            assert CompositeResource.fork_kind_for({"resources": parts}) == kind
+        assert CompositeResource.is_deterministic_for({"resources": [DB, FILES]})
+        assert not CompositeResource.is_deterministic_for({"resources": [DB, {"type": OUTSIDE}]})
+
+    async def test_a_key_with_a_parts_name_is_laid_over_its_configuration(self) -> None:
+        world = await made(DB, FILES, db={"read_only": True}, filesystem={"files": {"b.txt": "two"}})
+        with pytest.raises(ToolError, match="read"):
+            await world.step("execute_sql", {"query": "DELETE FROM t"})
+        assert (await world.step("read_file", {"path": "b.txt"})).observation == "two"
+        assert (await world.step("read_file", {"path": "a.txt"})).observation == "one"
+        await world.close()
+
+    @pytest.mark.parametrize(
+        ("config", "message"),
+        [
+            ({}, "composite resource: resources: missing"),
+            ({"resources": []}, "at least 1 item"),
+            ({"resources": [DB, DB]}, "two resources are called 'db'; give one of them another name"),
+            ({"resources": [{"type": "sqlite", "nam": "x"}]}, "resources.0.nam: unknown key; did you mean 'name'"),
+            ({"resources": [{"type": "sqlite", "name": "a b"}]}, "the name 'a b' must be"),
+            ({"resources": [{"type": "sqlite", "name": "resources"}]}, "the name 'resources' must be"),
+            ({"resources": [{"type": "sqlit"}]}, "part 'sqlit': unknown resource 'sqlit'; did you mean 'sqlite'"),
+            ({"resources": [FILES], "filesytem": {}}, "no part is called 'filesytem'; did you mean 'filesystem'"),
+            ({"resources": [DB], "db": 3}, "db: must be a mapping of keys, got 3"),
+            (
+                {"resources": [DB], "db": {"max_row": 3}},
+                "part 'db': sqlite resource: max_row: unknown key; did you mean",
+            ),
+            ({"resources": [{"type": "composite", "config": {"resources": [DB]}}]}, "a composite within a composite"),
+        ],
+    )
+    async def test_what_is_wrong_is_named_with_its_part(self, config: dict[str, Any], message: str) -> None:
+        world = CompositeResource()
+        with pytest.raises(ConfigError) as caught:
+            await world.setup(config)
+        assert message in str(caught.value)
+        await world.close()
+
+
+class TestTools:
+    async def test_names_stay_where_none_clash(self) -> None:
+        world = await made(DB, FILES)
+        assert {"execute_sql", "list_tables", "list_directory"} <= set(names(await world.get_tools_spec()))
+        await world.close()
+
+    async def test_names_that_clash_get_the_parts_name_and_reach_their_part(self) -> None:
+        world = await made(dice("red"), dice("blue"), DB)
+        offered = names(await world.get_tools_spec())
+        assert offered[:3] == ["red_roll", "blue_roll", "execute_sql"]
+        await world.step("blue_roll", {})
+        assert [world.parts[name].rolled for name in ("red", "blue")] == [0, 1]
+        with pytest.raises(ToolError, match=r"unknown tool 'roll'; did you mean '(red|blue)_roll'"):
+            await world.step("roll", {})
+        await world.close()
+
+    async def test_a_step_needs_no_look_at_the_tools_before_it(self) -> None:
+        world = await made(dice("red"), dice("blue"))
+        assert (await world.step("red_roll", {})).reward is not None
+        await world.close()
+
+    def test_a_name_that_clashed_once_stays_as_it_is(self) -> None:
+        tools = ToolNames()
+        go, look = tool_spec("go", "Go."), tool_spec("look", "Look.")
+        assert names(tools.offer({"a": [go], "b": [look]})) == ["go", "look"]
+        assert names(tools.offer({"a": [go], "b": [look, go]})) == ["a_go", "look", "b_go"]
+        assert names(tools.offer({"a": [go], "b": [look]})) == ["a_go", "look"]
+        assert tools.meant_by("a_go") == ("a", "go") and tools.meant_by("b_go") is None
+
+    def test_a_name_with_a_prefix_may_clash_too_and_is_never_too_long(self) -> None:
+        tools = ToolNames()
+        long = "x" * 64
+        offered = tools.offer(
+            {
+                "a": [tool_spec("b_go", "."), tool_spec("go", "."), tool_spec(long, ".")],
+                "a_b": [tool_spec("go", "."), tool_spec("b_go", "."), tool_spec("a_go", "."), tool_spec(long, ".")],
+            }
+        )
+        found = names(offered)
+        assert len(set(found)) == len(found) == 7 and all(len(name) <= 64 for name in found)
+        assert [tools.meant_by(name) for name in found] == [
+            *(("a", tool) for tool in ("b_go", "go", long)),
+            *(("a_b", tool) for tool in ("go", "b_go", "a_go", long)),
+        ]
+
+    def test_what_the_agent_was_told_last_is_what_a_name_means(self) -> None:
+        tools = ToolNames()
+        spec = tool_spec("go", "Go.")
+        tools.offer({"a": [spec], "b": []})
+        kept = tools.copy()
+        tools.offer({"a": [], "b": [spec]})
+        assert (kept.meant_by("go"), tools.meant_by("go")) == (("a", "go"), ("b", "go"))
+        assert spec["function"]["name"] == "go"
+
+    async def test_the_end_of_one_part_is_the_end_of_all_and_rewards_are_its_own(self) -> None:
+        world = await made(dice("red"), DB)
+        outcomes = [await world.step("roll", {}) for _ in range(40)]
+        assert any(outcome.terminated for outcome in outcomes)
+        assert [outcome.reward for outcome in outcomes] == [float(outcome.observation) for outcome in outcomes]
+        await world.close()
+
+
+class TestTogether:
+    async def test_the_parts_are_reset_at_the_same_time(self) -> None:
+        meets = f"{HERE}:Meets"
+        await made({"type": meets, "name": "a"}, {"type": meets, "name": "b"})
+        assert len(Meets.arrived) == 2
+
+    async def test_parts_of_one_type_draw_differently_and_a_seed_repeats_them(self) -> None:
+        world = await made(dice("red"), dice("blue"), seed=5)
+        seeds = {name: part.seed for name, part in world.parts.items()}
+        assert seeds["red"] != seeds["blue"]
+        again = await made(dice("blue"), dice("red"), seed=5)
+        assert {name: part.seed for name, part in again.parts.items()} == seeds
+        await world.reseed_noise(9)
+        noise = {part.noise for part in world.parts.values()}
+        assert len(noise) == 2 and not noise & set(seeds.values())
+        await again.reset()
+        assert again.parts["red"].seed != again.parts["blue"].seed
+
+    async def test_the_key_is_that_of_the_tuple(self) -> None:
+        one, two = [await made(dice("red"), dice("blue"), seed=1) for _ in range(2)]
+        start = await one.state_key()
+        await one.step("red_roll", {})
+        await two.step("blue_roll", {})
+        keys = {start, await one.state_key(), await two.state_key()}
+        assert len(keys) == 3
+        await one.step("blue_roll", {})
+        await two.step("red_roll", {})
+        assert await one.state_key() == await two.state_key()
+
+    async def test_only_parts_with_something_to_tell_are_heard(self) -> None:
+        silent = {"type": "filesystem", "name": "desk"}
+        world = await made(FILES, silent)
+        assert await world.get_observation() is None
+        await world.close()
+        world = await made(FILES, DB)
+        assert (await world.get_observation()).startswith("The schema of the SQLite database")
+        await world.close()
+        world = await made({**DB, "name": "old"}, FILES, {**DB, "name": "new"})
+        first, second = (await world.get_observation()).split("\n\n## new\n\n")
+        assert first.startswith("## old\n\nThe schema") and second.startswith("The schema")
+        await world.close()
+
+    async def test_a_reward_opens_the_final_state_of_each_part(self) -> None:
+        world = await made(DB, FILES, dice("dice"), {"type": "python_state", "config": {"initial_state": {"k": 1}}})
+        await world.step("execute_sql", {"query": "INSERT INTO t VALUES (8)"})
+        snapshot = await world.final_state()
+        assert snapshot.kind == "composite" and snapshot == await world.final_state()
+        with open_snapshot(snapshot) as state:
+            assert set(state) == {"db", "filesystem", "python_state"}  # dice show none
+            assert state["db"].query("SELECT sum(a) FROM t") == [(15,)]
+            assert dict(state["filesystem"]) == {"a.txt": "one"} and state["python_state"] == {"k": 1}
+            with pytest.raises(KeyError, match="'filesytem' has a final state; did you mean 'filesystem'"):
+                state["filesytem"]
+            with pytest.raises(TypeError):
+                state["db"] = None
+        with pytest.raises(EnvironmentFailure, match="closed"):
+            state["db"].tables()
+        await world.close()
+        assert await (await made(dice("dice"))).final_state() is None
+
+    async def test_offered_actions_carry_the_names_that_the_agent_sees(self) -> None:
+        world = await made(dice("red"), DB, dice("blue"))
+        assert [action["name"] for action in await world.admissible_actions()] == ["red_roll", "blue_roll"]
+        await world.close()
+        world = await made(DB, FILES)
+        assert await world.admissible_actions() is None
+        await world.close()
+
+    async def test_the_first_part_with_an_expert_is_asked_first(self) -> None:
+        asked = {"expert_queries": ["DELETE FROM t"]}
+        world = await made(FILES, {**DB, "name": "one"}, {**DB, "name": "two"}, one=asked, two=asked)
+        first = await world.expert_action()
+        assert (first["type"], first["name"]) == ("tool_call", "one_execute_sql")
+        await world.step(first["name"], first["arguments"])
+        second = await world.expert_action()
+        assert second["name"] == "two_execute_sql"
+        await world.step(second["name"], second["arguments"])
+        assert await world.expert_action() is None
+        await world.close()
+
+
+class TestForks:
+    @pytest.mark.parametrize(
+        "parts",
+        [
+            [DB, {"type": "filesystem", "name": "desk"}],
+            [{"type": "python_state", "name": "a"}, {"type": "python_state", "name": "b"}],
+            [{"type": "python_state"}, dice("red"), dice("blue")],
+            [dice("only")],
+        ],
+        ids=["native and native", "two of one type", "native and replay", "one"],
+    )
+    async def test_the_checker_finds_nothing(self, parts: list[dict[str, Any]]) -> None:
+        findings = await check_resource(CompositeResource, {"resources": parts}, steps=6)
+        assert [finding.message for finding in findings if finding.level == "error"] == []
+
+    async def test_a_part_without_forks_is_named_and_the_other_twins_are_closed(self) -> None:
+        closed: list[str] = []
+
+        class Watched(Dice):
+            async def close(self) -> None:
+                closed.append(self.label)
+
+        world = CompositeResource()
+        await world.setup({"resources": [dice("ok"), dice("bad", FAILS)]})
+        await world.reset(1)
+        world._parts["ok"].__class__ = Watched
+        with pytest.raises(EnvironmentFailure, match=r"part 'bad': RuntimeError: no second dice"):
+            await world.fork()
+        assert closed == ["dice"]
+
+    async def test_a_checkpoint_that_a_part_cannot_give_is_none_of_the_whole(self) -> None:
+        world = await made(DB, {"type": OUTSIDE})
+        for call in (world.checkpoint, world.fork):
+            with pytest.raises(NotImplementedError, match="part 'Outside': nobody copies the world"):
+                await call()
+        await world.close()
+
+    async def test_a_fork_that_is_given_up_leaves_no_twin_open(self) -> None:
+        world = await made({"type": f"{HERE}:Slow", "name": "quick"}, {"type": f"{HERE}:Slow", "name": "slow"})
+        world.parts["slow"].seconds = 10
+        with anyio.move_on_after(0.05) as scope:
+            await world.fork()
+        assert scope.cancelled_caught
+        assert Slow.open_worlds == set(world.parts.values())
+        await world.close()
+        assert not Slow.open_worlds
+
+    async def test_a_world_that_is_given_forks_as_its_parts_do(self) -> None:
+        world = await made(DB, dice("dice"))
+        task = TaskDefinitionModel(name="t", initial_user_prompt="x")
+        worker = RLRolloutWorker(task, ScriptedPolicy([{"type": "terminate"}]), environment=world)
+        assert (await worker.collect_episode()).custom_data["failure"] is None
+        await world.close()
+
+
+class TestFailures:
+    async def test_a_failed_setup_leaves_nothing_open_once_it_is_closed(self) -> None:
+        world = CompositeResource()
+        parts = [dice("ok"), dice("bad", FAILS, label="setup")]
+        with pytest.raises(EnvironmentFailure, match="part 'bad': RuntimeError: no dice today") as caught:
+            await world.setup({"resources": parts})
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        ok = world.parts["ok"]
+        await world.close()
+        assert ok.closed
+
+    async def test_every_part_is_closed_and_what_failed_is_told(self) -> None:
+        world = await made(dice("bad", FAILS, label="close"), dice("ok"))
+        ok = world.parts["ok"]
+        with pytest.raises(EnvironmentFailure, match="part 'bad': close: RuntimeError: the lid is stuck"):
+            await world.close()
+        assert ok.closed
+        await world.close()
+        with pytest.raises(EnvironmentFailure, match="closed, or was not set up"):
+            await world.state_key()
+
+    async def test_what_breaks_in_a_step_is_named_and_keeps_its_kind(self) -> None:
+        world = await made(DB, dice("bad", FAILS))
+        with pytest.raises(DeadlineError, match="part 'bad': timed out: rolled off the table"):
+            await world.step("roll", {})
+        with pytest.raises(ToolError, match=r"^execute_sql: query: missing"):
+            await world.step("execute_sql", {})
+        await world.close()
+
+
+class TestToolsOfTheTasksOwn:
+    @staticmethod
+    async def received(function: Any, world: ForkableResource) -> Any:
+        registry = ToolRegistry("own")
+        registry.tool(function)
+        return await registry.get_tool(function.__name__).call({}, world)
+
+    async def test_a_parameter_receives_the_part_of_its_class(self) -> None:
+        async def both(base: SqliteResource, disk: FilesystemResource) -> tuple[Any, Any]:
+            return base, disk
+
+        world = await made(DB, FILES)
+        assert await self.received(both, world) == (world.parts["db"], world.parts["filesystem"])
+        await world.close()
+
+    async def test_the_parameters_name_decides_among_several(self) -> None:
+        async def named(blue: Dice) -> Any:
+            return blue
+
+        async def any_of_them(red: ForkableResource) -> Any:
+            return red
+
+        async def all_of_them(world: ForkableResource, red: CompositeResource) -> Any:
+            return world, red
+
+        world = await made(dice("red"), dice("blue"))
+        assert await self.received(named, world) is world.parts["blue"]
+        assert await self.received(any_of_them, world) is world.parts["red"]
+        assert await self.received(all_of_them, world) == (world, world)
+
+    async def test_a_parameter_that_fits_none_or_several_is_refused(self) -> None:
+        async def several(green: Dice) -> Any:
+            return green
+
+        async def none(store: SqliteResource) -> Any:
+            return store
+
+        world = await made(dice("red"), dice("blue"))
+        with pytest.raises(ConfigError, match=r"asks for a Dice, and several resources are one.*red \(Dice\), blue"):
+            await self.received(several, world)
+        with pytest.raises(ConfigError, match="asks for a SqliteResource, and no resource is one"):
+            await self.received(none, world)
+
+
+async def test_episodes_of_a_group_start_from_forks_and_use_all_parts() -> None:
+    registry = ToolRegistry("export")
+
+    @registry.tool
+    async def export(name: str, db: SqliteResource, files: FilesystemResource) -> str:
+        rows = (await db.step("execute_sql", {"query": "SELECT a FROM t"})).observation["rows"]
+        return str((await files.step("write_file", {"path": name, "content": str(rows)})).observation)
+
+    task = TaskDefinitionModel(name="t", initial_user_prompt="x", resources=[DB, FILES, dice("red"), dice("blue")])
+    actions = [
+        {"type": "tool_call", "name": "execute_sql", "arguments": {"query": "INSERT INTO t VALUES (1)"}},
+        {"type": "tool_call", "name": "export", "arguments": {"name": "rows.txt"}},
+        {"type": "tool_call", "name": "blue_roll", "arguments": {}},
+    ]
+    worker = RLRolloutWorker(task, ScriptedPolicy(actions), tools=registry)
+    async with worker.group(Sample("t")) as group:
+        first, second = [await worker.collect_episode(group, index) for index in range(2)]
+    for episode in (first, second):
+        facts = episode.custom_data
+        assert (facts["failure"], facts["start"]["fork"], facts["start"]["verified"]) == (None, "replay", True)
+        with open_snapshot(StateSnapshot(**facts["final_state"])) as state:
+            assert dict(state["filesystem"]) == {"a.txt": "one", "rows.txt": "[[7], [1]]"}
+    keys = [[episode.get_infos(step)["state_key"] for step in range(3)] for episode in (first, second)]
+    assert keys[0] == keys[1] and len(set(keys[0])) == 3

@@ -1,0 +1,177 @@
+"""An engine in a worker process: it is asked and answers, and no trouble of its own is trouble of ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from reward_kit.environments.engine_process import EngineProcess
+from reward_kit.errors import ConfigError, EnvironmentFailure
+from reward_kit.processes import temporary_root
+
+PYTHON_FROM_HERE = os.path.relpath(sys.executable)
+WORKER = """
+    import os, subprocess, sys, tempfile
+    from pathlib import Path
+    from reward_kit.environments.engine_worker import run
+    from reward_kit.errors import ConfigError
+
+    def double(request):
+        print("a library that prints")
+        os.write(1, b"and C code that prints\\n")
+        if not isinstance(request["value"], int):
+            raise ConfigError(f"{request['value']!r} is no number")
+        return request["value"] * 2
+
+    def look(request):
+        Path("left").write_text("x")
+        child = subprocess.Popen(["sleep", "60"])
+        names = sorted(os.environ)
+        return {"child": child.pid, "here": str(Path.cwd()), "temporary": tempfile.gettempdir(), "names": names}
+
+    run(lambda: {"double": double, "look": look, "text": lambda request: "x" * request["size"]})
+"""
+
+
+def command(code: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(code)]
+
+
+def broken(*lines: str) -> list[str]:
+    """A worker that is ready and, when it is asked, does something else than it should."""
+    ready = """print('{"ok": "ready"}', flush=True)"""
+    return [sys.executable, "-c", "\n".join(["import sys, time", ready, "sys.stdin.readline()", *lines])]
+
+
+async def started(code: list[str], timeout: float = 20.0) -> EngineProcess:
+    engine = EngineProcess("test engine", code, timeout=timeout)
+    await engine.start()
+    return engine
+
+
+def runs(pid: int) -> bool:
+    try:
+        # A process that was killed and has no parent left to ask for it is a zombie.
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+async def gone(pid: int) -> bool:
+    for _ in range(100):
+        if not runs(pid):
+            return True
+        await anyio.sleep(0.05)
+    return False
+
+
+async def test_it_answers_whatever_its_libraries_print_and_a_wrong_request_ends_nothing() -> None:
+    engine = EngineProcess("test engine", command(WORKER))
+    assert await engine.start() == "ready"
+    assert await engine.ask({"op": "double", "value": 21}) == 42
+    with pytest.raises(ConfigError, match="'x' is no number"):
+        await engine.ask({"op": "double", "value": "x"})
+    assert await engine.ask({"op": "double", "value": -1}) == -2
+    assert len(await engine.ask({"op": "text", "size": 3_000_000})) == 3_000_000
+    with pytest.raises(EnvironmentFailure, match="more than 16 MB"):
+        await engine.ask({"op": "text", "size": 17_000_000})
+    with pytest.raises(EnvironmentFailure, match="test engine: not running"):
+        await engine.ask({"op": "double", "value": 1})
+
+
+async def test_it_works_in_a_folder_of_its_own_without_our_secrets_and_closing_ends_what_it_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sk-1")
+    engine = await started(command(WORKER))
+    seen = await engine.ask({"op": "look"})
+    folder = Path(seen["here"])
+    assert folder.is_relative_to(temporary_root()) and seen["temporary"] == str(folder)
+    assert (folder / "left").exists() and "SOME_API_KEY" not in seen["names"] and "PATH" in seen["names"]
+    assert runs(seen["child"])
+    await engine.close()
+    await engine.close()
+    assert list(temporary_root().glob("engine-*")) == []
+    assert await gone(seen["child"])
+
+
+async def test_a_worker_that_dies_says_its_last_words() -> None:
+    noise = "for number in range(5_000): print('line', number, file=sys.stderr)"
+    engine = await started(broken(noise, "sys.exit('out of memory')"))
+    with pytest.raises(EnvironmentFailure, match=r"the worker died \(exit code 1\)") as failure:
+        await engine.ask({})
+    said = str(failure.value).splitlines()
+    assert said[-2:] == ["line 4999", "out of memory"] and len(said) == 10
+
+
+async def test_a_request_to_a_worker_that_died_meanwhile_fails() -> None:
+    engine = await started([sys.executable, "-c", """print('{"ok": 1}', flush=True); raise SystemExit(3)"""])
+    await anyio.sleep(0.3)
+    with pytest.raises(EnvironmentFailure, match=r"exit code 3"):
+        await engine.ask({"op": "x" * 200_000})
+
+
+async def test_a_worker_that_hangs_is_ended() -> None:
+    engine = await started(broken("print('thinking', file=sys.stderr, flush=True)", "time.sleep(60)"))
+    start = time.monotonic()
+    with pytest.raises(EnvironmentFailure, match=r"test engine: no answer in 0\.4 s: thinking"):
+        await engine.ask({}, timeout=0.4)
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("said", ["hello", "[1]", '{"what": 1}', "[" * 100_000])
+async def test_a_worker_that_says_something_else_is_ended(said: str) -> None:
+    engine = await started(broken(f"print({said[:1]!r} * {len(said)} if {len(said) > 100} else {said[:100]!r})"))
+    with pytest.raises(EnvironmentFailure, match="which is no answer"):
+        await engine.ask({})
+    with pytest.raises(EnvironmentFailure, match="not running"):
+        await engine.ask({})
+
+
+async def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next_one() -> None:
+    engine = await started(broken("time.sleep(0.3)", """print('{"ok": 1}', flush=True)""", "time.sleep(60)"))
+    with anyio.move_on_after(0.1):
+        await engine.ask({})
+    with pytest.raises(EnvironmentFailure, match="an answer was not waited for"):
+        await engine.ask({})
+
+
+async def test_a_worker_that_cannot_start_says_why() -> None:
+    with pytest.raises(EnvironmentFailure, match="No module named 'no_such_library'"):
+        await started([sys.executable, "-c", "import no_such_library"])
+    with pytest.raises(ConfigError, match="/no/such/program cannot be started: No such file"):
+        await started(["/no/such/program"])
+    refusing = """
+        from reward_kit.environments.engine_worker import run
+        from reward_kit.errors import ConfigError
+        def start():
+            raise ConfigError("install it first")
+        run(start)
+    """
+    with pytest.raises(ConfigError, match="install it first"):
+        await started(command(refusing))
+    assert list(temporary_root().glob("engine-*")) == []
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(started, [sys.executable, "-c", code])
+        while not (note.exists() and note.read_text()):  # noqa: ASYNC110
+            await anyio.sleep(0.02)
+        tasks.cancel_scope.cancel()
+    assert await gone(int(note.read_text()))
+    assert list(temporary_root().glob("engine-*")) == []
+
+
+async def test_a_relative_path_to_a_program_is_ours_not_the_workers() -> None:
+    engine = await started([PYTHON_FROM_HERE, *command(WORKER)[1:]])
+    assert await engine.ask({"op": "double", "value": 2}) == 4
+    await engine.close()

@@ -1,0 +1,286 @@
+"""Worlds behind URLs: the protocol, forks by replay, and what a server can do wrong."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.environments import HttpResource, check_resource, http_client, resource_class
+from reward_kit.environments.servers import ServerPool
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
+from reward_kit.process_guardian import MARK, running
+from reward_kit.processes import child_environment
+
+SERVER: dict[str, Any] = {
+    "start_command": f"'{sys.executable}' -S counter_server.py --port {{port}}",
+    "health_check_url": "http://127.0.0.1:{port}/health",
+}
+CONFIG: dict[str, Any] = {
+    "resource_server": SERVER,
+    "task_folder": str(Path(__file__).parent),
+    "tools_endpoint": "/tools",
+}
+
+
+def server_with(option: str, **more: Any) -> dict[str, Any]:
+    return {"resource_server": {**SERVER, "start_command": f"{SERVER['start_command']} {option}", **more}}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[dict[str, Any]]:
+    """A server that runs already, for tests that need no server of their own."""
+    folder = Path(__file__).parent
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with subprocess.Popen([sys.executable, "-S", "counter_server.py", "--port", str(port)], cwd=folder) as process:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+        yield {"resource_server": None, "base_url": f"http://127.0.0.1:{port}"}
+        process.kill()
+
+
+async def made(seed: int = 0, **config: Any) -> HttpResource:
+    world = HttpResource()
+    try:
+        await world.setup({**CONFIG, **config})
+        await world.reset(seed)
+    except BaseException:
+        await world.close()
+        raise
+    return world
+
+
+async def add(world: Any, amount: Any) -> Any:
+    return await world.step("add", {"amount": amount})
+
+
+async def seen(world: HttpResource) -> dict[str, Any]:
+    assert world._client is not None
+    return dict((await world._client.get("/seen")).fields())
+
+
+async def test_an_episode_from_start_to_end() -> None:
+    async with ServerPool():
+        world = await made(seed=4)
+        assert await world.get_observation() == {"value": 1, "target": 10}
+        names = [tool["function"]["name"] for tool in await world.get_tools_spec()]
+        assert names == ["add", "clear"]
+        outcome = await add(world, 3)
+        assert (outcome.observation, outcome.reward, outcome.terminated) == ({"value": 4, "target": 10}, 0.0, False)
+        for amount in (3, 2):
+            await add(world, amount)
+        outcome = await add(world, 1)
+        assert (outcome.reward, outcome.terminated, outcome.truncated) == (1.0, True, False)
+        assert outcome.info == {"success": True}
+        final = await world.final_state()
+        assert final is not None
+        assert final.payload == b'{"target":10,"value":10}'
+        with pytest.raises(ToolError, match="the episode is over"):
+            await add(world, 1)
+        other = await made()
+        assert (await seen(other))["open"] == 2
+        await world.close()
+        assert (await seen(other))["open"] == 1
+        await other.reset(1)
+        assert (await seen(other))["open"] == 1
+        await other.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, []),
+        ({"config": {"states": "state"}}, []),
+        ({"config": {"states": "none"}}, ["warning: observations return and keys never do"]),
+        ({"fork": "none"}, ["warning: fork_kind = 'none'"]),
+        ({"deterministic": False}, ["warning: deterministic = False"]),
+    ],
+)
+async def test_the_checker_finds_what_was_declared(config: dict[str, Any], expected: list[str]) -> None:
+    findings = await check_resource(HttpResource, {**CONFIG, **config}, steps=10 if config else 20)
+    found = [f"{finding.level}: {finding.message}" for finding in findings]
+    assert len(found) == len(expected), found
+    assert all(message.startswith(start) for message, start in zip(found, expected, strict=True))
+    assert running(child_environment()[MARK]) == []
+
+
+async def test_a_fork_is_an_episode_of_its_own_that_took_the_same_actions() -> None:
+    async with ServerPool():
+        world = await made(config={"target": 20})
+        await add(world, 2)
+        twin = await world.fork()
+        assert await twin.state_key() == await world.state_key()
+        await add(twin, 3)
+        assert await twin.get_observation() == {"value": 5, "target": 20}
+        assert await world.get_observation() == {"value": 2, "target": 20}
+        saved = await world.checkpoint()
+        await add(world, 1)
+        await world.restore(saved)
+        assert await world.get_observation() == {"value": 2, "target": 20}
+        await world.close()
+        await add(twin, 1)
+        await twin.close()
+
+
+async def test_without_a_pool_a_world_has_a_server_of_its_own() -> None:
+    world = await made()
+    assert len(running(child_environment()[MARK])) == 1
+    await world.close()
+    await world.close()
+    assert running(child_environment()[MARK]) == []
+
+
+async def test_no_fork_where_it_is_none(shared) -> None:
+    assert HttpResource.fork_kind_for({"fork": "none"}) == "none"
+    assert HttpResource.fork_kind_for({}) == "replay"
+    world = await made(**shared, fork="none")
+    for call in (world.fork, world.checkpoint):
+        with pytest.raises(NotImplementedError, match="fork: none"):
+            await call()
+    await world.close()
+
+
+async def test_an_agents_mistake_is_a_tool_error_and_changes_nothing(shared) -> None:
+    world = await made(**shared)
+    key = await world.state_key()
+    for name, arguments, message in (
+        ("ad", {}, "unknown tool 'ad'; did you mean 'add'"),
+        ("add", {"amount": 7}, "amount must be 1, 2 or 3"),
+        ("add", {"amount": float("nan")}, "the arguments are not JSON"),
+    ):
+        with pytest.raises(ToolError, match=message):
+            await world.step(name, arguments)
+    assert await world.state_key() == key
+    await world.close()
+    world = await made(**shared, config={"fault": "error_field"})
+    with pytest.raises(ToolError, match="not today"):
+        await add(world, 1)
+    await world.close()
+
+
+FAULTS = {
+    "html": r"POST http://127.0.0.1:\d+/step: the answer is not JSON \(.*\): <html>hello</html>",
+    "status": "/step: status 500: Traceback: oh",
+    "not_json": "/step: the answer is not JSON .NaN is no JSON value.",
+    "nested": "/step: the answer is not JSON",
+    "list": r"/step: expected a JSON object, got \[1\]",
+    "no_observation": "/step: observation: missing; there are reward",
+    "bad_reward": "/step: reward: expected a finite number, got 'high'",
+    "hang": r"/step: no answer within 0.2 s",
+}
+
+
+@pytest.mark.parametrize(("fault", "message"), FAULTS.items(), ids=FAULTS)
+async def test_what_a_server_does_wrong_is_one_failure_that_names_the_address(shared, fault: str, message: str) -> None:
+    world = await made(**shared, config={"fault": fault}, timeout=0.2 if fault == "hang" else 30)
+    with pytest.raises(EnvironmentFailure, match=message):
+        await add(world, 1)
+    await world.close()
+
+
+async def test_a_key_that_comes_and_goes_is_refused(shared) -> None:
+    world = await made(**shared, config={"fault": "no_key"})
+    await add(world, 1)
+    with pytest.raises(EnvironmentFailure, match="state_key: missing, and was there before"):
+        await add(world, 1)
+    await world.close()
+
+
+async def test_an_observation_of_50_mb_arrives_whole_and_more_than_the_limit_is_refused(shared, monkeypatch) -> None:
+    world = await made(**shared, config={"fault": "large"})
+    assert len((await add(world, 1)).observation) == 50_000_000
+    monkeypatch.setattr(http_client, "_LARGEST_ANSWER", 40 * 2**20)
+    with pytest.raises(EnvironmentFailure, match="/step: the answer is larger than 40 MiB"):
+        await add(world, 1)
+    await world.close()
+
+
+async def test_a_refused_start_and_a_server_that_is_not_there_are_named() -> None:
+    async with ServerPool():
+        with pytest.raises(EnvironmentFailure, match="/start_episode: refused: no more episodes"):
+            await made(**server_with("--refuse-start"))
+    with pytest.raises(EnvironmentFailure, match=r"GET http://127.0.0.1:1/health: ClientConnectorError"):
+        await made(resource_server=None, base_url="http://127.0.0.1:1")
+
+
+async def test_headers_come_from_the_environment(shared, monkeypatch) -> None:
+    monkeypatch.setenv("COUNTER_KEY", "s3cret")
+    world = await made(**shared, headers_env={"X-Key": "COUNTER_KEY"})
+    assert (await seen(world))["header"] == "s3cret"
+    await world.close()
+    with pytest.raises(EnvironmentFailure, match=r"GET http://127.0.0.1:\d+/nothing: status 404: <html>Not Found"):
+        await made(**shared, health_endpoint="/nothing")
+
+
+async def test_the_older_form_of_actions_and_tools(shared) -> None:
+    old = {"name": "move", "description": "Add.", "parameters": {"type": "object", "properties": {"amount": {}}}}
+    world = await made(**shared, tools_endpoint=None, tools=[old], action_form="value", config={"target": 3})
+    assert (await world.get_tools_spec())[0] == {"type": "function", "function": old}
+    with pytest.raises(ToolError, match="expected one argument, got 2"):
+        await world.step("move", {"amount": 1, "speed": 2})
+    assert (await world.step("move", {"amount": 3})).terminated
+    await world.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"base_ur": "x"}, "base_ur: unknown key; did you mean 'base_url'"),
+        ({"resource_server": None}, "base_url: missing"),
+        ({"base_url": "localhost:80"}, "'localhost:80' is no http address"),
+        ({"resource_server": None, "base_url": "http://x:{port}"}, "that of a resource_server, and there is none"),
+        ({"tools": []}, "give tools or tools_endpoint, not both"),
+        ({"tools_endpoint": None, "tools": [{"type": "function"}]}, "a tool is {type: function"),
+        ({"tools_endpoint": None, "tools": [{"name": "a", "parameters": []}]}, "tool 'a': parameters"),
+        ({"headers_env": {"X": "NOT_THERE"}}, "headers_env: X: the environment variable NOT_THERE is not set"),
+        ({"fork": "native"}, "fork: .*'replay' or 'none'"),
+    ],
+)
+async def test_a_wrong_configuration_is_named(config: dict[str, Any], problem: str) -> None:
+    async with ServerPool():
+        with pytest.raises(ConfigError, match=problem):
+            await made(**config)
+
+
+async def test_a_server_that_dies_breaks_only_the_episodes_in_flight() -> None:
+    async with ServerPool():
+        base = await made()
+        doomed = await base.fork()
+        breaker = await made(config={"fault": "die"})
+        for world in (breaker, doomed):
+            with pytest.raises(EnvironmentFailure, match=r"(?s)/step: .*; the server ended with exit code 3; .*broke$"):
+                await add(world, 1)
+        # The base of the group is gone on the server too; its forks begin anew on the next one.
+        fresh = await base.fork()
+        assert (await add(fresh, 1)).observation == {"value": 1, "target": 10}
+        before = time.monotonic()
+        for world in (breaker, doomed, base, fresh):
+            await world.close()
+        assert time.monotonic() - before < 1
+
+
+async def test_the_server_of_the_guide_does_what_the_guide_says(tmp_path: Path) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "environments.md"
+    (code,) = (
+        block for block in re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL) if "do_POST" in block
+    )
+    (tmp_path / "server.py").write_text(code)
+    server = {**SERVER, "start_command": "python server.py --port {port}"}
+    assert await check_resource(HttpResource, {"resource_server": server, "task_folder": str(tmp_path)}) == []
+
+
+def test_it_is_a_built_in_resource() -> None:
+    assert resource_class("http") is HttpResource

@@ -1,0 +1,180 @@
+"""Servers of resources: shared, healthy before they are used, started again after a death, and gone at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import anyio
+import pytest
+
+from reward_kit.environments import servers
+from reward_kit.environments.servers import Server, ServerPool, ServerSpec
+from reward_kit.errors import ConfigError, EnvironmentFailure
+from reward_kit.models import ResourceServerConfig
+from reward_kit.process_guardian import MARK, running
+from reward_kit.processes import child_environment
+
+HERE = Path(__file__).parent
+HEALTH = "http://127.0.0.1:{port}/health"
+
+
+def spec(*options: str, health: str = HEALTH, timeout: float = 20.0, **more) -> ServerSpec:
+    command = f"'{sys.executable}' -S counter_server.py --port {{port}} {' '.join(options)}"
+    config = ResourceServerConfig(start_command=command, health_check_url=health, start_timeout_s=timeout, **more)
+    return ServerSpec.of(config, HERE)
+
+
+def ours() -> list[int]:
+    return running(child_environment()[MARK])
+
+
+async def get(server: Server, path: str) -> dict:
+    async with aiohttp.ClientSession() as session, session.get(f"{server.address}{path}") as response:
+        return await response.json(content_type=None)
+
+
+async def test_worlds_that_ask_for_the_same_share_one_server_until_the_pool_closes() -> None:
+    async with ServerPool() as pool:
+        leased = [pool.lease(spec("--stubborn")) for _ in range(4)]
+        one, *others = await asyncio.gather(*leased)
+        assert all(other is one for other in others)
+        assert (await get(one, "/seen"))["folder"] == str(HERE)
+        assert len(ours()) == 2
+        before = time.monotonic()
+        async with ServerPool() as inner:
+            assert inner is pool
+        assert one.is_running
+        one.process.end = _impatient(one.process.end)
+    assert time.monotonic() - before < 3
+    assert ours() == []
+    assert ServerPool.current() is None
+
+
+def _impatient(end):
+    return lambda: end(0.1)
+
+
+async def test_another_specification_is_another_server() -> None:
+    async with ServerPool() as pool:
+        one, two = [await pool.lease(spec(env={"NUMBER": number})) for number in "12"]
+        assert one.address != two.address
+        assert "NUMBER" in (await get(two, "/seen"))["variables"]
+
+
+async def test_a_large_output_blocks_nobody_and_is_quoted_at_its_end() -> None:
+    async with ServerPool() as pool:
+        server = await pool.lease(spec("--chatty"))
+        assert server.process.log_tail(1) == "ready to serve"
+
+
+async def test_a_server_that_died_is_started_again() -> None:
+    async with ServerPool() as pool:
+        first = await pool.lease(spec())
+        first.process._process.kill()
+        assert "the server ended with exit code -9" in await first.obituary()
+        second = await pool.lease(spec())
+        assert second is not first
+        assert await second.obituary() == ""
+        assert (await get(second, "/seen"))["open"] == 0
+
+
+async def test_secrets_reach_a_server_only_by_name(monkeypatch) -> None:
+    for name in ("FIRST_API_KEY", "SECOND_API_KEY"):
+        monkeypatch.setenv(name, "x")
+    async with ServerPool() as pool:
+        server = await pool.lease(spec(pass_env=["SECOND_API_KEY"]))
+        seen = (await get(server, "/seen"))["variables"]
+    assert "SECOND_API_KEY" in seen
+    assert "FIRST_API_KEY" not in seen
+
+
+async def test_a_server_that_ends_at_once_is_quoted_and_given_up_after_three_times() -> None:
+    async with ServerPool() as pool:
+        for _ in range(3):
+            with pytest.raises(EnvironmentFailure, match=r"ended with exit code 1; its last lines:\nno database"):
+                await pool.lease(spec("--ends"))
+        before = time.monotonic()
+        with pytest.raises(EnvironmentFailure, match="no database"):
+            await pool.lease(spec("--ends"))
+        assert time.monotonic() - before < 0.02
+
+
+async def test_a_server_that_never_becomes_healthy_is_ended_without_blocking_others() -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await anyio.sleep(0.01)
+            ticks += 1
+
+    async with ServerPool() as pool, anyio.create_task_group() as tasks:
+        tasks.start_soon(tick)
+        with pytest.raises(EnvironmentFailure, match=r"not healthy within 0.5 s \(http://.*/health: status 503\)"):
+            await pool.lease(spec("--never-healthy", timeout=0.5))
+        assert ours() == []
+        tasks.cancel_scope.cancel()
+    assert ticks > 20
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+    async with ServerPool() as pool:
+        with anyio.move_on_after(0.2):
+            await pool.lease(spec("--never-healthy"))
+        assert ours() == []
+
+
+async def test_a_port_that_is_taken_in_between_is_exchanged_for_another(monkeypatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = iter([taken.getsockname()[1], taken.getsockname()[1]])
+        free = servers._free_port
+        monkeypatch.setattr(servers, "_free_port", lambda: next(ports, None) or free())
+        async with ServerPool() as pool:
+            server = await pool.lease(spec())
+            assert server.port != taken.getsockname()[1]
+            assert (await get(server, "/seen"))["pid"] == server.process.pid
+
+
+async def test_a_fixed_port_of_somebody_else_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        config = ResourceServerConfig(start_command="sleep 100", health_check_url=f"{address}/health")
+        async with ServerPool() as pool:
+            with pytest.raises(ConfigError, match=f"something else listens at {address} already"):
+                await pool.lease(ServerSpec.of(config, HERE))
+    assert ours() == []
+
+
+async def test_a_fixed_port_that_is_free_is_used() -> None:
+    port = servers._free_port()
+    command = f"'{sys.executable}' -S counter_server.py --port {port}"
+    config = ResourceServerConfig(start_command=command, health_check_url=HEALTH.replace("{port}", str(port)))
+    async with ServerPool() as pool:
+        assert (await pool.lease(ServerSpec.of(config, HERE))).address == f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(
+    ("command", "health", "problem"),
+    [
+        ("no-such-program --port {port}", HEALTH, "no-such-program --port .* cannot be started: No such file"),
+        ("sleep {port}", "127.0.0.1:{port}/health", "is no http address"),
+        ("sleep {port}", "http://127.0.0.1:{port}x/health", "is no http address"),
+        ("sleep 'x {port}", HEALTH, "start_command: cannot be split into words: No closing quotation"),
+        ("", "http://127.0.0.1:80", "start_command: names no program"),
+        ("sleep 100", HEALTH, r"\{port\} must stand in health_check_url and in start_command"),
+        ("sleep {port}", "http://127.0.0.1:80", r"\{port\} must stand in health_check_url and in start_command"),
+    ],
+)
+async def test_a_wrong_configuration_is_named(command: str, health: str, problem: str) -> None:
+    from reward_kit.environments.config import read_config
+
+    async with ServerPool() as pool:
+        with pytest.raises(ConfigError, match=problem):
+            config = read_config(ResourceServerConfig, {"start_command": command, "health_check_url": health}, "http")
+            await pool.lease(ServerSpec.of(config, HERE))
+    assert ours() == []

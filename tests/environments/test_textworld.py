@@ -1,0 +1,389 @@
+"""TextWorld's games: what a task may say of one, what an agent may say to one, and how it is played and forked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.environments import check_resource, resource_class
+from reward_kit.environments.engine_process import EngineProcess, worker_command
+from reward_kit.environments.textworld import resource as module
+from reward_kit.environments.textworld.options import OPTIONS
+from reward_kit.environments.textworld.resource import TextworldResource
+from reward_kit.environments.textworld.text import answer_text, asks, command_line
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
+from reward_kit.processes import shared_folder
+
+INSTALLED = find_spec("textworld") is not None
+needs_textworld = pytest.mark.skipif(not INSTALLED, reason="needs pip install 'reward-kit[text-games]'")
+COOKING = {"recipe": 2, "take": 2, "go": 6, "open": True, "cook": True, "cut": True}
+
+
+async def made(seed: int = 0, **config: Any) -> TextworldResource:
+    world = TextworldResource()
+    try:
+        await world.setup(config)
+        await world.reset(seed)
+    except BaseException:
+        await world.close()
+        raise
+    return world
+
+
+async def act(world: Any, *commands: str) -> Any:
+    return [await world.step("act", {"command": command}) for command in commands][-1]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def play_the_expert(world: Any, most: int = 100) -> tuple[float, Any]:
+    total, outcome = 0.0, None
+    for _ in range(most):
+        action = await world.expert_action()
+        if action is None:
+            break
+        outcome = await world.step(action["name"], action["arguments"])
+        total += outcome.reward
+    return total, outcome
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "name either a game file"),
+        ({"maker": "simple", "game": "a.z8"}, "name either a game file"),
+        ({"game": "a.z8", "options": {"level": 1}}, "a game file is made already"),
+        ({"game": "a.z8", "game_seed": 1}, "a game file is made already"),
+        ({"maker": "coking"}, "maker: .*'cooking'"),
+        ({"maker": "simple", "max_move": 3}, "did you mean 'max_moves'"),
+        ({"maker": "simple", "show": ["facts"]}, r"show\.0"),
+        ({"maker": "cooking", "options": {"recepe": 2}}, "options of cooking: recepe: .*did you mean 'recipe'"),
+        ({"maker": "cooking", "options": {"recipe": 6}}, "recipe: .*less than or equal to 5"),
+        ({"maker": "cooking", "options": {"cut": "no"}}, "cut: .*boolean"),
+        ({"maker": "cooking", "options": {"take": 2}}, "more than the recipe's 1"),
+        ({"maker": "cooking", "options": {"recipe_seed": 2}}, "needs ingredients to take"),
+        ({"maker": "coin_collector"}, "options of coin_collector: level: missing"),
+        ({"maker": "coin_collector", "options": {"level": 151}}, "102 rooms, .* 100 at most"),
+        ({"maker": "treasure_hunter", "options": {"level": 31}}, "less than or equal to 30"),
+        ({"game": "game.ulx"}, "plays no Glulx games"),
+        ({"game": "game.txt"}, "'game.txt' is no game file"),
+        ({"game": "none.z8"}, "no file"),
+        ({"game": "../none.z8", "task_folder": "/tmp"}, "outside the task's folder"),
+    ],
+)
+async def test_a_wrong_configuration_is_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await TextworldResource().setup(config)
+
+
+@pytest.mark.skipif(INSTALLED, reason="textworld is installed")
+async def test_without_textworld_it_says_what_to_install() -> None:
+    with pytest.raises(ConfigError, match=r"pip install 'reward-kit\[text-games\]'"):
+        await TextworldResource().setup({"maker": "simple"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["quit", "QUIT now", "look. restart", "take coin then undo", "look;save", "superbriefly", "transcription", "o",
+     "tw-print version", "tw", "print_state", "enable print state option", "oops save"],
+)  # fmt: skip
+def test_what_is_meant_for_the_interpreter_is_refused(text: str) -> None:
+    with pytest.raises(ToolError, match="a command to the interpreter"):
+        command_line(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [("  go \n north ", "go north"), ("", ""), ("open oven", "open oven"), ("take all. look", "take all. look"),
+     ("put lettuce on shelf", "put lettuce on shelf"), ("examine short bread", "examine short bread")],
+)  # fmt: skip
+def test_a_command_is_one_line(text: str, command: str) -> None:
+    assert command_line(text) == command
+
+
+@pytest.mark.parametrize("text", ["a" * 181, "é", "look\x00", "look\x1b", "\ud800"])
+def test_what_the_interpreter_cannot_read_is_refused(text: str) -> None:
+    with pytest.raises(ToolError, match=r"181|ASCII"):
+        command_line(text)
+
+
+def test_an_answer_is_what_the_game_says() -> None:
+    logo, space = "\n\n    ____  $$\\\n   |    \\ $$\n\n", 60 * " "
+    start = f"{logo}Cook!\n\n\n\n-= Kitchen =-\nA kitchen.\n\n>{space}-= Kitchen =-0/1"
+    assert answer_text(start) == "Cook!\n\n-= Kitchen =-\nA kitchen."
+    end = f"You eat.\n\n\n{space}*** The End ***\n\nWould you like to RESTART, QUIT?\n>{space}-= K =-3/4"
+    assert answer_text(end) == "You eat.\n\n*** The End ***"
+    question = answer_text(f"Which do you mean, the red or the green?\n\n>{space}-= Kitchen =-0/8")
+    assert asks(question) and not asks("You eat.")
+    assert answer_text("West of House\n\n>") == "West of House"
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small real worker in the place of TextWorld's."""
+    monkeypatch.setattr(module, "_WORKER", "tests.environments.tiny_textworld")
+    monkeypatch.setattr(module, "find_spec", lambda name: name)
+
+
+async def test_a_game_is_played_to_its_end(tiny: None) -> None:
+    world = await made(0, maker="simple", show=["inventory", "admissible_commands"])
+    start = "Find the coin.\n\n-= Hall =-\n\nInventory: Nothing.\n\nCommands: go east"
+    assert await world.get_observation() == start
+    outcome = await act(world, "go east")
+    assert outcome.observation == "-= Passage =-\n\nInventory: Nothing.\n\nCommands: go east, go west"
+    assert (outcome.reward, outcome.terminated, outcome.info["is_action_valid"]) == (0.0, False, True)
+    assert await world.get_observation() == f"Find the coin.\n\n-= Hall =-\n\n{outcome.observation}"
+    assert (await act(world, "dance")).info["is_action_valid"] is False
+    assert (await act(world, "go east")).reward == 0.5
+    assert await world.admissible_actions() == [
+        {"name": "act", "arguments": {"command": command}} for command in ("eat coin", "go west", "take coin")
+    ]
+    outcome = await act(world, "take coin")
+    assert (outcome.observation, outcome.reward, outcome.terminated) == ("You take coin.", 0.5, True)
+    assert await world.admissible_actions() == [] and await world.expert_action() is None
+    with pytest.raises(ToolError, match="the episode is over"):
+        await act(world, "look")
+    final = json.loads((await world.final_state()).payload)
+    assert (final["won"], final["lost"], final["score"], final["max_score"]) == (True, False, 2, 2)
+    assert final["commands"] == ["go east", "dance", "go east", "take coin"] and final["facts"] == ["at Treasury"]
+    await world.close()
+    with pytest.raises(EnvironmentFailure, match="closed, or not set up"):
+        await world.reset(0)
+
+
+async def test_losing_ends_a_game_and_so_do_its_moves(tiny: None) -> None:
+    world = await made(1, maker="simple", max_moves=2)
+    assert not (await act(world, "go east")).truncated
+    outcome = await act(world, "eat coin")
+    assert (outcome.reward, outcome.terminated, outcome.truncated) == (0.0, True, True)
+    await world.reset(1)
+    outcome = await act(world, "dance", "dance")
+    assert (outcome.terminated, outcome.truncated) == (False, True)
+    assert await world.expert_action() is None
+    await world.close()
+
+
+async def test_a_world_is_forked_by_its_commands_and_no_game_is_made_twice(tiny: None) -> None:
+    world = await made(0, maker="simple", options={"goal": "none"}, game_seed=11)
+    await act(world, "go east")
+    twin = await world.fork()
+    assert await twin.state_key() == await world.state_key()
+    assert (await play_the_expert(twin))[1].terminated
+    assert (await act(world, "go west")).observation == "-= Passage =-"
+    log = (shared_folder("textworld-games") / "made").read_text()
+    assert log.count("simple 11\n") == 1
+    await twin.close()
+    await world.close()
+
+
+async def test_the_key_names_the_state_and_an_open_question(tiny: None) -> None:
+    world = await made(0, maker="simple")
+    start = await world.state_key()
+    await act(world, "dance", "go east", "go west")
+    assert await world.state_key() == start
+    await act(world, "go")
+    assert await world.state_key() != start
+    other = await made(2, maker="simple")
+    assert await other.state_key() != start
+    for opened in (world, other):
+        await opened.close()
+
+
+async def test_a_game_that_is_not_tracked_is_known_by_its_history(tiny: None, tmp_path: Path) -> None:
+    (tmp_path / "game.z8").write_text('{"room": 0}')
+    world = await made(0, game="game.z8", task_folder=str(tmp_path))
+    start = await world.state_key()
+    outcome = await act(world, "go east")
+    assert (outcome.reward, "is_action_valid" in outcome.info) == (None, False)
+    assert await world.admissible_actions() is None and await world.expert_action() is None
+    await act(world, "go west")
+    assert await world.state_key() != start
+    await world.reset(1)
+    assert await world.state_key() != start
+    await world.close()
+    with pytest.raises(ConfigError, match=r"show: inventory cannot be told of game.z8, which has no game\.json"):
+        await made(0, game="game.z8", task_folder=str(tmp_path), show=["inventory"])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("command", {"command": "look"}, "unknown tool 'command'"),
+        ("act", {"comand": "look"}, "did you mean 'command'"),
+        ("act", {}, "command: missing"),
+        ("act", {"command": 1}, "must be text"),
+        ("act", {"command": "restart"}, "interpreter"),
+    ],
+)
+async def test_a_wrong_call_is_refused(name: str, arguments: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ToolError, match=message):
+        await TextworldResource().step(name, arguments)
+
+
+@needs_textworld
+def test_the_options_are_the_makers_own() -> None:
+    challenges = import_module("textworld.challenges").CHALLENGES
+    for maker, model in OPTIONS.items():
+        if maker != "custom":
+            parser = argparse.ArgumentParser(add_help=False)
+            add_arguments: Callable[[argparse.ArgumentParser], Any] = challenges[f"tw-{maker}"][2]
+            add_arguments(parser)
+            assert {action.dest for action in parser._actions} == set(model.model_fields)
+
+
+@needs_textworld
+async def test_one_seed_makes_one_game_in_every_process(tmp_path: Path) -> None:
+    games = []
+    for number, seed in enumerate((3, 3, 4)):
+        worker = EngineProcess("textworld", worker_command(module._WORKER), environment={"PYTHONHASHSEED": "0"})
+        await worker.start()
+        options = OPTIONS["cooking"].model_validate(COOKING).model_dump()
+        folder = str(tmp_path / str(number))
+        await worker.ask({"op": "make", "maker": "cooking", "options": options, "seed": seed, "folder": folder})
+        await worker.close()
+        games.append((tmp_path / str(number) / "game.json").read_bytes())
+    assert games[0] == games[1] != games[2]
+
+
+@needs_textworld
+async def test_a_game_that_cannot_be_made_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    worker = EngineProcess("textworld", worker_command(module._WORKER))
+    await worker.start()
+    request = {"op": "make", "maker": "coin_collector", "options": {"level": 400}, "seed": 5}
+    with pytest.raises(ConfigError, match=r"makes no game of {'level': 400} with the seed 5: ValueError"):
+        await worker.ask({**request, "folder": str(tmp_path / "game")})
+    assert names(tmp_path) == []
+    (tmp_path / "game.z8").write_text("no game")
+    (tmp_path / "game.json").write_text("{}")
+    request = {"op": "load", "path": str(tmp_path / "game.z8"), "seed": 1}
+    with pytest.raises(ConfigError, match=r"game\.z8 is no game that can be played"):
+        await worker.ask(request)
+    (tmp_path / "game.json").unlink()
+    # The interpreter ends the whole process.
+    with pytest.raises(EnvironmentFailure, match="the worker died .*\n?.*Story file read error"):
+        await worker.ask(request)
+    await worker.close()
+
+
+@needs_textworld
+async def test_a_game_file_is_played_with_and_without_its_json(tmp_path: Path) -> None:
+    maker = await made(2, maker="treasure_hunter", options={"level": 2})
+    folder = shared_folder("textworld-games") / maker._game_id
+    await maker.close()
+    for name in ("game.z8", "game.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "bare.z8").write_bytes((folder / "game.z8").read_bytes())
+    world = await made(0, game="game.z8", task_folder=str(tmp_path))
+    plan = []
+    while action := await world.expert_action():
+        plan.append(action["arguments"]["command"])
+        outcome = await act(world, plan[-1])
+    assert outcome.terminated and json.loads((await world.final_state()).payload)["won"]
+    await world.close()
+    bare = await made(0, game="bare.z8", task_folder=str(tmp_path))
+    last = await act(bare, *plan)
+    assert last.reward is None and "*** The End ***" in last.observation
+    await bare.close()
+    assert names(tmp_path) == ["bare.z8", "game.json", "game.z8"]
+
+
+@needs_textworld
+async def test_a_fork_of_a_real_game_goes_on_alone() -> None:
+    world = await made(1, maker="cooking", options=COOKING)
+    for _ in range(4):
+        await act(world, (await world.expert_action())["arguments"]["command"])
+    twin = await world.fork()
+    key = await world.state_key()
+    assert await twin.state_key() == key
+    assert (await play_the_expert(twin))[1].info["won"]
+    assert await world.state_key() == key
+    await twin.close()
+    await world.close()
+
+
+@needs_textworld
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"maker": "cooking", "options": COOKING, "show": ["inventory", "admissible_commands"]},
+        {"maker": "coin_collector", "options": {"level": 5}},
+        {"maker": "treasure_hunter", "options": {"level": 12}, "max_moves": 15},
+        {"maker": "simple", "game_seed": 1},
+        {"maker": "custom", "options": {"quest_length": 3}, "show": ["objective", "description"]},
+    ],
+)
+async def test_the_checker_finds_nothing(config: dict[str, Any]) -> None:
+    assert await check_resource(resource_class("textworld"), config) == []
+
+
+@needs_textworld
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("maker", "options"),
+    [
+        ("cooking", COOKING),
+        ("cooking", {"recipe": 3, "take": 3, "go": 9, "open": True, "cook": True, "cut": True, "split": "test"}),
+        ("cooking", {**COOKING, "drop": True}),
+        ("coin_collector", {"level": 110}),
+        ("treasure_hunter", {"level": 25}),
+        ("simple", {"rewards": "sparse"}),
+        ("custom", {"quest_length": 4}),
+    ],
+)
+async def test_the_expert_wins_every_game_and_the_rewards_add_up_to_one(maker: str, options: dict[str, Any]) -> None:
+    world = TextworldResource()
+    await world.setup({"maker": maker, "options": options})
+    for seed in range(10):
+        await world.reset(seed)
+        total, outcome = await play_the_expert(world)
+        assert outcome.terminated and outcome.info["won"], f"seed {seed}"
+        assert total == pytest.approx(1.0)
+    await world.close()
+
+
+@needs_textworld
+@pytest.mark.campaign
+@pytest.mark.parametrize("maker", ["cooking", "simple"])
+async def test_equal_keys_have_equal_futures(maker: str) -> None:
+    world = TextworldResource()
+    await world.setup({"maker": maker, "options": COOKING if maker == "cooking" else {}})
+    futures: dict[tuple[str, str], tuple[Any, ...]] = {}
+    returned = 0
+    for walk in range(20):
+        rng = random.Random(walk)
+        await world.reset(7)
+        while len(world._commands) < 40 and (open_now := await world.admissible_actions()):
+            before = await world.state_key()
+            command = rng.choice(list(open_now))["arguments"]["command"]
+            outcome = await act(world, command)
+            text = outcome.observation.partition("*** The End ***")[0]
+            future = (text, outcome.reward, outcome.terminated, await world.state_key(), await world.expert_action())
+            returned += (before, command) in futures
+            assert futures.setdefault((before, command), future) == future
+    assert returned > 100
+    await world.close()
+
+
+@needs_textworld
+@pytest.mark.campaign
+def test_the_expert_solves_the_example_and_chance_does_not(tmp_path: Path) -> None:
+    task = str(Path(__file__).parents[2] / "examples" / "textworld_cooking" / "task.yaml")
+    command = [sys.executable, "-m", "reward_kit.cli.main", "run", task, "--policy", "expert", "--policy", "random"]
+    done = subprocess.run([*command, "-n", "1", "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    expert, chance = json.loads(done.stdout)["policies"]
+    assert (expert["episodes"], expert["score"]["mean"], expert["errors"]) == (10, 1.0, {})
+    assert chance["score"]["mean"] < 0.3 and not chance["errors"]

@@ -1,0 +1,41 @@
+"""An agent written with `openai-agents` alone: prompt and base URL come from the command line.
+
+Nothing in it knows of reward-kit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from openai import AsyncOpenAI
+
+set_tracing_disabled(True)
+
+
+@function_tool
+def price_of(article: str) -> str:
+    """What an article costs.
+
+    Args:
+        article: its name.
+    """
+    return {"bread": "2.50 EUR", "milk": "1.20 EUR"}.get(article, "unknown")
+
+
+async def main(prompt: str, base_url: str, streamed: bool) -> None:
+    client = AsyncOpenAI(base_url=base_url, api_key="not used")
+    model = OpenAIChatCompletionsModel(model="any-name", openai_client=client)
+    agent = Agent(name="Clerk", instructions="You sell things.", tools=[price_of], model=model)
+    if streamed:
+        running = Runner.run_streamed(agent, prompt)
+        async for _ in running.stream_events():
+            continue
+        print(running.final_output)
+    else:
+        print((await Runner.run(agent, prompt)).final_output)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3] == "streamed"))

@@ -1,0 +1,241 @@
+"""A recording replays without a network, survives a kill, and says what it lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+
+import pytest
+
+from reward_kit.errors import ConfigError, DeadlineError, LimitError, ProviderError
+from reward_kit.providers import Cassette, ChatEndpoint, Rates, RetryPolicy, Traffic
+from reward_kit.providers.faults import ENDPOINT_ERRORS
+from tests.chat_server import ChatServer, answer, silent, status, tool_calls
+
+FAST = RetryPolicy(max_attempts=3, base_s=0.001)
+
+
+def request(*texts: str, **options):
+    return {"model": "m", "messages": [{"role": "user", "content": text} for text in texts], **options}
+
+
+def closed_url() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+
+
+class Asked:
+    """Asks one endpoint and closes everything; outcomes are completions or errors."""
+
+    def __init__(self, url: str, cassette: Cassette) -> None:
+        self.traffic = Traffic(cassette=cassette)
+        self.chat = ChatEndpoint(url, "key-1", retry=FAST, traffic=self.traffic, idle_timeout_s=0.2)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.chat.aclose()
+        self.traffic.close()
+
+    async def __call__(self, asked, scope="e1"):
+        try:
+            return await self.chat.complete(asked, scope=scope)
+        except ENDPOINT_ERRORS as error:
+            return type(error), str(error)
+
+
+async def record(path, script, questions):
+    async with ChatServer(script) as server, Asked(server.base_url, Cassette.record(path)) as ask:
+        return [await ask(*question) for question in questions]
+
+
+async def replay(path, questions):
+    async with Asked(closed_url(), Cassette.replay(path)) as ask:
+        outcomes = [await ask(*question) for question in questions]
+        assert ask.chat._transport._session is None  # no connection was ever made
+        return outcomes
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+QUESTIONS = [
+    (request("a"),),
+    (request("a"),),
+    (request("a", "b", stream=True),),
+    (request("broken"),),
+    (request("refused"),),
+    (request("long"),),
+    (request("a"), "e2"),
+    (request("silent"),),
+]
+
+
+LONG = status(400, error={"message": "too long", "code": "context_length_exceeded"})
+
+
+def misbehave(body):
+    text = body["messages"][-1]["content"]
+    misbehave.count += 1
+    special = {"broken": status(500), "refused": status(400, text="no"), "silent": silent(), "long": LONG}
+    said = tool_calls([("move", {"n": misbehave.count})], f"Grüße {misbehave.count} \ud83d")
+    return special.get(text, said)
+
+
+misbehave.count = 0
+
+
+async def test_a_replay_gives_the_same_answers_and_errors_without_any_connection(tmp_path):
+    path = tmp_path / "tape" / "c.jsonl"
+    recorded = await record(path, misbehave, QUESTIONS)
+    assert (
+        recorded[0] != recorded[1]
+        and recorded[3][0] is ProviderError
+        and recorded[7][0] is DeadlineError
+        and recorded[5][0] is LimitError
+    )
+    assert await replay(path, QUESTIONS) == recorded
+
+
+async def test_each_episode_gets_its_own_answers_in_whatever_order_they_ask(tmp_path):
+    path = tmp_path / "c.jsonl"
+    questions = [(request("a"), f"e{n % 5}") for n in range(20)]
+    recorded = await record(path, misbehave, questions)
+    order = sorted(range(20), key=lambda n: (n % 5, n))
+    replayed = await replay(path, [questions[n] for n in order])
+    assert replayed == [recorded[n] for n in order]
+
+
+async def test_what_is_written(tmp_path):
+    path = tmp_path / "c.jsonl"
+    await record(path, [status(500), answer("x"), status(400, text="no")], [(request("a"),), (request("b"),)])
+    header, first, second = lines(path)
+    assert header.keys() == {"schema_version", "created"} and header["schema_version"] == 1
+    assert first["request"] == request("a")
+    assert (first["scope"], first["occurrence"], first["url"], first["retries"]) == ("e1", 0, "/v1/chat/completions", 1)
+    assert first["answer"]["choices"][0]["message"]["content"] == "x"
+    assert second["error"]["class"] == "ProviderError" and "HTTP 400: no" in second["error"]["message"]
+    assert "key-1" not in path.read_text()
+
+
+async def test_the_order_of_fields_does_not_matter_and_every_option_does(tmp_path):
+    path = tmp_path / "c.jsonl"
+    await record(path, misbehave, [(request("a", seed=1, top_p=0.5),)])
+    turned = dict(reversed(request("a", seed=1, top_p=0.5).items()))
+    same, other = await replay(path, [(turned,), (request("a", seed=2, top_p=0.5),)])
+    assert same.message.text.startswith("Grüße")
+    assert other[1].endswith("they differ at seed: 1 became 2")
+
+
+async def test_another_episode_may_take_an_answer_that_nobody_took(tmp_path):
+    path = tmp_path / "c.jsonl"
+    recorded = await record(path, misbehave, [(request("a"), "e1"), (request("a"), "e2")])
+    replayed = await replay(path, [(request("a"), "new"), (request("a"), "e2"), (request("a"), "e3")])
+    assert replayed[:2] == recorded
+    assert "it was recorded 2 times, and all of that is used up" in replayed[2][1]
+
+
+async def test_a_miss_names_the_request_and_the_nearest_one(tmp_path):
+    path = tmp_path / "c.jsonl"
+    await record(path, misbehave, [(request("a"),), (request("a", "b", "c"),), (request("x", "y", "z"),)])
+    ((kind, message),) = await replay(path, [(request("a", "b", "other"),)])
+    assert kind is ProviderError
+    assert message == (
+        f"{path} has no answer to the request of episode e1 to m with 3 messages, the last from user: 'other'; "
+        "the nearest is line 3, the request of episode e1 to m with 3 messages, the last from user: 'c'; "
+        "they differ at messages[2].content: 'c' became 'other'"
+    )
+
+
+async def test_a_miss_in_length_or_in_an_empty_recording_says_so(tmp_path):
+    path, empty = tmp_path / "c.jsonl", tmp_path / "empty.jsonl"
+    await record(path, misbehave, [(request("a"),)])
+    await record(empty, misbehave, [])
+    ((_, message),) = await replay(path, [(request("a", "b"),)])
+    assert message.endswith("they differ at messages: 1 became 2")
+    ((_, message),) = await replay(empty, [(request("a"),)])
+    assert message.endswith("nothing is recorded in it")
+
+
+async def test_recording_goes_on_after_a_kill_and_an_episode_begun_anew_replaces_its_earlier_exchanges(tmp_path):
+    path = tmp_path / "c.jsonl"
+    first = await record(path, misbehave, [(request("a"), "done"), (request("a"), "cut"), (request("b"), "cut")])
+    path.write_bytes(path.read_bytes()[:-20])  # killed in the middle of a line
+    second = await record(path, misbehave, [(request("a"), "cut"), (request("b"), "cut")])
+    assert [line["occurrence"] for line in lines(path) if line.get("scope") == "cut"] == [0, 1, 0]
+    replayed = await replay(path, [(request("a"), "cut"), (request("b"), "cut"), (request("a"), "done")])
+    assert replayed == [*second, first[0]]
+
+
+async def test_a_torn_last_line_is_not_replayed(tmp_path):
+    path = tmp_path / "c.jsonl"
+    recorded = await record(path, misbehave, [(request("a"),), (request("b"),)])
+    path.write_bytes(path.read_bytes()[:-1])
+    first, second = await replay(path, [(request("a"),), (request("b"),)])
+    assert first == recorded[0]
+    assert "has no answer" in second[1]
+
+
+@pytest.mark.parametrize("text", ["important notes\n", "important", '{"a": 1}\n', '{"schema_version": "x"}\n', "[1]\n"])
+def test_a_file_that_is_no_cassette_is_neither_replayed_nor_overwritten(tmp_path, text):
+    path = tmp_path / "notes.txt"
+    path.write_text(text)
+    for use in (Cassette.record, Cassette.replay):
+        with pytest.raises(ConfigError, match=r"notes\.txt is no cassette"):
+            use(path)
+    assert path.read_text() == text
+
+
+def test_a_torn_header_is_written_again(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"schema_ver')
+    Cassette.record(path).close()
+    assert len(lines(path)) == 1
+
+
+def test_a_damaged_line_a_later_version_and_a_missing_file_are_config_errors(tmp_path):
+    path = tmp_path / "c.jsonl"
+    Cassette.record(path).close()
+    header = path.read_text()
+    path.write_text(header + "oops\n" + header)
+    with pytest.raises(ConfigError, match=r"c\.jsonl:2: this line is no recorded exchange"):
+        Cassette.replay(path)
+    path.write_text('{"schema_version": 2}\n')
+    with pytest.raises(ConfigError, match="recorded by a later version"):
+        Cassette.record(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Cassette.replay(tmp_path / "none")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        Cassette.record(tmp_path)
+
+
+def test_one_process_records_at_a_time(tmp_path):
+    first = Cassette.record(tmp_path / "c.jsonl")
+    with pytest.raises(ConfigError, match="is being recorded by another process"):
+        Cassette.record(tmp_path / "c.jsonl")
+    first.close()
+    Cassette.record(tmp_path / "c.jsonl").close()
+
+
+async def test_a_replay_is_not_paced(tmp_path):
+    path = tmp_path / "c.jsonl"
+    await record(path, misbehave, [(request("a"),)] * 20)
+    shared = Traffic(cassette=Cassette.replay(path))
+    chat = ChatEndpoint(closed_url(), traffic=shared, rates=Rates(requests_per_minute=1, max_connections=1))
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(chat.complete(request("a"), scope="e1") for _ in range(20)))
+    shared.close()
+
+
+async def test_a_cancelled_request_is_not_recorded(tmp_path):
+    path = tmp_path / "c.jsonl"
+    async with ChatServer(lambda _: silent()) as server, Asked(server.base_url, Cassette.record(path)) as ask:
+        task = asyncio.create_task(ask(request("a")))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert len(lines(path)) == 1

@@ -1,0 +1,84 @@
+"""The limit on requests in flight: one cut for a burst of refusals, and growth while answers come."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward_kit.providers.concurrency import Concurrency
+
+
+def burst(limit: Concurrency, in_flight: int, refused: int, first: int = 0) -> list[bool]:
+    """Refusals of `refused` out of `in_flight` attempts, numbered from `first`; which of them were news."""
+    return [limit.refused(first + n, first + in_flight - 1, in_flight - n) for n in range(refused)]
+
+
+def test_there_is_no_limit_before_a_refusal():
+    limit = Concurrency()
+    limit.answered(is_scarce=True)
+    assert limit.limit == math.inf
+    assert Concurrency(8).limit == 8.0
+
+
+def test_a_burst_is_one_cut_to_seventy_percent():
+    limit = Concurrency()
+    assert burst(limit, 100, 20) == [True] + [False] * 19
+    assert limit.limit == 70.0
+
+
+def test_a_burst_that_refuses_most_leaves_those_it_did_not_refuse():
+    limit = Concurrency()
+    burst(limit, 1_000, 990)
+    assert limit.limit == 10.0
+
+
+def test_a_refusal_of_what_was_sent_after_the_cut_cuts_again():
+    limit = Concurrency()
+    burst(limit, 100, 1)
+    assert limit.refused(100, 140, 70)
+    assert limit.limit == pytest.approx(49.0)
+
+
+@given(st.integers(1, 500), st.data())
+def test_the_limit_never_falls_below_one_nor_exceeds_what_is_allowed(in_flight, data):
+    limit = Concurrency(300)
+    number = 0
+    for _ in range(data.draw(st.integers(0, 6))):
+        burst(limit, in_flight, data.draw(st.integers(1, in_flight)), number)
+        number += in_flight
+        for _ in range(data.draw(st.integers(0, 400))):
+            limit.answered(is_scarce=True)
+        assert 1.0 <= limit.limit <= 300.0
+
+
+def test_it_doubles_per_round_up_to_the_last_cut_and_then_adds_one_per_round():
+    limit = Concurrency()
+    burst(limit, 100, 99)
+    sizes = []
+    for _ in range(9):
+        sizes.append(int(limit.limit))
+        for _ in range(int(limit.limit)):
+            limit.answered(is_scarce=True)
+    assert sizes == [1, 2, 4, 8, 16, 32, 64, 70, 71]
+
+
+def test_it_does_not_grow_while_nobody_waits():
+    limit = Concurrency()
+    burst(limit, 10, 1)
+    limit.answered(is_scarce=False)
+    assert limit.limit == 7.0
+
+
+def test_pauses_double_from_cut_to_cut_until_an_answer_comes():
+    limit = Concurrency()
+    pauses = []
+    for number in range(9):
+        limit.refused(number, number, 1)
+        pauses.append(limit.pause_s())
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    limit.answered(is_scarce=True)
+    limit.refused(9, 9, 2)
+    assert limit.pause_s() == 0.0

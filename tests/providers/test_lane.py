@@ -1,0 +1,401 @@
+"""One queue for all requests to an endpoint: pace, order, concurrency, outages; in fake time, so exact and instant."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+import pytest
+
+from reward_kit.errors import ProviderError
+from reward_kit.providers import Rates
+from reward_kit.providers.faults import AccessError, TransientError, UnknownHostError, UnreachableError
+from reward_kit.providers.lane import Lane, Passage
+from tests.providers.fake_clock import FakeClock, settle
+
+REFUSED = TransientError("slow down", status=429)
+BROKEN = TransientError("HTTP 500", status=500)
+NOBODY = UnreachableError("refused the connection")
+
+
+class Watcher:
+    """Keeps what it is told."""
+
+    def __init__(self, patience_s: float = 600.0) -> None:
+        self.outage_patience_s = patience_s
+        self.lines: list[str] = []
+        self.reasons: list[str] = []
+
+    def tell(self, line: str) -> None:
+        self.lines.append(line)
+
+    def give_up(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+class Scene:
+    """A lane in fake time, and requests on it."""
+
+    def __init__(self, rates: Rates | None = None, patience_s: float = 600.0) -> None:
+        self.clock, self.watcher = FakeClock(), Watcher(patience_s)
+        self.lane = Lane("http://there", rates or Rates(), self.watcher, self.clock)
+        self.entered: deque[tuple[float, int]] = deque()
+        self.tasks: list[asyncio.Task] = []
+        self.down_until = 0.0
+
+    def request(self, name: int, *outcomes: object, seconds: float = 1.0, **passage: float) -> asyncio.Task:
+        """A request whose attempts take `seconds` each: errors, then an answer."""
+        task = asyncio.create_task(self._request(name, list(outcomes), seconds, passage))
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # looked at, or not wanted
+        self.tasks.append(task)
+        return task
+
+    async def _request(self, name: int, outcomes: list, seconds: float, options: dict) -> int:
+        """The number of attempts that counted."""
+        passage, counted = self.lane.passage(**{"size": 400, **options}), 0
+        try:
+            while True:
+                await passage.enter()
+                self.entered.append((self.clock.time, name))
+                await self.clock.sleep(seconds)
+                outcome = outcomes.pop(0) if outcomes else BROKEN if self.clock.time < self.down_until else None
+                if outcome is None:
+                    passage.answered(100, 50)
+                    return counted
+                counted += not passage.failed(outcome, is_last=counted >= 4)
+                if counted >= 5 or not isinstance(outcome, TransientError):
+                    raise outcome
+        finally:
+            passage.leave()
+
+    async def end(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    @property
+    def starts(self) -> list[float]:
+        return [round(when - 1_000.0, 6) for when, _ in self.entered]
+
+
+async def answered_once(scene: Scene) -> None:
+    scene.request(0, seconds=0.0)
+    await scene.clock.advance(0.1)
+    scene.entered.clear()
+
+
+async def test_without_rates_nobody_waits():
+    scene = Scene()
+    for name in range(200):
+        scene.request(name)
+    await scene.clock.advance(1.0)
+    assert scene.starts == [0.0] * 200
+    assert scene.lane.in_flight == 0
+
+
+async def test_requests_begin_in_the_order_in_which_they_came_evenly_spread():
+    scene = Scene(Rates(requests_per_minute=30))
+    for name in range(10):
+        scene.request(name)
+    await scene.clock.advance(60.0)
+    assert [name for _, name in scene.entered] == list(range(10))
+    assert scene.starts == pytest.approx([2.0 * n for n in range(10)])
+
+
+async def test_tokens_are_paced_by_what_answers_really_use():
+    scene = Scene(Rates(tokens_per_minute=6_000))  # 100 a second; a request really uses 150
+    for name in range(60):
+        scene.request(name, seconds=0.01, max_completion=1_000)
+    await scene.clock.advance(60.0)
+    in_a_minute = sum(start < 60 for start in scene.starts)
+    assert 36 <= in_a_minute <= 41
+
+
+async def test_no_more_than_max_connections_are_in_flight():
+    scene = Scene(Rates(max_connections=3))
+    for name in range(9):
+        scene.request(name)
+    await scene.clock.advance(0.5)
+    assert scene.lane.in_flight == 3
+    await scene.clock.advance(10.0)
+    assert scene.starts == [0.0] * 3 + [1.0] * 3 + [2.0] * 3
+
+
+async def test_a_thousand_that_wait_cost_little():
+    scene = Scene(Rates(max_connections=1))
+    for name in range(2_000):
+        scene.request(name, seconds=0.0)
+    began = time.process_time()
+    await scene.clock.advance(10.0)
+    assert len(scene.entered) == 2_000
+    assert time.process_time() - began < 5.0
+
+
+@pytest.mark.parametrize("moment", ["waiting", "let in", "in flight"])
+async def test_a_cancelled_request_leaves_no_slot_behind(moment):
+    scene = Scene(Rates(max_connections=1))
+    first, second = scene.request(1), scene.request(2)
+    await settle()
+    if moment == "waiting":
+        second.cancel()
+    elif moment == "in flight":
+        first.cancel()
+    else:
+        first.cancel()
+        for _ in range(4):  # until the first has let the second in, which has not yet run
+            await asyncio.sleep(0)
+            if scene.lane.in_flight:
+                break
+        second.cancel()
+    await settle()
+    third = scene.request(3)
+    await scene.clock.advance(5.0)
+    assert third.done() and third.result() == 0
+    assert scene.lane.in_flight == 0
+    await scene.end()
+
+
+async def test_a_cancelled_waiter_in_front_does_not_hold_up_those_behind():
+    scene = Scene(Rates(requests_per_minute=6))
+    tasks = [scene.request(name) for name in range(4)]
+    await scene.clock.advance(1.0)
+    tasks[1].cancel()
+    await scene.clock.advance(30.0)
+    assert [name for _, name in scene.entered] == [0, 2, 3]
+    assert scene.starts == pytest.approx([0.0, 10.0, 20.0])
+
+
+async def test_a_burst_of_refusals_costs_nobody_an_attempt_and_finds_the_endpoints_size():
+    """An endpoint with ten places: all others are refused at once."""
+    scene, places, refusals = Scene(), 10, 0
+
+    async def request(name: int) -> int:
+        nonlocal places, refusals
+        passage, counted = scene.lane.passage(400), 0
+        while True:
+            await passage.enter()
+            await scene.clock.sleep(0.05)
+            if places == 0:
+                refusals += 1
+                counted += not passage.failed(REFUSED, is_last=counted >= 4)
+                if counted:
+                    await scene.clock.sleep(0.5)
+                continue
+            places -= 1
+            await scene.clock.sleep(2.0)
+            places += 1
+            passage.answered(100, 50)
+            return counted
+
+    tasks = [asyncio.create_task(request(name)) for name in range(300)]
+    await scene.clock.advance(2.0 * 300 / 10 * 1.5)
+    assert all(task.done() for task in tasks)
+    assert max(task.result() for task in tasks) <= 2
+    assert refusals < 350
+    assert [line for line in scene.watcher.lines if "limits the rate: at most 10 requests" in line]
+
+
+async def test_retry_after_stops_the_whole_lane():
+    scene = Scene()
+    await answered_once(scene)
+    scene.request(1, TransientError("later", 20.0, 429), seconds=0.0)
+    await scene.clock.advance(0.0)
+    scene.request(2)
+    await scene.clock.advance(19.9)
+    assert [name for _, name in scene.entered] == [1]
+    await scene.clock.advance(5.0)
+    assert {name for _, name in scene.entered} == {1, 2}
+
+
+async def test_a_retry_after_beyond_patience_stops_the_run():
+    scene = Scene(patience_s=60.0)
+    await answered_once(scene)
+    scene.request(1, TransientError("tomorrow", 86_400.0, 429), seconds=0.0)
+    await scene.clock.advance(1.0)
+    assert scene.watcher.reasons == ["http://there asks to be left alone for 86400 s"]
+    await scene.end()
+
+
+async def test_a_request_that_alone_is_refused_ends_with_its_budget():
+    scene = Scene()
+    await answered_once(scene)
+    task = scene.request(1, *[REFUSED] * 99, seconds=0.1, budget_s=100.0)
+    await scene.clock.advance(400.0)
+    with pytest.raises(TransientError):
+        task.result()
+    assert not scene.watcher.reasons
+
+
+async def test_an_outage_costs_no_attempt_is_told_twice_and_probed_by_one_at_a_time():
+    scene = Scene()
+    await answered_once(scene)
+    scene.down_until = scene.clock.time + 100.0
+    tasks = [scene.request(name) for name in range(50)]
+    await scene.clock.advance(90.0)
+    assert len(scene.entered) == 50 + 4 + 6  # everyone, the four that were tried again, and the probes
+    assert len(scene.watcher.lines) == 1
+    assert "http://there has failed 5 times in a row since" in scene.watcher.lines[0]
+    assert "the run pauses and tries again every 30 s: HTTP 500" in scene.watcher.lines[0]
+    await scene.clock.advance(60.0)
+    assert sorted(task.result() for task in tasks) == [0] * 46 + [1] * 4
+    assert "http://there answers again after" in scene.watcher.lines[1]
+    assert not scene.watcher.reasons
+
+
+async def test_probes_come_at_growing_intervals_of_at_most_thirty_seconds():
+    scene = Scene(patience_s=1_000.0)
+    await answered_once(scene)
+    for name in range(5):
+        scene.request(name, *[BROKEN] * 99, seconds=0.0)
+    await scene.clock.advance(130.0)
+    probes = [start - 0.1 for start in scene.starts if start > 0.5]
+    assert probes == pytest.approx([1, 3, 7, 15, 31, 61, 91, 121])
+    await scene.end()
+
+
+async def test_a_cancelled_probe_is_followed_by_another():
+    scene = Scene()
+    await answered_once(scene)
+    tasks = [scene.request(name, *[BROKEN] * 2, seconds=0.5) for name in range(6)]
+    await scene.clock.advance(1.6)  # the first probe is under way
+    assert scene.lane.in_flight == 1
+    prober = scene.entered[-1][1]
+    tasks[prober].cancel()
+    await scene.clock.advance(60.0)
+    assert all(task.done() for task in tasks)
+    assert scene.lane.in_flight == 0
+
+
+async def test_after_the_patience_those_who_wait_fail_and_the_run_is_told_once_before():
+    scene = Scene(patience_s=100.0)
+    await answered_once(scene)
+    tasks = [scene.request(name, *[NOBODY] * 99, seconds=0.1) for name in range(8)]
+    await scene.clock.advance(99.0)
+    assert not any(task.done() for task in tasks) and not scene.watcher.reasons
+    await scene.clock.advance(120.0)
+    assert len(scene.watcher.reasons) == 1
+    assert "http://there has answered nothing for 100 s: refused the connection" in scene.watcher.reasons[0]
+    for task in tasks:
+        with pytest.raises(ProviderError, match="answered nothing for 100 s"):
+            task.result()
+
+
+async def test_whoever_stops_the_run_may_cancel_those_who_wait_before_they_fail():
+    scene = Scene(patience_s=10.0)
+    await answered_once(scene)
+    tasks = [scene.request(name, *[NOBODY] * 99, seconds=0.1) for name in range(8)]
+    scene.watcher.give_up = lambda reason: [task.cancel() for task in tasks]
+    await scene.clock.advance(60.0)
+    assert all(task.cancelled() for task in tasks)
+
+
+async def test_an_endpoint_that_was_given_up_is_still_tried_now_and_then():
+    scene = Scene(patience_s=10.0)
+    await answered_once(scene)
+    for name in range(5):
+        scene.request(name, *[NOBODY] * 99, seconds=0.1)
+    await scene.clock.advance(120.0)
+    probe, hopeless = scene.request(10, seconds=0.1), scene.request(11)
+    await scene.clock.advance(1.0)
+    assert probe.result() == 0
+    with pytest.raises(ProviderError, match="answered nothing"):
+        hopeless.result()
+    after = scene.request(12)
+    await scene.clock.advance(2.0)
+    assert after.result() == 0
+
+
+async def test_an_endpoint_that_never_answered_is_waited_for_a_minute():
+    scene = Scene(patience_s=600.0)
+    scene.request(1, *[NOBODY] * 99, seconds=0.1)
+    await scene.clock.advance(70.0)
+    assert len(scene.watcher.reasons) == 1
+    with pytest.raises(ProviderError):
+        scene.tasks[0].result()
+
+
+async def test_a_poison_request_among_others_fails_alone():
+    scene = Scene()
+    poison = scene.request(0, *[BROKEN] * 99, seconds=0.2)
+    others = [scene.request(name, seconds=0.3 * name) for name in range(1, 20)]
+    await scene.clock.advance(20.0)
+    with pytest.raises(TransientError):
+        poison.result()
+    assert [task.result() for task in others] == [0] * 19
+    assert not scene.watcher.lines
+
+
+async def test_a_request_that_fails_alone_in_flight_is_its_own_fault_and_a_second_one_is_an_outage():
+    scene = Scene()
+    await answered_once(scene)
+    poison = scene.request(0, *[BROKEN] * 99)
+    await scene.clock.advance(10.0)
+    with pytest.raises(TransientError):
+        poison.result()
+    assert not scene.watcher.lines
+    following = scene.request(1, BROKEN, BROKEN)
+    await scene.clock.advance(60.0)
+    assert following.result() == 0
+    assert len(scene.watcher.lines) == 2
+
+
+async def test_a_refused_connection_is_never_a_requests_fault():
+    scene = Scene()
+    await answered_once(scene)
+    task = scene.request(0, *[NOBODY] * 8)
+    await scene.clock.advance(300.0)
+    assert task.result() == 4
+    assert len(scene.watcher.lines) == 2
+
+
+async def test_a_lost_network_is_an_outage_and_a_wrong_host_is_not():
+    scene = Scene()
+    wrong = scene.request(0, UnknownHostError("no such host"))
+    await scene.clock.advance(2.0)
+    assert scene.watcher.reasons == ["no such host"]
+    with pytest.raises(UnknownHostError):
+        wrong.result()
+    await answered_once(scene)
+    passage = scene.lane.passage(400)
+    await passage.enter()
+    assert passage.failed(UnknownHostError("no such host"), is_last=True)
+
+
+@pytest.mark.parametrize("status, stops", [(401, True), (402, True), (403, False)])
+async def test_a_key_that_is_not_accepted_stops_the_run(status, stops):
+    scene = Scene()
+    await answered_once(scene)
+    scene.request(1, AccessError("no", status))
+    await scene.clock.advance(2.0)
+    assert bool(scene.watcher.reasons) is stops
+
+
+async def test_a_403_before_any_answer_stops_the_run_too():
+    scene = Scene()
+    scene.request(1, AccessError("no", 403))
+    await scene.clock.advance(2.0)
+    assert scene.watcher.reasons == ["no"]
+
+
+async def test_time_in_the_lane_is_known_and_not_the_requests_own():
+    scene = Scene(Rates(requests_per_minute=6))
+    passages: list[Passage] = [scene.lane.passage(1) for _ in range(3)]
+    tasks = [asyncio.create_task(passage.enter()) for passage in passages]
+    await scene.clock.advance(30.0)
+    assert [passage.waited_s for passage in passages] == pytest.approx([0.0, 10.0, 20.0])
+    await asyncio.gather(*tasks)
+
+
+def test_a_lane_outlives_its_event_loop():
+    scene = Scene(Rates(max_connections=1))
+
+    async def interrupted() -> None:
+        await scene.lane.passage(1).enter()  # never left
+
+    async def again() -> None:
+        async with asyncio.timeout(1):
+            await scene.lane.passage(1).enter()
+
+    asyncio.run(interrupted())
+    asyncio.run(again())

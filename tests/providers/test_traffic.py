@@ -1,0 +1,181 @@
+"""What the requests of a run share, against real servers: outages, refusals, keys, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from reward_kit.errors import ConfigError, ProviderError
+from reward_kit.providers import ChatEndpoint, Rates, RetryPolicy, Traffic
+from tests.chat_server import ChatServer, answer, silent, slow, status
+
+FAST = RetryPolicy(base_s=0.001, cap_s=0.002)
+REQUEST = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def closed_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def traffic(**options) -> tuple[Traffic, list[str], list[str]]:
+    made, lines, reasons = Traffic(**options), [], []
+    made.notice, made.gave_up = lines.append, reasons.append
+    return made, lines, reasons
+
+
+async def test_an_outage_pauses_every_request_and_all_of_them_are_answered():
+    shared, lines, reasons = traffic()
+    told = asyncio.Event()
+    shared.notice = lambda line: (lines.append(line), told.set())
+    async with ChatServer(lambda _: answer() if len(server.requests) == 1 else silent()) as server:
+        chat = ChatEndpoint(server.base_url, retry=FAST, traffic=shared)
+        await chat.complete(REQUEST)
+        waiting = asyncio.gather(*(chat.complete(REQUEST) for _ in range(30)))
+        await asyncio.sleep(0.02)
+    assert not waiting.done()
+    await asyncio.wait_for(told.wait(), 5)
+    async with ChatServer(lambda _: answer("back"), port=server.port):
+        assert {completion.message.text for completion in await waiting} == {"back"}
+    await chat.aclose()
+    first, second = lines
+    assert f"http://127.0.0.1:{server.port}/v1/chat/completions (m) has failed" in first
+    assert "answers again after" in second
+    assert not reasons
+
+
+async def test_an_outage_that_outlasts_the_patience_ends_the_run_and_its_requests():
+    shared, lines, reasons = traffic(outage_patience_s=0.3)
+    chat = ChatEndpoint(f"http://127.0.0.1:{closed_port()}/v1", retry=FAST, traffic=shared)
+    failures = await asyncio.gather(*(chat.complete(REQUEST) for _ in range(5)), return_exceptions=True)
+    assert {type(failure) for failure in failures} == {ProviderError}
+    assert len(lines) == len(reasons) == 1
+    assert "has answered nothing for 0 s" in reasons[0]
+    await chat.aclose()
+
+
+async def test_whoever_stops_the_run_on_an_outage_sees_no_request_fail():
+    shared, _, _ = traffic(outage_patience_s=0.2)
+    chat = ChatEndpoint(f"http://127.0.0.1:{closed_port()}/v1", retry=FAST, traffic=shared)
+    tasks = [asyncio.create_task(chat.complete(REQUEST)) for _ in range(5)]
+    shared.gave_up = lambda reason: [task.cancel() for task in tasks]
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {asyncio.CancelledError}
+    await chat.aclose()
+
+
+async def test_a_refused_key_stops_the_run_before_the_request_fails():
+    for stops in (False, True):
+        shared, _, reasons = traffic()
+        async with ChatServer(lambda _: status(401, text="wrong key")) as server:
+            chat = ChatEndpoint(server.base_url, "key-1", retry=FAST, traffic=shared)
+            task = asyncio.create_task(chat.complete(REQUEST))
+            if stops:
+                shared.gave_up = lambda reason, task=task: task.cancel()
+            with pytest.raises(asyncio.CancelledError if stops else ProviderError) as caught:
+                await task
+            assert stops or type(caught.value) is ProviderError
+            assert stops or "HTTP 401: wrong key" in reasons[0]
+            assert len(server.requests) == 1
+            await chat.aclose()
+
+
+async def test_a_poison_request_fails_alone():
+    shared, lines, _ = traffic()
+
+    def script(body):
+        return status(500) if body["messages"][0]["content"] == "poison" else slow(0.01, answer())
+
+    async with ChatServer(script) as server:
+        chat = ChatEndpoint(server.base_url, retry=RetryPolicy(base_s=0.02), traffic=shared)
+        texts = ["hi"] * 10 + ["poison"] + ["hi"] * 30
+        requests = [{"model": "m", "messages": [{"role": "user", "content": text}]} for text in texts]
+        gate = asyncio.Semaphore(4)
+
+        async def ask(request):
+            async with gate:
+                return await chat.complete(request)
+
+        outcomes = await asyncio.gather(*map(ask, requests), return_exceptions=True)
+        await chat.aclose()
+    assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ProviderError)] == [10]
+    assert "gave up after 5 attempts" in str(outcomes[10])
+    assert not lines
+
+
+async def test_an_endpoint_with_few_places_is_found_out_and_every_request_is_answered():
+    shared, _, _ = traffic()
+    places = asyncio.Semaphore(5)
+
+    async def crowded(request, body):
+        await asyncio.sleep(0.005)
+        if places.locked():
+            return await status(429)(request, body)
+        async with places:
+            return await slow(0.02, answer())(request, body)
+
+    async with ChatServer(lambda _: crowded) as server:
+        chat = ChatEndpoint(server.base_url, retry=RetryPolicy(base_s=0.01), traffic=shared)
+        await asyncio.gather(*(chat.complete(REQUEST) for _ in range(100)))
+        refused = len(server.requests) - 100
+        await chat.aclose()
+    assert refused < 200
+
+
+async def test_requests_begin_at_the_rate_that_is_allowed():
+    shared, _, _ = traffic()
+    async with ChatServer(lambda _: answer()) as server:
+        chat = ChatEndpoint(server.base_url, traffic=shared, rates=Rates(requests_per_minute=1_200))
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(*(chat.complete(REQUEST) for _ in range(30)))
+        assert asyncio.get_running_loop().time() - began >= (30 - 20) / 20 - 0.01
+        await chat.aclose()
+
+
+async def test_rates_hold_without_a_traffic_too():
+    async with ChatServer(lambda _: slow(0.05, answer())) as server:
+        chat = ChatEndpoint(server.base_url, rates=Rates(max_connections=1))
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(*(chat.complete(REQUEST) for _ in range(4)))
+        assert asyncio.get_running_loop().time() - began >= 0.2
+        await chat.aclose()
+
+
+def test_one_pair_of_endpoint_and_model_has_one_lane_and_one_set_of_rates():
+    shared = Traffic()
+    lane = shared.lane("http://a", "m", Rates(requests_per_minute=60))
+    assert shared.lane("http://a", "m", Rates(requests_per_minute=60)) is lane
+    assert shared.lane("http://a", "other") is not lane
+    with pytest.raises(ConfigError, match=r"two policies ask 'm' at http://a .*requests_per_minute=60,.*=120"):
+        shared.lane("http://a", "m", Rates(requests_per_minute=120))
+
+
+def test_a_wrong_patience_is_a_config_error():
+    with pytest.raises(ConfigError, match="outage_patience_s: expected a number above 0, got 0"):
+        Traffic(outage_patience_s=0)
+
+
+CROWD = """
+import asyncio, resource, sys
+from reward_kit.providers import ChatEndpoint, Traffic
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+async def main():
+    chat = ChatEndpoint(sys.argv[1], traffic=Traffic())
+    request = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    await chat.complete(request)
+    print(len(await asyncio.gather(*(chat.complete(request) for _ in range(100)))))
+    await chat.aclose()
+asyncio.run(main())
+"""
+
+
+async def test_a_process_without_file_descriptors_asks_less_at_a_time():
+    async with ChatServer(lambda _: slow(0.05, answer())) as server:
+        command = [sys.executable, "-c", CROWD, server.base_url]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "100", done.stderr

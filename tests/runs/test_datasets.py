@@ -1,0 +1,46 @@
+"""Datasets: the same rows from every kind of file, and errors that name the line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.runs.datasets import read_rows
+
+
+def write(folder: Path, text: str, name: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("rows.jsonl", '{"id": "a", "q": "1"}\n\n{"id": "b", "q": "2"}\n'),
+        ("rows.csv", "id,q\na,1\nb,2\n"),
+        ("rows.yaml", "- {id: a, q: '1'}\n- {id: b, q: '2'}\n"),
+    ],
+)
+def test_rows_read_the_same_from_every_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
+    rows = list(read_rows(write(tmp_path, text, name)))
+    assert [row for _, row in rows] == [{"id": "a", "q": "1"}, {"id": "b", "q": "2"}]
+    assert [where.rpartition(":")[2] for where, _ in rows] in (["1", "3"], ["2", "3"], ["1", "2"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("r.jsonl", '{"a": 1}\nnot json\n', r"r\.jsonl:2: not JSON"),
+        ("r.jsonl", "[1]\n", r"r\.jsonl:1: a row is a mapping"),
+        ("r.csv", "id,q\na\n", r"r\.csv:2: the row does not have the header's"),
+        ("r.csv", "id,q\na,b,c\n", r"r\.csv:2: the row does not have the header's"),
+        ("r.yaml", "a: 1\n", "a list of rows"),
+        ("r.txt", "x", "unknown kind '.txt'"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        list(read_rows(write(tmp_path, text, name)))

@@ -1,0 +1,96 @@
+"""What is kept out of a run's files."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from reward_kit.errors import ConfigError, StoreError
+from reward_kit.runs.redaction import (
+    HIDDEN,
+    RedactingFormatter,
+    Redaction,
+    known_secrets,
+    load_hook,
+    without_hidden,
+    without_secrets,
+)
+from reward_kit.runs.store import RunStore, read_episodes
+from tests.runs.test_store import make_episode
+
+SECRET = 'sk-"12\\34"-ünï'
+
+
+class TestValues:
+    def test_a_secret_is_blotted_out_of_lines_files_and_texts_however_it_is_written_there(self) -> None:
+        redaction = Redaction([SECRET])
+        line = json.dumps({"said": f"my key is {SECRET}."}).encode("ascii")
+        assert json.loads(redaction.of_line(line)) == {"said": f"my key is {HIDDEN}."}
+        assert redaction.of_text(f"a{SECRET}b") == f"a{HIDDEN}b"
+        assert redaction.of_bytes(SECRET.encode() + line) == HIDDEN.encode() + redaction.of_line(line)
+
+    def test_of_two_secrets_where_one_holds_the_other_nothing_is_left(self) -> None:
+        assert Redaction(["abcdefgh", "abcdefgh-ijkl"]).of_text("abcdefgh-ijkl abcdefgh") == f"{HIDDEN} {HIDDEN}"
+
+    def test_a_short_value_does_not_blot_out_words(self) -> None:
+        assert Redaction(["true", "1234567"]).of_text("true 1234567") == "true 1234567"
+
+    def test_a_traceback_in_the_log_is_redacted(self) -> None:
+        try:
+            raise ValueError(f"refused {SECRET}")
+        except ValueError as error:
+            record = logging.LogRecord("x", 40, "f", 1, "failed %s", (SECRET,), (type(error), error, None))
+        shown = RedactingFormatter("%(message)s", Redaction([SECRET])).format(record)
+        assert SECRET not in shown and shown.count(HIDDEN) == 2
+
+
+class TestWhatIsKnown:
+    def test_it_comes_from_the_environment_dotenv_and_secret_like_keys(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / ".env").write_text("OPENAI_API_KEY=from-dotenv\n")
+        monkeypatch.setenv("MY_TOKEN", "from-environment")
+        monkeypatch.setenv("MY_NAME", "no-secret-at-all")
+        monkeypatch.setenv("PASSWORD_STORE_DIR", str(tmp_path))
+        found = set(known_secrets({"policy": {"api_key": "from-the-task", "model": "m"}, "list": [{"token": ["x1"]}]}))
+        assert {"from-dotenv", "from-environment", "from-the-task", "x1"} <= found
+        assert not found & {"no-secret-at-all", str(tmp_path), "m"}
+
+    def test_a_value_under_a_secret_like_key_is_hidden_whatever_its_kind(self) -> None:
+        given = {"api_key": 12, "tokens": 5, "inner": [{"password": ["a"]}], "secret": None}
+        hidden = {"api_key": HIDDEN, "tokens": 5, "inner": [{"password": HIDDEN}], "secret": None}
+        assert without_secrets(given) == hidden
+        assert without_hidden(hidden) == {"tokens": 5, "inner": [{}], "secret": None}
+
+
+class TestHook:
+    def test_it_sees_every_text_of_a_record_and_the_files_hold_what_it_returned(self, tmp_path: Path) -> None:
+        redaction = Redaction(hook=lambda text: text.replace("Ada", "[name]").replace("a-0", "[id]"))
+        with RunStore.create(tmp_path / "run", {"task_name": "t"}, redaction) as store:
+            store.append_episode(make_episode(text="I am Ada"))
+            store.append_score({"rollout_id": "a-0", "result": {"reason": "Ada was right in a-0"}})
+        written = b"".join(file.read_bytes() for file in store.path.rglob("*") if file.is_file())
+        assert b"Ada" not in written
+        (record,) = read_episodes(store.path)
+        assert record["messages"][0]["content"] == "I am [name]" and record["rollout_id"] == "a-0"
+
+    @pytest.mark.parametrize("hook", [lambda text: 1 / 0, lambda text: None], ids=["raises", "returns nothing"])
+    def test_where_it_fails_nothing_is_written(self, tmp_path: Path, hook: object) -> None:
+        with (
+            RunStore.create(tmp_path / "run", {"task_name": "t"}, Redaction(hook=hook)) as store,  # type: ignore[arg-type]
+            pytest.raises(StoreError, match="redact function"),
+        ):
+            store.append_episode(make_episode())
+        assert not (store.path / "episodes.jsonl").read_bytes()
+
+    def test_it_is_loaded_by_name_and_must_be_a_function(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.py").write_text("blot = str.upper\nnumber = 3\n")
+        hook = load_hook("mine.py:blot", tmp_path)
+        assert hook is not None and hook("a") == "A"
+        with pytest.raises(ConfigError, match=r"redact: mine\.py:number is a int, not a function"):
+            load_hook("mine.py:number", tmp_path)
+        assert load_hook(None, tmp_path) is None

@@ -1,0 +1,279 @@
+"""Nothing that `processes` starts or makes outlives the process that asked for it, however that one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.process_guardian import MARK, running
+from reward_kit.processes import (
+    LOG_FOLDER,
+    ChildProcess,
+    child_environment,
+    remove_folder,
+    start_process,
+    temporary_folder,
+    temporary_root,
+)
+
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(100)"]
+
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ignoring = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
+for own_session in (False, True):
+    subprocess.Popen([sys.executable, "-S", "-c", ignoring], start_new_session=own_session)
+time.sleep(100)
+"""
+
+# Starts a child with two grandchildren, fills a folder, says what it guards, and goes on to its end.
+PARENT = f"""
+import asyncio, os, sys
+from reward_kit import processes
+from reward_kit.process_guardian import MARK
+
+async def main():
+    environment = processes.child_environment()
+    folder = processes.temporary_folder("some-")
+    (folder / "file").write_text("kept")
+    (folder / "locked").mkdir()
+    (folder / "locked" / "file").write_text("kept")
+    (folder / "locked").chmod(0o500)
+    child = await processes.start_process([sys.executable, "-S", "-c", {STUBBORN!r}], cwd=None, env=environment,
+                                          log_name="stubborn")
+    while child.log_tail().count("up") < 2:
+        await asyncio.sleep(0.005)
+    print(environment[MARK], processes.temporary_root(), flush=True)
+    END
+
+asyncio.run(main())
+"""
+
+
+class Parent:
+    """A process of its own that uses the module, with what it guards."""
+
+    def __init__(self, end: str) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != MARK}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PARENT.replace("END", end)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            env=environment,
+        )
+        assert self.process.stdout is not None
+        self.token, root = self.process.stdout.readline().split()
+        self.root = Path(root)
+
+    def assert_nothing_is_left(self, within_s: float) -> None:
+        self.process.wait(timeout=10)
+        end = time.monotonic() + within_s
+        while time.monotonic() < end and (running(self.token) or self.root.exists()):
+            time.sleep(0.01)
+        assert not running(self.token)
+        assert not self.root.exists()
+
+
+@pytest.fixture
+def parents() -> Iterator[list[Parent]]:
+    started: list[Parent] = []
+    yield started
+    for parent in started:
+        with contextlib.suppress(ProcessLookupError):
+            parent.process.kill()
+        parent.process.wait()
+        assert parent.process.stdout is not None
+        parent.process.stdout.close()
+
+
+def test_after_a_kill_no_process_and_no_folder_is_left(parents: list[Parent]) -> None:
+    killed, other = Parent("await asyncio.sleep(100)"), Parent("await asyncio.sleep(100)")
+    parents += [killed, other]
+    assert len(running(killed.token)) == 3
+    killed.process.kill()
+    killed.assert_nothing_is_left(within_s=2)
+    assert len(running(other.token)) == 3
+    assert other.root.exists()
+
+
+@pytest.mark.parametrize("end", ["return", "raise KeyError", "os._exit(1)"])
+def test_after_an_exit_no_process_and_no_folder_is_left(parents: list[Parent], end: str) -> None:
+    parents.append(Parent(end))
+    # Where the interpreter still runs its own exit, everything is gone before the process is.
+    parents[0].assert_nothing_is_left(within_s=2 if "_exit" in end else 0)
+
+
+def test_after_an_interrupt_of_the_group_no_process_and_no_folder_is_left(parents: list[Parent]) -> None:
+    parents.append(Parent("await asyncio.sleep(100)"))
+    os.killpg(parents[0].process.pid, signal.SIGINT)
+    parents[0].assert_nothing_is_left(within_s=0)
+
+
+def test_a_fork_neither_cleans_up_nor_hides_our_end(parents: list[Parent]) -> None:
+    parents.append(Parent("pid = os.fork(); (pid or sys.exit(0)); os.waitpid(pid, 0); await asyncio.sleep(100)"))
+    time.sleep(0.1)
+    assert len(running(parents[0].token)) == 3
+    assert parents[0].root.exists()
+    parents.append(Parent("import time; os.fork() or time.sleep(4); await asyncio.sleep(100)"))
+    time.sleep(0.1)
+    parents[1].process.kill()
+    parents[1].assert_nothing_is_left(within_s=2)
+
+
+def kill_while_it_starts_children(delay_s: float) -> None:
+    """Kill a process that starts one child after another, and expect that none survives it."""
+    code = (
+        "import subprocess, sys\nfrom reward_kit import processes\nfrom reward_kit.process_guardian import MARK\n"
+        "environment = processes.child_environment()\nprint(environment[MARK], flush=True)\n"
+        "while True: subprocess.Popen(['sleep', '100'], env=environment, start_new_session=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        token = process.stdout.readline().strip()
+        time.sleep(delay_s)
+        process.kill()
+    time.sleep(0.3)
+    end = time.monotonic() + 2
+    while running(token) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not running(token)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.03])
+def test_a_child_started_right_before_the_kill_dies_too(delay_s: float) -> None:
+    kill_while_it_starts_children(delay_s)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("number", range(60))
+def test_a_child_started_right_before_the_kill_dies_too_every_time(number: int) -> None:
+    kill_while_it_starts_children(number / 1000)
+
+
+def test_importing_the_module_starts_nothing() -> None:
+    code = (
+        "import os, subprocess, sys\nimport reward_kit.processes\nimport reward_kit.environments.file_tools\n"
+        "print(open(f'/proc/self/task/{os.getpid()}/children').read().split())"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"
+
+
+def test_children_get_no_secrets_unless_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = ("OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "DB_PASSWORD", "MY_SECRET")
+    for name in secrets:
+        monkeypatch.setenv(name, "hidden")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    environment = child_environment({"EXTRA": "1"}, pass_names=["HF_TOKEN"])
+    assert {name for name in secrets if name in environment} == {"HF_TOKEN"}
+    assert environment["EXTRA"] == "1"
+    assert environment["TOKENIZERS_PARALLELISM"] == "false"
+    with pytest.raises(ConfigError, match="NOT_THERE is to be passed on, and is not set"):
+        child_environment(pass_names=["NOT_THERE"])
+
+
+def test_who_guards_us_guards_our_children_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = child_environment()[MARK]
+    monkeypatch.setenv(MARK, "outer")
+    assert child_environment()[MARK] == f"outer:{own}"
+
+
+def test_temporary_folders_are_private_and_lie_in_one_root() -> None:
+    one, two = temporary_folder("one-"), temporary_folder("one-")
+    assert one != two
+    assert one.parent == two.parent == temporary_root()
+    assert {one.stat().st_mode & 0o777, temporary_root().stat().st_mode & 0o777} == {0o700}
+    (one / "locked").mkdir()
+    (one / "locked" / "file").touch()
+    (one / "locked").chmod(0o500)
+    for folder in (one, two):
+        remove_folder(folder)
+        remove_folder(folder)
+    assert not one.exists()
+    assert not two.exists()
+
+
+async def started(*command: str) -> ChildProcess:
+    return await start_process(command, cwd=None, env=child_environment(), log_name="child")
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not reached():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_child_that_ignores_the_request_to_end_is_killed_with_its_grandchildren() -> None:
+    child = await started(sys.executable, "-S", "-c", STUBBORN)
+    token = child_environment()[MARK]
+    await until(lambda: child.log_tail().count("up") == 2)
+    assert len(running(token)) == 3
+    before = time.monotonic()
+    await child.end(grace_s=0.2)
+    assert 0.2 < time.monotonic() - before < 2
+    assert running(token) == []
+    assert child.returncode == -signal.SIGKILL
+
+
+async def test_a_child_that_obeys_ends_within_the_grace() -> None:
+    child = await started(*SLEEP)
+    before = time.monotonic()
+    await child.end(grace_s=5)
+    await child.end()
+    assert child.returncode == -signal.SIGTERM
+    assert time.monotonic() - before < 2
+
+
+async def test_what_a_dead_child_left_running_is_ended() -> None:
+    child = await started("/bin/sh", "-c", "sleep 100 & exit 7")
+    await until(lambda: child.returncode is not None)
+    assert child.returncode == 7
+    assert len(running(child_environment()[MARK])) == 1
+    await child.end(grace_s=1)
+    assert running(child_environment()[MARK]) == []
+    assert child.returncode == 7
+
+
+async def test_the_tail_of_a_large_log_is_bounded_and_stays_readable_after_the_end() -> None:
+    code = "print('x' * 300_000); print('y' * 2000, 'end'); print('last')"
+    child = await started(sys.executable, "-S", "-c", code)
+    await until(lambda: child.returncode is not None)
+    for _ in range(2):
+        lines = child.log_tail().splitlines()
+        assert lines[-1] == "last"
+        assert max(len(line) for line in lines) == 501
+        assert len(child.log_tail(1)) == 4
+        await child.end()
+    assert list(temporary_root().glob("log-*")) == []
+
+
+async def test_logs_of_a_run_are_kept_under_names_of_their_own(tmp_path: Path) -> None:
+    token = LOG_FOLDER.set(tmp_path / "logs")
+    try:
+        children = [await started("/bin/sh", "-c", f"echo {number}") for number in range(2)]
+    finally:
+        LOG_FOLDER.reset(token)
+    for child in children:
+        await until(lambda child=child: child.returncode is not None)
+        await child.end()
+    assert (tmp_path / "logs" / "child.log").read_text() == "0\n"
+    assert (tmp_path / "logs" / "child-2.log").read_text() == "1\n"
+
+
+async def test_a_program_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match="no-such-program --port cannot be started: No such file"):
+        await started("no-such-program", "--port")
+    assert list(temporary_root().glob("log-*")) == []
