@@ -32,6 +32,7 @@ docs: $(VENV)/.docs  ## Build the docs site; a broken link fails
 bench: $(VENV)/.dev  ## Run the benchmarks, beside inspect-ai and verifiers
 	@$(BIN)/python benchmarks/transport.py
 	@$(BIN)/python benchmarks/rollouts.py --peers
+	@$(BIN)/python benchmarks/many_episodes.py
 	@$(BIN)/python benchmarks/household.py
 
 campaign: $(VENV)/.dev  ## The long tests: kill -9 and resume
@@ -40,7 +41,7 @@ campaign: $(VENV)/.dev  ## The long tests: kill -9 and resume
 text-games-campaign: $(VENV)/.text-games  ## TextWorld's engine: a hundred household episodes, games of every maker
 	@$(BIN)/python -m pytest -m "" tests/environments/household tests/environments/test_textworld.py
 
-integrations: $(VENV)/.dev .integrations/.mcp .integrations/.agents  ## Drive software that others wrote: MCP servers (needs npm), agents
+integrations: $(VENV)/.dev .integrations/.mcp .integrations/.agents .integrations/.endpoints  ## Drive software that others wrote: MCP servers, agents, model servers (needs npm)
 	@$(BIN)/python -m pytest -m campaign tests/integrations
 
 clean:  ## Remove everything that was installed or built here
@@ -89,4 +90,14 @@ $(VENV)/.docs: $(VENV)/.dev
 	@.integrations/mcp1/bin/python -m pip install --quiet mcp-server-time==2025.9.25 'mcp>=1,<2'
 	@npm install --silent --prefix .integrations/npm \
 		@modelcontextprotocol/server-filesystem@2026.8.31 @modelcontextprotocol/server-everything@2026.8.31
+	@touch $@
+
+.integrations/.endpoints: Makefile constraints.txt
+	@echo "Installing transformers serve and litellm's proxy into .integrations (about 2 GB)"
+	@$(PYTHON) -m venv .integrations/transformers
+	@.integrations/transformers/bin/python -m pip install --quiet --constraint constraints.txt 'torch==2.13.0'
+	@.integrations/transformers/bin/python -m pip install --quiet --constraint constraints.txt \
+		'transformers[serving]==5.23.0'
+	@$(PYTHON) -m venv .integrations/litellm
+	@.integrations/litellm/bin/python -m pip install --quiet 'litellm[proxy]==1.106.2'
 	@touch $@

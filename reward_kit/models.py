@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import numbers
 import re
-import shlex
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Annotated, Any, Literal
 
@@ -18,11 +17,17 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from reward_kit.errors import did_you_mean
-from reward_kit.resource_parts import ResourceParts
+from reward_kit.task_parts import (
+    EvaluationCriteriaModel,
+    LimitsModel,
+    PolicyModel,
+    ResourceParts,
+    ResourceServerConfig,
+    RunLimitsModel,
+    UserModel,
+)
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-STOP_PHRASE = "###STOP###"
-"""With which a simulated user ends a conversation, unless the task says otherwise."""
 
 
 class FunctionCall(BaseModel):
@@ -168,107 +173,6 @@ class EvaluateResult(_MappingModel):
     metrics: dict[str, MetricResult] = Field(default_factory=dict)
     step_outputs: list[StepOutput] | None = None
     error: str | None = None
-
-
-class ResourceServerConfig(BaseModel):
-    """How to start the server behind an `http` resource.
-
-    `{port}` in the command, the address and the variables is a free port; without it the address is fixed.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    start_command: str = Field(description="program and arguments, quoted as for a shell, run in the task's folder")
-    health_check_url: str = Field(description="answers 2xx once the server can be used")
-    start_timeout_s: float = Field(default=60.0, gt=0, description="seconds until it must be healthy")
-    env: dict[str, str] = Field(default_factory=dict, description="environment variables to add")
-    pass_env: list[str] = Field(
-        default_factory=list, description="variables to hand on although their names look like a secret's"
-    )
-
-    @field_validator("start_command")
-    @classmethod
-    def _command_can_be_split(cls, command: str) -> str:
-        try:
-            words = shlex.split(command)
-        except ValueError as error:
-            raise ValueError(f"cannot be split into words: {error}") from error
-        if not words:
-            raise ValueError("names no program")
-        return command
-
-    @model_validator(mode="after")
-    def _the_server_is_told_its_port(self) -> ResourceServerConfig:
-        told = any("{port}" in text for text in (self.start_command, *self.env.values()))
-        if told != ("{port}" in self.health_check_url):
-            raise ValueError("{port} must stand in health_check_url and in start_command (or env), or in none of them")
-        return self
-
-
-class EvaluationCriteriaModel(BaseModel):
-    """What a reward may compare a final state with. Handed to reward functions as `evaluation_criteria`."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    final_state_query: str | None = None
-    ground_truth_function_calls: list[list[str]] | None = None
-    ground_truth_comparable_state: dict[str, Any] | None = None
-
-
-class LimitsModel(BaseModel):
-    """Bounds on one episode. None means no bound."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    wall_time_s: float | None = Field(default=None, gt=0)
-    total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens of all its steps")
-    cost: float | None = Field(default=None, gt=0, description="US dollars, by the policy's price_file")
-    environment_time_s: float | None = Field(
-        default=300.0, gt=0, description="one setup, reset, fork or look of the resource"
-    )
-    tool_time_s: float | None = Field(default=60.0, gt=0, description="one call of one tool")
-    policy_time_s: float | None = Field(default=None, gt=0, description="one action of the policy")
-    reward_time_s: float | None = Field(default=600.0, gt=0, description="one call of the reward function")
-    tool_output_chars: int = Field(default=16_000, gt=0, description="a longer tool output is cut, visibly")
-
-
-class RunLimitsModel(BaseModel):
-    """Bounds on a run, all its episodes and policies together. None means no bound."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    cost: float | None = Field(default=None, gt=0, description="US dollars, by the policies' price files")
-    total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens")
-    steps: int | None = Field(default=None, gt=0, description="actions of policies")
-    wall_time_s: float | None = Field(default=None, gt=0, description="seconds, those before a resume included")
-
-
-class PolicyModel(BaseModel):
-    """Which policy acts, and its own keys; the policy refuses keys it does not know."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str = Field(description="openai, own_agent, scripted, random, expert, human, or module:Class")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_name_alone(cls, data: Any) -> Any:
-        return {"type": data} if isinstance(data, str) else data
-
-    def options(self) -> dict[str, Any]:
-        """The keys besides `type`."""
-        return dict(self.model_extra or {})
-
-
-class UserModel(PolicyModel):
-    """Who plays the user, what they are told, and the keys of the policy that does it."""
-
-    type: str = Field(description="openai, scripted, human, or module:Class")
-    instructions: str | None = Field(
-        default=None, description="the user's system message, a template over the sample's row"
-    )
-    stop_phrase: str = Field(default=STOP_PHRASE, min_length=1, description="in an answer, it ends the conversation")
-    opens: bool | None = Field(default=None, description="the user speaks first; default: where no message is theirs")
 
 
 class TaskDefinitionModel(BaseModel):

@@ -43,6 +43,7 @@ LOG_FOLDER: ContextVar[Path | None] = ContextVar("LOG_FOLDER", default=None)
 
 _SHARED = "shared"
 _TAIL_BYTES = 32_768
+_log_numbers: dict[Path, int] = {}
 _LONGEST_LINE = 500
 
 
@@ -218,9 +219,11 @@ class ChildProcess:
             await anyio.to_thread.run_sync(process_guardian.kill_all, self._token, (self.pid,))
             _guard().forget(self.pid)
             await anyio.to_thread.run_sync(self._process.wait)
+        self._last_output = _tail(self._log)
         if not self._keep_log:
-            self._last_output = _tail(self._log)
             remove_folder(self._log.parent)
+        elif not self._last_output:
+            self._log.unlink(missing_ok=True)
 
     def _family(self) -> list[int]:
         """The child and all it has started, as far as they run."""
@@ -266,15 +269,14 @@ async def start_process(
 def _new_log(folder: Path, name: str) -> Path:
     """A new file, numbered where there is one of that name."""
     folder.mkdir(parents=True, exist_ok=True)
-    number = 1
     while True:
+        number = _log_numbers[folder / name] = _log_numbers.get(folder / name, 0) + 1
         path = folder / (f"{name}.log" if number == 1 else f"{name}-{number}.log")
         try:
             path.touch(exist_ok=False)
         except FileExistsError:
-            number += 1
-        else:
-            return path
+            continue  # an earlier process of the same run made it
+        return path
 
 
 def _tail(log: Path) -> bytes:

@@ -18,7 +18,7 @@ PACKAGE = Path(reward_kit.__file__).parent
 # Lowest first. A unit imports from rows above it, and from units to its left in its own row.
 LAYERS = [
     ["errors", "lazy", "differences"],
-    ["resource_parts", "models", "loading", "process_guardian", "processes"],
+    ["task_parts", "models", "loading", "process_guardian", "processes"],
     ["typed_interface", "providers", "episodes", "environments"],
     ["agent", "sandbox"],
     ["rewards", "tokens", "reward_agent", "rl_helpers", "rl_processing"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -140,6 +141,19 @@ def test_failed_rewards_and_failed_episodes_are_unscored() -> None:
         "a": "the world broke",
         "b": "the reward broke",
     }
+
+
+def test_a_group_of_which_nothing_is_scored_has_no_credit_and_leaves_the_others_theirs() -> None:
+    episodes = [episode(name, [0.0]) for name in "abcd"]
+    for e, group in zip(episodes, ("g", "g", "h", "h"), strict=True):
+        e.custom_data["group_id"] = group
+    failure = Failure.from_exception(RewardError("the reward broke"))
+    results = [scored("a", None, failure), scored("b", None, failure), scored("c", result(1.0)), scored("d", result())]
+    batch = CreditAssigner(omega=1.0, gamma=0.9).assign(episodes, results)
+    credit = [steps[0].advantage for steps in batch.steps]
+    assert credit[:2] == [None, None] and credit[2] == -credit[3] != 0.0
+    assert all(math.isfinite(value) for value in credit[2:])
+    assert batch.summary() == {"score": 0.5, "unscored": 2.0}
 
 
 def test_environment_rewards_stand_in_where_asked_and_step_outputs_are_absent() -> None:

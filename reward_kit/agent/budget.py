@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from reward_kit.models import RunLimitsModel
+from reward_kit.task_parts import RunLimitsModel
 
 
 class Used(NamedTuple):

@@ -109,14 +109,14 @@ class Toolbox:
         episode: its state is no longer known.
         """
         done = Execution() if done is None else done
-        calls = tool_calls_of(action)
+        calls, ids = tool_calls_of(action), call_ids(action, step)
         began = time.perf_counter()
         for position, call in enumerate(calls):
             left = None if seconds_left is None else max(seconds_left - (time.perf_counter() - began), 0.0)
             text, facts = await self._call(call, done, left)
             shown, cut = cut_text(text, self._output_chars)
-            name, call_id = call["name"], call_id_of(call, step, position)
-            done.messages.append(Message(role="tool", name=name, tool_call_id=call_id, content=shown))
+            name = call["name"]
+            done.messages.append(Message(role="tool", name=name, tool_call_id=ids[position], content=shown))
             done.info.setdefault("tools", []).append({**facts, "name": name, **({"cut": True} if cut else {})})
         if calls:
             done.info["is_action_valid"] = all(tool.get("is_valid", True) for tool in done.info["tools"])
@@ -209,19 +209,27 @@ def terminate_spec(name: str) -> ToolSpec:
     return tool_spec(name, "End the episode. Call this when the task is done.", parameters)
 
 
-def call_id_of(call: Mapping[str, Any], step: int, position: int) -> str:
-    """The call's own id, or one made from its place in the episode, so that ids do not differ between equal runs."""
-    return str(call.get("id") or f"call_{step}_{position}")
+def call_ids(action: Action, step: int) -> list[str]:
+    """The ids of an action's calls: their own, or one made from the place in the episode.
+
+    A made one does not differ between equal runs. It also stands in for an id that an earlier call of the same action
+    has: answers are told apart by it, and endpoints refuse a conversation in which they are not.
+    """
+    ids: list[str] = []
+    for position, call in enumerate(tool_calls_of(action)):
+        own = str(call.get("id") or "")
+        ids.append(own if own and own not in ids else f"call_{step}_{position}")
+    return ids
 
 
 def assistant_message(action: Action, step: int) -> Message:
     """The one message an action becomes in the conversation."""
     calls = [
         ToolCall(
-            id=call_id_of(call, step, position),
+            id=call_id,
             function=FunctionCall(name=call["name"], arguments=_arguments_text(call)),
         )
-        for position, call in enumerate(tool_calls_of(action))
+        for call_id, call in zip(call_ids(action, step), tool_calls_of(action), strict=True)
     ]
     message = Message(role="assistant", content=action.get("content") or ("" if not calls else None))
     if calls:

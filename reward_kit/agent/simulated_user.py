@@ -18,7 +18,8 @@ from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContex
 from reward_kit.agent.samples import Prompt, Sample, derive_seed
 from reward_kit.agent.starts import EpisodeStart
 from reward_kit.errors import ConfigError, PolicyError
-from reward_kit.models import STOP_PHRASE, Message, TaskDefinitionModel
+from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.task_parts import STOP_PHRASE
 
 GREETING = "Hello! What can I do for you?"
 """What a user who speaks first is asked; many endpoints refuse a conversation without a user message."""

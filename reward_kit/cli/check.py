@@ -16,6 +16,7 @@ from reward_kit.environments.registry import resource_class
 from reward_kit.errors import ConfigError
 from reward_kit.runs.policies import make_policies
 from reward_kit.runs.tasks import check_world, load_task, parse_override
+from reward_kit.runs.users import make_user
 
 
 @click.command(name="check")
@@ -49,6 +50,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int) -> None
 def _check_task(path: Path) -> None:
     task = load_task(path)
     policies = [named.label for named in make_policies(task)] if task.definition.policy else []
+    make_user(task)
     anyio.run(check_world, task)
     episodes = len(task.samples) * task.rollouts_per_sample
     reward = f"scored by {task.reward.id}" if task.reward else "not scored"

@@ -173,8 +173,8 @@ def _plan(task: Task, request: Request, max_concurrency: int, max_cost: float | 
     if max_cost is not None:
         run_limits = task.definition.run_limits.model_copy(update={"cost": max_cost})
         task = replace(task, definition=task.definition.model_copy(update={"run_limits": run_limits}))
-    check_costs(task, policies)
     user = make_user(task, traffic)
+    check_costs(task, policies, user)
     if _has_human(policies, user):
         max_concurrency = 1  # a person plays one episode at a time
     return Plan(
@@ -248,6 +248,7 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         "episodes": plan.total,
         "reward": plan.task.reward.id if plan.task.reward else None,
         "resource": plan.task.definition.resource_type,
+        "user": plan.task.definition.user.type if plan.task.definition.user else None,
         "tools": sorted(plan.task.tools.get_tools()) if plan.task.tools else [],
     }
     if as_json:

@@ -25,7 +25,7 @@ from reward_kit.environments.registry import resource_class
 from reward_kit.environments.snapshots import compose
 from reward_kit.environments.tool_names import ToolNames
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, ToolError, boundary, did_you_mean
-from reward_kit.resource_parts import ResourceParts
+from reward_kit.task_parts import ResourceParts
 
 _STRENGTH: dict[ForkKind, int] = {"none": 0, "replay": 1, "native": 2}
 _CLOSE_SECONDS = 60.0

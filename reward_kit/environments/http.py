@@ -31,7 +31,7 @@ from reward_kit.environments.http_client import Answer, JsonClient
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.environments.servers import Server, ServerPool, ServerSpec
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean
-from reward_kit.models import ResourceServerConfig
+from reward_kit.task_parts import ResourceServerConfig
 
 _END_S = 5.0
 logger = logging.getLogger("reward_kit.environments")

@@ -18,8 +18,8 @@ from types import TracebackType
 import anyio
 
 from reward_kit.errors import ConfigError, EnvironmentFailure
-from reward_kit.models import ResourceServerConfig
 from reward_kit.processes import ChildProcess, child_environment, start_process
+from reward_kit.task_parts import ResourceServerConfig
 
 _POLL_S = 0.05
 _HEALTH_ANSWER_S = 2.0

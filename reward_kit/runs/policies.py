@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reward_kit.agent.policies import make_policy
 from reward_kit.agent.policies.replay_policy import recorded_labels
+from reward_kit.agent.simulated_user import SimulatedUser
 from reward_kit.errors import ConfigError, did_you_mean
-from reward_kit.models import PolicyModel
 from reward_kit.runs.plan import NamedPolicy
 from reward_kit.runs.tasks import Task
+from reward_kit.task_parts import PolicyModel
 
 if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic
@@ -61,18 +62,19 @@ def make_policies(
     return [NamedPolicy(label, make_policy(kind, options, folder, traffic)) for label, kind, options in choices]
 
 
-def check_costs(task: Task, policies: Sequence[NamedPolicy]) -> None:
+def check_costs(task: Task, policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> None:
     """A limit on cost holds only where the cost of every action is known.
 
     Raises:
-        ConfigError: there is such a limit, and a policy that does not know what it costs.
+        ConfigError: there is such a limit, and a policy or a user that does not know what it costs.
     """
     limits = (task.definition.limits.cost, task.definition.run_limits.cost)
     unknown = [named.label for named in policies if not named.policy.knows_cost]
+    unknown += ["the simulated user"] if user is not None and not user.knows_cost else []
     if unknown and any(limit is not None for limit in limits):
         raise ConfigError(
             f"{task.path}: a limit on cost (--max-cost, limits.cost, run_limits.cost) cannot be kept: the price of "
-            f"{', '.join(unknown)} is not known; name a policy.price_file that has it"
+            f"{', '.join(unknown)} is not known; name a price_file that has it"
         )
 
 
@@ -83,6 +85,8 @@ def _check(task: Task, choices: Sequence[_Choice]) -> None:
         )
     if task.definition.resource_type is None and any(choice.type == "expert" for choice in choices):
         raise ConfigError(f"{task.path}: the expert policy asks the resource, and the task has no resource_type")
+    if task.definition.user is not None and any(choice.type == "own_agent" for choice in choices):
+        raise ConfigError(f"{task.path}: an own_agent talks to nobody but its model, so user: would have no effect")
     labels = [choice.label for choice in choices]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise ConfigError(f"two policies are called {twice!r}")

@@ -9,8 +9,8 @@ from reward_kit.agent.policies import make_policy
 from reward_kit.agent.simulated_user import ScriptedUser, SimulatedUser
 from reward_kit.errors import ConfigError
 from reward_kit.loading import load_object
-from reward_kit.models import UserModel
 from reward_kit.runs.tasks import Task
+from reward_kit.task_parts import UserModel
 
 if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic

@@ -8,7 +8,7 @@ from reward_kit.agent.budget import RunBudget, Used
 from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
-from reward_kit.models import RunLimitsModel
+from reward_kit.task_parts import RunLimitsModel
 from tests.agent.worlds import WORLD, call, failure, reason, task_of, text
 
 

@@ -23,6 +23,30 @@ class TestToolCalls:
         assert [c.id for c in assistant.tool_calls] == [m.tool_call_id for m in episode.messages[2:]]
         assert episode.assistant_turns.tolist() == [1]
 
+    async def test_calls_without_an_id_or_with_one_that_is_taken_are_answered_each_under_its_own(self):
+        call_of = {"name": "add", "arguments": {}}
+        given = [{**call_of, "id": "a"}, {**call_of, "id": "a"}, call_of, {**call_of, "id": ""}]
+        episode = await collected([{"type": "tool_calls", "calls": given}], resource_type=WORLD, max_episode_steps=1)
+        ids = ["a", "call_0_1", "call_0_2", "call_0_3"]
+        assert [c.id for c in episode.messages[1].tool_calls] == ids
+        assert [m.tool_call_id for m in episode.messages[2:]] == ids
+
+    async def test_fifty_megabytes_of_output_are_cut_and_bytes_that_are_no_text_are_an_error(self):
+        registry = ToolRegistry("loud")
+
+        @registry.tool
+        def shout() -> str:
+            return "a" * 50_000_000
+
+        @registry.tool
+        def garble() -> bytes:
+            return b"\xff\xfe"
+
+        episode = await collected([call("shout"), call("garble"), text("on we go")], tools=registry, on_text="end")
+        long, garbled = tool_answers(episode)
+        assert len(long) < 17_000 and "characters left out" in long
+        assert garbled.startswith("Error: tool 'garble': ") and reason(episode) == "answered"
+
     async def test_malformed_arguments_are_a_tool_error_counted_invalid(self):
         broken = {"type": "tool_call", "name": "add", "arguments_text": '{"by": '}
         episode = await collected([broken, call()], resource_type=WORLD, max_episode_steps=2)

@@ -18,7 +18,10 @@ from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.agent.simulated_user import GREETING, NO_ANSWER, ScriptedUser, SimulatedUser
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.errors import ConfigError
-from reward_kit.runs.tasks import load_task
+from reward_kit.runs.plan import NamedPolicy, Plan
+from reward_kit.runs.runner import Run
+from reward_kit.runs.store import RunStore, read_episodes
+from reward_kit.runs.tasks import Task, load_task
 from reward_kit.runs.users import make_user
 from tests.agent.worlds import WORLD, call, failure, reason, task_of, text
 from tests.chat_server import ChatServer, answer, status
@@ -34,6 +37,7 @@ class Recorder(AgentPolicy):
 
     def __init__(self, *texts: Any) -> None:
         self.texts, self.seen, self.contexts, self.closed = list(texts), [], [], 0
+        self.messages = []
 
     async def open(self, context):
         self.contexts.append(context)
@@ -42,6 +46,7 @@ class Recorder(AgentPolicy):
     async def get_action(self, observation, available_tools_specs=None):
         self.seen.append([(message.role, message.text) for message in observation])
         self.tools = available_tools_specs
+        self.messages.append(list(observation))
         said = self.texts.pop(0)
         return said if isinstance(said, PolicyOutput) else PolicyOutput(text(said), said)
 
@@ -83,6 +88,14 @@ async def test_the_user_sees_the_dialogue_from_their_side_and_nothing_else() -> 
     before = [("assistant", "Hello, I want boots."), ("user", NO_ANSWER)]
     assert user.seen == [before, [*before, ("assistant", "and now?"), ("user", "Done.")]]
     assert user.tools is None and user.contexts[0].resource is None
+
+
+async def test_a_message_stays_the_same_object_so_that_it_is_encoded_once() -> None:
+    user = Recorder(" as it is ", "bye ###STOP###")
+    episode = await dialogue([text("a"), text("b")], user)
+    first, second = user.messages
+    assert all(old is new for old, new in zip(first, second, strict=False)) and len(second) == len(first) + 2
+    assert ("user", " as it is ") in said(episode)
 
 
 async def test_a_message_the_world_shows_is_not_the_users() -> None:
@@ -277,6 +290,19 @@ async def test_an_endpoint_that_refuses_the_user_breaks_the_episode_as_a_provide
         episode = await dialogue([text("Which size?")], policy)
         await policy.close()
     assert (failure(episode)["class"], len(episode)) == ("provider_error", 1)
+
+
+async def test_a_run_has_one_user_and_closes_them(tmp_path: Path) -> None:
+    user = Recorder(*["bye ###STOP###"] * 2)
+    definition = task_of(messages=[SYSTEM, ASKED])
+    samples = (Sample("a"), Sample("b"))
+    task = Task(definition=definition, path=tmp_path / "task.yaml", samples=samples, rollouts_per_sample=1)
+    policies = [NamedPolicy("agent", ScriptedPolicy([text("a")]))]
+    plan = Plan(task=task, policies=policies, samples=samples, rollouts=1, user=SimulatedUser(user))
+    with RunStore.create(tmp_path / "run", {}) as store:
+        await Run(plan, store).execute()
+    assert [record["stop_reason"] for record in read_episodes(tmp_path / "run")] == ["user_stopped"] * 2
+    assert user.closed == 1
 
 
 class TestTaskFile:

@@ -194,3 +194,43 @@ def test_a_dataset_may_have_any_line_ends_and_a_mark_at_its_beginning(project: P
     (project.folder / "rows.jsonl").write_bytes(data.encode())
     assert project.call("run", "task.yaml").returncode == 0
     assert {line["sample_id"] for line in lines(project.run_path() / "episodes.jsonl")} == {"q0", "q1"}
+
+
+def test_a_limit_on_cost_that_cannot_be_kept_is_refused(project: Project) -> None:
+    arguments = ["run", "task.yaml", "--model", "openai/m", "--base-url", "http://127.0.0.1:9/v1", "--max-cost", "1"]
+    done = project.call(*arguments)
+    assert done.returncode == 2 and not project.runs()
+    assert "the price of openai/m is not known; name a price_file that has it" in done.stderr
+    (project.folder / "prices.yaml").write_text("m: {input: 1, output: 1}\n")
+    known = project.call(*arguments, "-T", "policy={type: openai, price_file: prices.yaml}", "--dry-run")
+    assert known.returncode == 0, known.stderr
+
+
+LEAKS = """
+import os
+from reward_kit import ToolRegistry
+
+registry = ToolRegistry("leaks")
+
+@registry.tool
+def show() -> str:
+    "Show everything."
+    return "the key is " + os.environ["SHOP_API_KEY"]
+
+@registry.tool
+def fail() -> str:
+    "Fail loudly."
+    raise ValueError("refused " + os.environ["SHOP_API_KEY"])
+"""
+
+
+def test_a_secret_that_a_tool_or_an_error_shows_is_in_no_file_of_the_run(project: Project) -> None:
+    (project.folder / "tools.py").write_text(LEAKS)
+    calls = [{"type": "tool_call", "name": name, "arguments": {}} for name in ("show", "fail")]
+    project.write_task(policy={"type": "scripted", "actions": [*calls, {"type": "text", "content": "done"}]})
+    secret = "sk-0123456789abcdef"
+    done = project.call("run", "task.yaml", "--limit", "1", SHOP_API_KEY=secret)
+    assert done.returncode == 0, done.stderr
+    files = {file.name: file.read_bytes() for file in project.run_path().rglob("*") if file.is_file()}
+    assert not [name for name, data in files.items() if secret.encode() in data]
+    assert files["episodes.jsonl"].count(b"the key is (hidden)") and b"refused (hidden)" in files["run.log"]

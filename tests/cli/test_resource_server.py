@@ -1,4 +1,4 @@
-"""A task that starts a server of its own: it runs, and whatever happens to the run, the server goes with it."""
+"""Tasks whose worlds are processes: they run, and whatever happens to the run, the processes go with it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ import pytest
 from reward_kit.process_guardian import running
 from tests.cli.project import Project, lines
 
-SERVER = Path(__file__).parent.parent / "environments" / "counter_server.py"
+ENVIRONMENTS = Path(__file__).parent.parent / "environments"
+SERVER, MCP_SERVER = ENVIRONMENTS / "counter_server.py", ENVIRONMENTS / "mcp_tiny_server.py"
 
 
 class ServerProject:
     """A project whose world is a server, and what is left of its run."""
 
-    def __init__(self, folder: Path, wait_ms: int = 0, options: str = "") -> None:
+    def __init__(self, folder: Path, wait_ms: int = 0, options: str = "", rows: int = 3) -> None:
         shutil.copy(SERVER, folder)
         (folder / "tmp").mkdir()
         # All that a run starts inherits this, the guardian included.
@@ -35,6 +36,7 @@ class ServerProject:
         ]
         self.project = Project(
             folder,
+            rows,
             resource_type="http",
             base_resource_config={"tools_endpoint": "/tools"},
             resource_server={
@@ -46,13 +48,21 @@ class ServerProject:
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            self.project.command("run", "task.yaml", *arguments),
+            self.project.command("run", *([] if "--resume" in arguments else ["task.yaml"]), *arguments),
             cwd=self.project.folder,
             env=self.project.environment(TEST_MARK=self.mark, TMPDIR=str(self.project.folder / "tmp")),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+    def finished(self) -> list[str]:
+        """The ids of the episodes that are written whole."""
+        found = []
+        for path in self.project.runs():
+            whole = (path / "episodes.jsonl").read_bytes() if (path / "episodes.jsonl").exists() else b""
+            found += [json.loads(line)["rollout_id"] for line in whole[: whole.rfind(b"\n") + 1].splitlines()]
+        return found
 
     def has_episodes(self) -> bool:
         return any(
@@ -65,6 +75,33 @@ class ServerProject:
             time.sleep(0.02)
         assert running(self.mark) == []
         assert list((self.project.folder / "tmp").iterdir()) == []
+
+
+class McpProject(ServerProject):
+    """A project in which each episode has a server and a folder of its own."""
+
+    def __init__(self, folder: Path, wait_ms: int = 0, options: str = "", rows: int = 3) -> None:
+        super().__init__(folder, wait_ms, options, rows)
+        (folder / "shelf").mkdir()
+        (folder / "shelf" / "a.txt").write_text("a")
+        shutil.copy(MCP_SERVER, folder)
+        self.project.write_task(
+            resource_type="mcp",
+            base_resource_config={
+                "command": ["{python}", "-I", "-S", str(folder / MCP_SERVER.name), "{working_copy}"],
+                "working_copy": "shelf",
+                "state_key": "history",
+                "tools": ["put", "get"],
+            },
+            policy={
+                "type": "scripted",
+                "actions": [
+                    {"type": "tool_call", "name": "put", "arguments": {"word": "a"}},
+                    {"type": "tool_call", "name": "wait", "arguments": {"milliseconds": wait_ms}},
+                    {"type": "text", "content": "done"},
+                ],
+            },
+        )
 
 
 def test_a_run_starts_its_server_and_ends_it(tmp_path: Path) -> None:
@@ -107,16 +144,36 @@ def test_a_killed_run_leaves_no_process_and_no_file(tmp_path: Path, moment: str,
     project.assert_nothing_is_left()
 
 
-@pytest.mark.campaign
-def test_fifteen_kills_at_any_moment_leave_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [ServerProject, McpProject])
+@pytest.mark.parametrize(
+    ("rows", "kills"),
+    [pytest.param(6, 1, id="short"), pytest.param(60, 15, id="campaign", marks=pytest.mark.campaign)],
+)
+def test_kills_at_any_moment_leave_nothing_lose_nothing_and_repeat_nothing(
+    tmp_path: Path, kind: type[ServerProject], rows: int, kills: int
+) -> None:
     chance = random.Random(0)
-    project = ServerProject(tmp_path, wait_ms=200, options="--stubborn")
-    for _ in range(15):
-        process = project.start("--max-concurrency", "2")
-        time.sleep(chance.uniform(0.2, 3.0))
+    project = kind(tmp_path, wait_ms=200, options="--stubborn" if kills > 1 else "", rows=rows)
+    arguments = ["--max-concurrency", "4"]
+    for kill in range(1, kills + 1):
+        process = project.start(*arguments)
+        # At any moment between the start of the servers and the next share of the episodes.
+        wanted = rows * 2 * kill // (kills + 1) - chance.choice((0, 0, rows // kills))
+        while len(project.finished()) < wanted and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0.0, 0.3))
         process.kill()
         process.wait()
         project.assert_nothing_is_left()
+        if project.project.runs():
+            arguments = ["--resume", "--max-concurrency", "4"]
+    resumed = [*project.project.command("run"), *(arguments if "--resume" in arguments else ["task.yaml", *arguments])]
+    environment = project.project.environment(TEST_MARK=project.mark, TMPDIR=str(tmp_path / "tmp"))
+    assert subprocess.run(resumed, cwd=tmp_path, env=environment, capture_output=True).returncode == 0
+    project.assert_nothing_is_left()
+    assert len(project.finished()) == len(set(project.finished())) == rows * 2
+    answered = [line["stop_reason"] for line in lines(project.project.run_path() / "episodes.jsonl")]
+    assert answered == ["answered"] * rows * 2
 
 
 def test_a_wrong_server_is_one_clear_line(tmp_path: Path) -> None:

@@ -55,6 +55,10 @@ async def started(code: list[str], timeout: float = 20.0) -> EngineProcess:
     return engine
 
 
+def engine_folders() -> set[Path]:
+    return set(temporary_root().glob("engine-*"))
+
+
 def runs(pid: int) -> bool:
     try:
         # A process that was killed and has no parent left to ask for it is a zombie.
@@ -89,6 +93,7 @@ async def test_it_works_in_a_folder_of_its_own_without_our_secrets_and_closing_e
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", "sk-1")
+    before = engine_folders()
     engine = await started(command(WORKER))
     seen = await engine.ask({"op": "look"})
     folder = Path(seen["here"])
@@ -97,7 +102,7 @@ async def test_it_works_in_a_folder_of_its_own_without_our_secrets_and_closing_e
     assert runs(seen["child"])
     await engine.close()
     await engine.close()
-    assert list(temporary_root().glob("engine-*")) == []
+    assert engine_folders() == before
     assert await gone(seen["child"])
 
 
@@ -143,6 +148,7 @@ async def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next_one() 
 
 
 async def test_a_worker_that_cannot_start_says_why() -> None:
+    before = engine_folders()
     with pytest.raises(EnvironmentFailure, match="No module named 'no_such_library'"):
         await started([sys.executable, "-c", "import no_such_library"])
     with pytest.raises(ConfigError, match="/no/such/program cannot be started: No such file"):
@@ -156,11 +162,11 @@ async def test_a_worker_that_cannot_start_says_why() -> None:
     """
     with pytest.raises(ConfigError, match="install it first"):
         await started(command(refusing))
-    assert list(temporary_root().glob("engine-*")) == []
+    assert engine_folders() == before
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
-    note = tmp_path / "pid"
+    note, before = tmp_path / "pid", engine_folders()
     code = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(started, [sys.executable, "-c", code])
@@ -168,7 +174,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
             await anyio.sleep(0.02)
         tasks.cancel_scope.cancel()
     assert await gone(int(note.read_text()))
-    assert list(temporary_root().glob("engine-*")) == []
+    assert engine_folders() == before
 
 
 async def test_a_relative_path_to_a_program_is_ours_not_the_workers() -> None:

@@ -15,9 +15,9 @@ import pytest
 from reward_kit.environments import servers
 from reward_kit.environments.servers import Server, ServerPool, ServerSpec
 from reward_kit.errors import ConfigError, EnvironmentFailure
-from reward_kit.models import ResourceServerConfig
 from reward_kit.process_guardian import MARK, running
 from reward_kit.processes import child_environment
+from reward_kit.task_parts import ResourceServerConfig
 
 HERE = Path(__file__).parent
 HEALTH = "http://127.0.0.1:{port}/health"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import socket
 from contextlib import asynccontextmanager
 
 import pytest
 
-from reward_kit.errors import DeadlineError, ProviderError
+from reward_kit.errors import DeadlineError, LimitError, ProviderError
 from reward_kit.providers import ChatEndpoint, RetryPolicy, Transport
 from reward_kit.providers.faults import EXCERPT_CHARS, excerpt
 from tests.chat_server import (
@@ -114,6 +115,24 @@ async def test_a_permanent_fault_fails_at_once_with_the_providers_text(behaviour
         with pytest.raises(ProviderError) as caught:
             await chat.complete(REQUEST)
         assert said in str(caught.value)
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("context_length_exceeded", "too much"),
+        (None, "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens."),
+        (None, "prompt is too long: 210000 tokens > 200000 maximum"),
+        (None, "the request exceeds the available context size"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_that_does_not_fit_is_a_limit_and_is_not_retried(code, text, stream):
+    refusal = status(400, error={"message": text, "code": code})
+    async with ChatServer([refusal] * 3) as server, endpoint(server) as chat:
+        with pytest.raises(LimitError, match=re.escape(text[:20])):
+            await chat.complete(STREAMED if stream else REQUEST)
         assert len(server.requests) == 1
 
 

@@ -97,16 +97,12 @@ class OpenAIAgentPolicy(AgentPolicy):
         self._to_chat = Message.to_chat if send_reasoning else _without_reasoning
         self._parallel_tool_calls = parallel_tool_calls
         self._request = _request_options(model, temperature, top_p, max_tokens, logprobs, stream, extra_body)
-        for name, value in (
-            ("total_timeout_s", total_timeout_s),
-            ("idle_timeout_s", idle_timeout_s),
-            ("retry_budget_s", retry_budget_s),
-            ("retry_base_s", retry_base_s),
-        ):
+        times = {"total_timeout_s": total_timeout_s, "idle_timeout_s": idle_timeout_s}
+        for name, value in {**times, "retry_budget_s": retry_budget_s, "retry_base_s": retry_base_s}.items():
             check_number(name, value)
         check_number("max_attempts", max_attempts, whole=True)
-        is_replaying = traffic is not None and traffic.is_replaying
-        settings = resolve_endpoint(base_url, api_key, api_key_env, needs_key=not is_replaying)
+        needs_key = traffic is None or not traffic.is_replaying
+        settings = resolve_endpoint(base_url, api_key, api_key_env, needs_key=needs_key)
         self._prices = load_prices(price_file) if price_file is not None else None
         self._endpoint = ChatEndpoint(
             settings.base_url,

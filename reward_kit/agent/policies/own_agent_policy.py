@@ -48,7 +48,7 @@ class OwnAgentPolicy(AgentPolicy):
     Args:
         agent: the agent, or `file.py:function`; see `Agent`.
         model: the model's name at the real endpoint.
-        options: the further options of `OpenAIAgentPolicy`: where the real endpoint is, and how it is asked. They go
+        **options: the further options of `OpenAIAgentPolicy`: where the real endpoint is, and how it is asked. They go
             before what the agent asks for.
 
     Raises:

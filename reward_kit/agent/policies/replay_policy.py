@@ -169,6 +169,9 @@ class _Session(AgentPolicy):
         self._compared = len(before)
 
     def _differs(self, what: str) -> None:
+        """Stop, or log it; after the first difference nothing is expected to be as it was."""
+        if self._is_off:
+            return
         text = f"{self._name}: step {self._next}: {what}"
         if self._stops:
             raise PolicyError(text)
@@ -181,9 +184,8 @@ class _Session(AgentPolicy):
         facts = self._episode.custom_data
         if facts["failure"] and facts["failure"]["where"] not in _OF_THE_WORLD and not self._is_off:
             raise _as_recorded(Failure.from_json(facts["failure"]))
-        if not self._is_off:
-            ended = f"ended with {facts['stop_reason']} after {len(self._episode)} actions"
-            self._differs(f"the recorded episode {ended}, and this one goes on")
+        ended = f"ended with {facts['stop_reason']} after {len(self._episode)} actions"
+        self._differs(f"the recorded episode {ended}, and this one goes on")
         return PolicyOutput({"type": "terminate"})
 
     async def _action(self, step: int, outputs: Mapping[str, Any]) -> Action:
@@ -208,7 +210,7 @@ class _Session(AgentPolicy):
             if self._call_tool is None:
                 raise PolicyError(f"{self._name}: the policy called {call['name']}, and there is nobody to call here")
             answer = (await self._call_tool(call["name"], call["arguments"])).text
-            if not self._is_off and hash_key(answer) != call["answer"]:
+            if hash_key(answer) != call["answer"]:
                 self._differs(f"{call['name']} {call['arguments']!r} has another answer than it had: {answer!r:.200}")
 
     def _log_probs(self, step: int, outputs: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -73,7 +73,7 @@ def test_only_policies_that_take_a_traffic_are_given_one():
 
 
 def test_a_traffic_is_no_key_of_a_task_file():
-    with pytest.raises(ConfigError, match="policy.traffic: unknown key for policy 'openai'"):
+    with pytest.raises(ConfigError, match=r"policy\.traffic: unknown key for policy 'openai'"):
         make_policy("openai", {"model": "m", "base_url": "http://a/v1", "traffic": None})
 
 

@@ -2,155 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import threading
 from collections.abc import Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
-from openai import AsyncOpenAI, BadRequestError, OpenAI
 
-from reward_kit import RLRolloutWorker, TaskDefinitionModel, ToolRegistry
 from reward_kit.agent.models import steps_of
 from reward_kit.agent.policies import make_policy
-from reward_kit.agent.policies.own_agent_policy import AgentTask, OwnAgentPolicy
+from reward_kit.agent.policies.own_agent_policy import AgentTask
 from reward_kit.agent.policy_interface import EpisodeContext
-from reward_kit.episodes.record import episode_to_record
-from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, EpisodeError, PolicyError
+from reward_kit.errors import ConfigError, PolicyError
+from tests.agent.own_agents import (
+    COUNT,
+    SUM,
+    ask,
+    client_of,
+    collect,
+    loop,
+    served,
+    shown,
+    streaming_loop,
+    threaded_loop,
+)
 from tests.agent.worlds import WORLD, failure, reason
-from tests.chat_server import Behaviour, ChatServer, Script, answer, slow, status, tool_calls
-
-registry = ToolRegistry("adder")
-
-
-@registry.tool
-async def add(x: int, y: int) -> int:
-    """Add two numbers."""
-    return x + y
-
-
-SUM = tool_calls([("add", {"x": 1, "y": 2})])
-COUNT = tool_calls([("add", {"by": 2})])
-
-
-def task_of(**fields: Any) -> TaskDefinitionModel:
-    return TaskDefinitionModel.model_validate({"name": "t", "initial_user_prompt": "Add.", **fields})
-
-
-@asynccontextmanager
-async def served(script: Script, agent: Callable[..., Any], **options: Any):
-    async with ChatServer(script) as server:
-        policy = OwnAgentPolicy(agent, "m", base_url=server.base_url, api_key="secret", retry_base_s=0.001, **options)
-        try:
-            yield server, policy
-        finally:
-            await policy.close()
-
-
-async def collect(
-    script: Script, agent: Callable[..., Any], *, tools: ToolRegistry | None = registry, **fields: Any
-) -> tuple[SingleAgentEpisode, ChatServer]:
-    options = fields.pop("options", {})
-    async with served(script, agent, **options) as (server, policy):
-        return await RLRolloutWorker(task_of(**fields), policy, tools=tools).collect_episode(seed=3), server
-
-
-def shown(episode: SingleAgentEpisode) -> list[tuple[str, str]]:
-    return [(message.role, message.text) for message in episode.messages]
-
-
-def client_of(base_url: str) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=base_url, api_key="the agent's own", max_retries=0)
-
-
-async def loop(task: AgentTask, base_url: str) -> None:
-    """The loop that every framework has: ask, call, ask again."""
-    messages = list(task.messages)
-    async with client_of(base_url) as client:
-        while True:
-            reply = await client.chat.completions.create(model=task.model, messages=messages, tools=task.tools)
-            said = reply.choices[0].message
-            messages.append(said.model_dump(exclude_none=True))
-            if not said.tool_calls:
-                return
-            for call in said.tool_calls:
-                text = await task.call_tool(call.function.name, call.function.arguments)
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
-
-
-async def streaming_loop(task: AgentTask, base_url: str) -> None:
-    """The same, with streams."""
-    messages = list(task.messages)
-    async with client_of(base_url) as client:
-        while True:
-            async with client.chat.completions.stream(
-                model="any", messages=messages, tools=task.tools, stream_options={"include_usage": True}
-            ) as stream:
-                final = await stream.get_final_completion()
-            assert final.usage is not None and final.usage.total_tokens == 18
-            said = final.choices[0].message
-            messages.append(
-                said.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
-                | ({"tool_calls": [plain(call) for call in said.tool_calls]} if said.tool_calls else {})
-            )
-            if not said.tool_calls:
-                return
-            for call in said.tool_calls:
-                text = await task.call_tool(call.function.name, json.loads(call.function.arguments))
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
-
-
-def plain(call: Any) -> dict[str, Any]:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.function.name, "arguments": call.function.arguments},
-    }
-
-
-def threaded_loop(task: AgentTask, base_url: str) -> str:
-    """The same, in a plain function with a blocking client."""
-    messages = list(task.messages)
-    with OpenAI(base_url=base_url, api_key="any", max_retries=0) as client:
-        while True:
-            reply = client.chat.completions.create(model="any", messages=messages, tools=task.tools)
-            said = reply.choices[0].message
-            messages.append(said.model_dump(exclude_none=True))
-            if not said.tool_calls:
-                return said.content or ""
-            for call in said.tool_calls:
-                text = task.call_tool(call.function.name, call.function.arguments)
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
-
-
-async def bare_loop(task: AgentTask, base_url: str) -> None:
-    """The same over bare HTTP, which takes a hundredth of the time."""
-    messages = list(task.messages)
-    async with aiohttp.ClientSession() as http:
-        while True:
-            body = {"messages": messages, "tools": task.tools}
-            async with http.post(f"{base_url}/chat/completions", json=body) as response:
-                said = (await response.json())["choices"][0]["message"]
-            messages.append(said)
-            if not said.get("tool_calls"):
-                return
-            for call in said["tool_calls"]:
-                text = await task.call_tool(call["function"]["name"], call["function"]["arguments"])
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
-
-
-async def ask(base_url: str, *texts: str, **body: Any) -> dict[str, Any]:
-    """One request over bare HTTP."""
-    messages = [{"role": "user", "content": text} for text in texts]
-    async with (
-        aiohttp.ClientSession() as http,
-        http.post(f"{base_url}/chat/completions", json={"messages": messages, **body}) as response,
-    ):
-        return await response.json()
+from tests.chat_server import Behaviour, answer, tool_calls
 
 
 @pytest.mark.parametrize("agent", [loop, streaming_loop, threaded_loop])
@@ -215,93 +90,6 @@ async def test_the_world_counts_what_the_agent_calls() -> None:
     assert episode.custom_data["final_state"]["payload"] == b'{"total":4}'
 
 
-async def test_the_world_ends_the_episode_and_the_agent_with_it() -> None:
-    heard: list[str] = []
-
-    async def agent(task: AgentTask, base_url: str) -> None:
-        await ask(base_url, "Add.")
-        heard.append(await task.call_tool("win"))
-        try:
-            await asyncio.sleep(60)
-        finally:
-            heard.append((await ask(base_url, "And now?"))["error"]["message"])
-            with pytest.raises(EpisodeError, match="the episode is over"):
-                await task.call_tool("add")
-
-    script = [tool_calls([("win", {}), ("add", {})])]
-    episode, server = await collect(script, agent, tools=None, resource_type=WORLD)
-    assert shown(episode)[-2:] == [("tool", "won"), ("tool", "Not carried out: the episode is over.")]
-    assert (reason(episode), list(episode.get_rewards()), len(server.requests)) == ("environment_terminated", [5.0], 1)
-    assert heard == ["won", "no episode has this address; it may be over"]
-
-
-async def test_a_thread_whose_episode_is_over_is_told_so() -> None:
-    heard: list[BaseException] = []
-    told = threading.Event()
-
-    def agent(task: AgentTask, base_url: str) -> None:
-        try:
-            threaded_loop(task, base_url)
-        except BadRequestError as error:
-            heard.append(error)
-        try:
-            task.call_tool("add", {"x": 1, "y": 1})
-        except EpisodeError as error:
-            heard.append(error)
-        told.set()
-
-    await collect(lambda _: SUM, agent, max_episode_steps=1)
-    assert await asyncio.to_thread(told.wait, 5)
-    assert ["the episode is over" in str(error) for error in heard] == [True, True]
-
-
-@pytest.mark.parametrize("agent", [loop, threaded_loop])
-async def test_the_step_limit_stops_the_agent(agent: Callable[..., Any]) -> None:
-    episode, server = await collect(lambda _: SUM, agent, max_episode_steps=3)
-    assert (reason(episode), len(episode), len(server.requests)) == ("max_steps", 3, 3)
-    assert shown(episode)[-1] == ("tool", "3")
-
-
-async def test_the_token_limit_stops_the_agent() -> None:
-    episode, server = await collect(lambda _: SUM, loop, max_episode_steps=50, limits={"total_tokens": 40})
-    assert (reason(episode), len(server.requests)) == ("token_limit", 3)
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"), [("wall_time_s", ("wall_time_limit", None)), ("policy_time_s", ("error", "timeout"))]
-)
-async def test_an_agent_that_dawdles_is_stopped_and_its_answer_is_kept(limit: str, expected: tuple[str, Any]) -> None:
-    stopped = asyncio.Event()
-
-    async def agent(task: AgentTask, base_url: str) -> None:
-        await ask(base_url, "Add.")
-        try:
-            await asyncio.sleep(60)
-        finally:
-            stopped.set()
-
-    episode, _ = await collect([answer("thinking")], agent, limits={limit: 0.4})
-    assert (reason(episode), (failure(episode) or {}).get("class")) == expected
-    assert stopped.is_set() and shown(episode)[1:] == [("assistant", "thinking")]
-    assert episode.custom_data["usage"]["completion_tokens"] == 7
-
-
-async def test_a_call_that_is_cut_off_leaves_no_final_state() -> None:
-    async def agent(task: AgentTask, base_url: str) -> None:
-        await ask(base_url, "Add.")
-        await task.call_tool("slow")
-
-    limits = {"wall_time_s": 0.4}
-    episode, _ = await collect([answer("wait")], agent, tools=None, resource_type=WORLD, limits=limits)
-    assert reason(episode) == "wall_time_limit" and episode.custom_data["final_state"] is None
-
-
-async def test_a_world_that_breaks_in_a_call_is_the_episodes_failure() -> None:
-    episode, _ = await collect([tool_calls([("crash", {})])], loop, tools=None, resource_type=WORLD)
-    assert (reason(episode), failure(episode)["where"]) == ("error", "EnvironmentFailure")
-    assert "the world broke" in failure(episode)["message"] and len(episode) == 1
-
-
 async def test_wrong_calls_answer_the_agent_and_are_counted() -> None:
     script = [tool_calls([("ad", {})]), tool_calls([("add", "{")]), answer("I give up")]
     episode, _ = await collect(script, loop)
@@ -341,16 +129,6 @@ async def test_a_rewritten_context_is_kept_beside_the_conversation() -> None:
     assert given == [None, [{"role": "user", "content": "In short: add."}]]
 
 
-async def test_requests_at_the_same_time_are_answered_one_after_another() -> None:
-    async def agent(task: AgentTask, base_url: str) -> str:
-        answers = await asyncio.gather(*(ask(base_url, "Add.", tag=n) for n in range(5)))
-        return " ".join(sorted(reply["choices"][0]["message"]["content"] for reply in answers))
-
-    episode, server = await collect(lambda body: answer(f"a{body['tag']}"), agent)
-    assert len(server.requests) == 5 and len({body["seed"] for body in server.bodies}) == 5
-    assert shown(episode)[-1] == ("assistant", "a0 a1 a2 a3 a4") and reason(episode) == "terminate_action"
-
-
 @pytest.mark.parametrize(("returned", "steps"), [(None, 1), (" 3 ", 1), ("three", 2)])
 async def test_the_text_that_an_agent_returns_is_its_last_word(returned: str | None, steps: int) -> None:
     async def agent(task: AgentTask, base_url: str) -> str | None:
@@ -383,61 +161,6 @@ async def test_results_are_known_also_where_the_agent_ends_without_telling_the_m
     assert episode.messages[2].tool_call_id == "call_add_0" and reason(episode) == "answered"
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-async def test_an_agent_that_raises_fails_its_episode_with_its_own_frames(is_async: bool) -> None:
-    async def agent(task: AgentTask, base_url: str) -> None:
-        await ask(base_url, "Add.")
-        raise ZeroDivisionError("in my agent")
-
-    def threaded(task: AgentTask, base_url: str) -> None:
-        asyncio.run(agent(task, base_url))
-
-    episode, _ = await collect([answer("3")], agent if is_async else threaded)
-    assert (reason(episode), failure(episode)["where"]) == ("error", "PolicyError")
-    assert "ZeroDivisionError: in my agent" in failure(episode)["message"]
-    assert "test_own_agent_policy.py" in failure(episode)["traceback"]
-    assert shown(episode)[-1] == ("assistant", "3")
-
-
-async def test_an_agent_returns_text_or_nothing() -> None:
-    async def agent(task: AgentTask, base_url: str) -> int:
-        return 3
-
-    episode, _ = await collect([], agent)
-    assert "the agent returned a int" in failure(episode)["message"]
-
-
-async def test_a_failure_of_the_real_endpoint_is_the_episodes_failure() -> None:
-    episode, _ = await collect([SUM, status(401, text="bad key")], loop)
-    assert failure(episode)["class"] == "provider_error" and "bad key" in failure(episode)["message"]
-    assert len(episode) == 1
-
-
-async def test_a_request_that_the_agent_takes_back_is_not_sent_on() -> None:
-    async def agent(task: AgentTask, base_url: str) -> None:
-        first = asyncio.create_task(ask(base_url, "one"))
-        await asyncio.sleep(0.02)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(ask(base_url, "two"), 0.05)
-        await first
-        await ask(base_url, "three")
-
-    episode, server = await collect(lambda _: slow(0.2, answer("yes")), agent)
-    assert [body["messages"][0]["content"] for body in server.bodies] == ["one", "three"]
-    assert (reason(episode), len(episode)) == ("answered", 2)
-
-
-async def test_an_answer_that_the_agent_did_not_wait_for_is_recorded_all_the_same() -> None:
-    async def agent(task: AgentTask, base_url: str) -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(ask(base_url, "Add."), 0.05)
-        await ask(base_url, "Add.")
-
-    episode, _ = await collect([slow(0.2, answer("late")), answer("3")], agent)
-    assert [text for role, text in shown(episode) if role == "assistant"] == ["late", "3"]
-    assert episode.custom_data["usage"]["completion_tokens"] == 14
-
-
 async def test_a_closing_text_costs_nothing_under_a_limit_on_cost(tmp_path) -> None:
     (tmp_path / "prices.yaml").write_text("m: {input: 1.0, output: 1.0}\n")
 
@@ -449,44 +172,6 @@ async def test_a_closing_text_costs_nothing_under_a_limit_on_cost(tmp_path) -> N
     episode, _ = await collect([answer("3")], agent, options=options, limits={"cost": 1.0})
     assert (failure(episode), reason(episode)) == (None, "terminate_action")
     assert episode.custom_data["usage"]["cost"] == pytest.approx(18e-6)
-
-
-async def test_a_hundred_episodes_at_once_leave_nothing_behind() -> None:
-    def script(body: dict[str, Any]) -> Behaviour:
-        return answer("3") if len(body["messages"]) > 4 else SUM
-
-    before = asyncio.all_tasks()
-    async with served(script, bare_loop) as (_, policy):
-        worker = RLRolloutWorker(task_of(), policy, tools=registry)
-        episodes = await asyncio.gather(*(worker.collect_episode(seed=seed) for seed in range(100)))
-        url = policy._endpoint._url
-        assert not policy._endpoint._answerers
-    assert {(reason(episode), len(episode)) for episode in episodes} == {("answered", 3)}
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == before
-    async with aiohttp.ClientSession() as http:
-        with pytest.raises(aiohttp.ClientConnectorError):
-            await http.get(url)
-
-
-async def test_the_record_does_not_depend_on_how_many_run_at_once() -> None:
-    def script(body: dict[str, Any]) -> Behaviour:
-        return answer(f"seed {body['seed']}") if len(body["messages"]) > 2 else SUM
-
-    async def records(slots: int) -> list[str]:
-        limiter = asyncio.Semaphore(slots)
-        async with served(script, bare_loop) as (_, policy):
-            worker = RLRolloutWorker(task_of(), policy, tools=registry)
-
-            async def one(seed: int) -> str:
-                async with limiter:
-                    episode = await worker.collect_episode(seed=seed)
-                del episode.custom_data["timing"]
-                return json.dumps(episode_to_record(episode))
-
-            return await asyncio.gather(*(one(seed) for seed in range(16)))
-
-    assert await records(1) == await records(16)
 
 
 async def test_steps_are_views_with_the_usage_of_the_model() -> None:
@@ -520,3 +205,17 @@ async def test_there_is_no_action_outside_of_an_episode() -> None:
             await policy.get_action([])
         session = await policy.open(EpisodeContext("r", 0))
         await session.close()
+
+
+async def test_an_agent_is_told_what_it_may_know_of_its_episode() -> None:
+    told: list[AgentTask] = []
+
+    async def agent(task: AgentTask, base_url: str) -> None:
+        told.append(task)
+        await ask(base_url, task.prompt)
+
+    episode, _ = await collect([answer("3")], agent)
+    (task,) = told
+    assert (task.messages, task.prompt, task.model) == ([{"role": "user", "content": "Add."}], "Add.", "m")
+    assert [tool["function"]["name"] for tool in task.tools] == ["add"]
+    assert (task.rollout_id, task.sample_id, task.seed) == (episode.id_, "t", episode.custom_data["seeds"]["policy"])

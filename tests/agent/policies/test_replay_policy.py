@@ -144,8 +144,9 @@ async def test_the_latest_attempt_counts(tmp_path: Path) -> None:
     (failed,) = await collect(ScriptedPolicy([call("crash")]))
     (good,) = await collect(ScriptedPolicy([call(by=4), text("done")]))
     written(written(tmp_path, good, attempt=1), failed)
-    (again,) = await collect(ReplayPolicy(tmp_path))
-    assert again.messages == good.messages
+    for label in ("recorded", "other"):
+        (again,) = await collect(ReplayPolicy(tmp_path), label=label)
+        assert again.messages == good.messages
 
 
 class TestOwnAccount:
@@ -200,10 +201,23 @@ class TestOwnAccount:
         _, again = await replayed(tmp_path, own, now={"initial_user_prompt": "Sum."})
         assert "message 0 (user) differs at .content: 'Count.' became 'Sum.'" in failure(again)["message"]
 
-    async def test_so_is_an_answer_that_changed(self, tmp_path):
+    async def test_what_follows_a_short_prompt_of_its_own_is_compared_from_its_first_message(self, tmp_path):
+        prompt = [{"role": "user", "content": "x"}]
+        own = Own(PolicyOutput({**call(), "prompt_messages": prompt}), PolicyOutput(call()), PolicyOutput(text("done")))
+        now = {"resource_type": f"{__name__}:Louder"}
+        _, again = await replayed(
+            tmp_path, own, before={"messages": [{"role": "system", "content": "Be quick."}]}, now=now
+        )
+        assert "step 1: message 2 (tool) differs" in failure(again)["message"]
+
+    async def test_so_is_an_answer_that_changed(self, tmp_path, caplog):
         other = {"resource_type": f"{__name__}:Louder"}
         _, again = await replayed(tmp_path, Own(*self.STEPS), before={"on_text": "continue"}, now=other)
         assert "add {'by': 2} has another answer than it had: 'THE COUNT IS 2'" in failure(again)["message"]
+        twice, fields = Own(self.call_and_tell, self.call_and_tell, *self.STEPS[1:]), {"on_text": "continue"}
+        caplog.clear()
+        _, again = await replayed(tmp_path, twice, before=fields, now=other, on_difference="continue")
+        assert len(caplog.records) == 1 and (reason(again), len(again)) == ("answered", 5)
 
 
 def tools_that_answer(answer: str) -> ToolRegistry:
@@ -258,6 +272,11 @@ class TestDifferences:
         fields = {"before": self.BEFORE, "now": {"max_episode_steps": 2}}
         _, again = await replayed(tmp_path, ScriptedPolicy(self.SCRIPT), **fields)
         assert "message 6 (assistant): 'done' is missing now" in failure(again)["message"]
+
+    async def test_a_world_that_breaks_now_breaks_the_episode_by_its_own_name(self, tmp_path):
+        now = {"resource_type": f"{__name__}:Crashing", "tools": None}
+        _, again = await replayed(tmp_path, ScriptedPolicy([call(), text("x")]), before={}, now=now)
+        assert failure(again)["where"] == "EnvironmentFailure"
 
     async def test_a_world_that_does_not_break_any_more(self, tmp_path):
         before = {"resource_type": f"{__name__}:Broken", "tools": None}
@@ -348,6 +367,11 @@ class Louder(Counter):
     async def step(self, action_name, action_params):
         outcome = await super().step(action_name, action_params)
         return type(outcome)(outcome.observation.upper(), outcome.reward)
+
+
+class Crashing(Counter):
+    async def step(self, action_name, action_params):
+        raise ZeroDivisionError("the world broke")
 
 
 class Broken(Counter):

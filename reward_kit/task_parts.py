@@ -1,0 +1,141 @@
+"""The blocks of a task file: its resources, their server, its policy, its simulated user, and its limits."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+STOP_PHRASE = "###STOP###"
+"""With which a simulated user ends a conversation, unless the task says otherwise."""
+
+
+class ResourcePartModel(BaseModel):
+    """One of several resources that serve one task."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: str = Field(min_length=1, description="a built-in resource's name, or module:Class")
+    name: str = Field(default="", description="unique among the task's resources; by default the type's name")
+    config: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_a_name(self) -> ResourcePartModel:
+        # It stands in tool names, before the tool's own; the keys of a configuration are not to be mistaken for one.
+        self.name = self.name or self.type.rpartition(":")[2]
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", self.name) or self.name == "resources":
+            raise ValueError(f"the name {self.name!r} must be 1 to 32 of A-Z a-z 0-9 _ -, and not 'resources'")
+        return self
+
+
+def _named_apart(parts: list[ResourcePartModel]) -> list[ResourcePartModel]:
+    names = [part.name for part in parts]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"two resources are called {twice!r}; give one of them another name")
+    return parts
+
+
+ResourceParts = Annotated[list[ResourcePartModel], Field(min_length=1), AfterValidator(_named_apart)]
+
+
+class ResourceServerConfig(BaseModel):
+    """How to start the server behind an `http` resource.
+
+    `{port}` in the command, the address and the variables is a free port; without it the address is fixed.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    start_command: str = Field(description="program and arguments, quoted as for a shell, run in the task's folder")
+    health_check_url: str = Field(description="answers 2xx once the server can be used")
+    start_timeout_s: float = Field(default=60.0, gt=0, description="seconds until it must be healthy")
+    env: dict[str, str] = Field(default_factory=dict, description="environment variables to add")
+    pass_env: list[str] = Field(
+        default_factory=list, description="variables to hand on although their names look like a secret's"
+    )
+
+    @field_validator("start_command")
+    @classmethod
+    def _command_can_be_split(cls, command: str) -> str:
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise ValueError(f"cannot be split into words: {error}") from error
+        if not words:
+            raise ValueError("names no program")
+        return command
+
+    @model_validator(mode="after")
+    def _the_server_is_told_its_port(self) -> ResourceServerConfig:
+        told = any("{port}" in text for text in (self.start_command, *self.env.values()))
+        if told != ("{port}" in self.health_check_url):
+            raise ValueError("{port} must stand in health_check_url and in start_command (or env), or in none of them")
+        return self
+
+
+class EvaluationCriteriaModel(BaseModel):
+    """What a reward may compare a final state with. Handed to reward functions as `evaluation_criteria`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    final_state_query: str | None = None
+    ground_truth_function_calls: list[list[str]] | None = None
+    ground_truth_comparable_state: dict[str, Any] | None = None
+
+
+class LimitsModel(BaseModel):
+    """Bounds on one episode. None means no bound."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    wall_time_s: float | None = Field(default=None, gt=0)
+    total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens of all its steps")
+    cost: float | None = Field(default=None, gt=0, description="US dollars, by the policy's price_file")
+    environment_time_s: float | None = Field(
+        default=300.0, gt=0, description="one setup, reset, fork or look of the resource"
+    )
+    tool_time_s: float | None = Field(default=60.0, gt=0, description="one call of one tool")
+    policy_time_s: float | None = Field(default=None, gt=0, description="one action of the policy")
+    reward_time_s: float | None = Field(default=600.0, gt=0, description="one call of the reward function")
+    tool_output_chars: int = Field(default=16_000, gt=0, description="a longer tool output is cut, visibly")
+
+
+class RunLimitsModel(BaseModel):
+    """Bounds on a run, all its episodes and policies together. None means no bound."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cost: float | None = Field(default=None, gt=0, description="US dollars, by the policies' price files")
+    total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens")
+    steps: int | None = Field(default=None, gt=0, description="actions of policies")
+    wall_time_s: float | None = Field(default=None, gt=0, description="seconds, those before a resume included")
+
+
+class PolicyModel(BaseModel):
+    """Which policy acts, and its own keys; the policy refuses keys it does not know."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = Field(description="openai, own_agent, scripted, random, expert, human, or module:Class")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_name_alone(cls, data: Any) -> Any:
+        return {"type": data} if isinstance(data, str) else data
+
+    def options(self) -> dict[str, Any]:
+        """The keys besides `type`."""
+        return dict(self.model_extra or {})
+
+
+class UserModel(PolicyModel):
+    """Who plays the user, what they are told, and the keys of the policy that does it."""
+
+    type: str = Field(description="openai, scripted, human, or module:Class")
+    instructions: str | None = Field(
+        default=None, description="the user's system message, a template over the sample's row"
+    )
+    stop_phrase: str = Field(default=STOP_PHRASE, min_length=1, description="in an answer, it ends the conversation")
+    opens: bool | None = Field(default=None, description="the user speaks first; default: where no message is theirs")

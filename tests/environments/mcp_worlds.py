@@ -1,0 +1,39 @@
+"""Servers, and worlds behind them, for the tests of `mcp`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reward_kit.environments.mcp.resource import McpResource
+from reward_kit.processes import temporary_root
+
+HERE = Path(__file__).parent
+SDK = ["{python}", str(HERE / "mcp_server.py")]
+TINY = ["{python}", "-I", "-S", str(HERE / "mcp_tiny_server.py")]
+AFTER = f"\nimport runpy; runpy.run_path({TINY[-1]!r}, run_name='__main__')"
+"""Python that becomes the tiny server, to stand after something else."""
+
+
+class opened:
+    """A world that is set up and reset, and closed at the end."""
+
+    def __init__(self, command: list[str] = TINY, **config) -> None:
+        self._config = {"command": command, **config} if "url" not in config else config
+        self._world = McpResource()
+
+    async def __aenter__(self) -> McpResource:
+        await self._world.setup(self._config)
+        await self._world.reset(0)
+        return self._world
+
+    async def __aexit__(self, *_) -> None:
+        await self._world.close()
+
+
+async def ask(world: McpResource, tool: str, /, **arguments) -> str:
+    return (await world.step(tool, arguments)).observation
+
+
+def copies() -> list[Path]:
+    """The working copies that are there."""
+    return list(temporary_root().glob("mcp-*"))

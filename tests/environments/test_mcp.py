@@ -1,0 +1,233 @@
+"""MCP servers as worlds: one of the SDK's making, over both transports, and one that takes liberties."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+
+import anyio
+import pytest
+
+from reward_kit.environments.mcp.resource import McpResource
+from reward_kit.environments.mcp.tools import result_text
+from reward_kit.errors import DeadlineError, EnvironmentFailure, ToolError
+from reward_kit.processes import LOG_FOLDER
+from tests.agent.worlds import call, calls, collected, failure, reason, tool_answers
+from tests.environments.mcp_worlds import AFTER, SDK, TINY, ask, opened
+
+
+async def names(world: McpResource) -> list[str]:
+    return [spec["function"]["name"] for spec in await world.get_tools_spec()]
+
+
+# The SDK's server, over stdio and over HTTP
+
+
+@pytest.fixture(scope="module")
+def http_url():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, *SDK[1:], str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            break
+        except OSError:
+            time.sleep(0.02)
+    yield f"http://127.0.0.1:{port}/mcp"
+    process.kill()
+    process.wait()
+
+
+SCRIPT = [
+    call("add", x=40, y=2),
+    call("fail", reason="no milk"),
+    call("add", x="many"),
+    call("echo", txt="a"),
+    call("structured"),
+    call("media"),
+    calls(("files_read_all_now", {}), ("files_read_all_now_2", {})),
+    {"type": "terminate"},
+]
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+async def test_the_tools_of_a_server_are_the_tools_of_an_episode(transport, request) -> None:
+    config = {"command": SDK} if transport == "stdio" else {"url": request.getfixturevalue("http_url")}
+    episode = await collected(SCRIPT, resource_type="mcp", base_resource_config=config, initial_user_prompt="x")
+    assert reason(episode) == "terminate_action"
+    summed, failed, refused, misspelt, structured, media, even, odd = tool_answers(episode)
+    assert summed == "42"
+    assert failed == "Error: Error executing tool fail: no milk"
+    assert refused.startswith("Error: ") and "valid integer" in refused
+    assert misspelt == "Error: echo: unknown argument 'txt'; did you mean 'text'?"
+    assert json.loads(structured) == {"town": "Łódź", "size": 3}
+    assert media == "[image image/png, 4 bytes]\nbetween\n[audio audio/wav, 3 bytes]"
+    # The server calls the second one "files.read all/now", which no model can.
+    assert (even, odd) == ("even", "odd")
+    assert episode.messages[1].text == "Call add to add."
+
+
+async def test_a_server_behind_a_url_gets_the_headers_and_keeps_its_session(http_url, monkeypatch) -> None:
+    monkeypatch.setenv("NOTE_TOKEN", "Bearer x")
+    config = {"url": http_url, "headers": {"X-Team": "red"}, "headers_env": {"Authorization": "NOTE_TOKEN"}}
+    async with opened(**config, call_timeout_s=0.3) as world:
+        assert [await ask(world, "header", name=name) for name in ("x-team", "authorization")] == ["red", "Bearer x"]
+        with pytest.raises(ToolError, match=r"sleep did not answer within 0.3 s"):
+            await ask(world, "sleep")
+        assert await ask(world, "add", x=1) == "2"
+        assert "learnt" not in await names(world)
+        await ask(world, "learn")
+        await until_listed(world, "learnt")
+
+
+async def until_listed(world: McpResource, name: str) -> None:
+    with anyio.fail_after(5):
+        while name not in await names(world):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+# The protocol, with a server that takes liberties
+
+
+async def test_every_page_of_tools_is_listed_and_schemas_are_passed_on_as_they_are() -> None:
+    async with opened() as world:
+        specs = {spec["function"]["name"]: spec["function"] for spec in await world.get_tools_spec()}
+        assert {"put", "get", "quit"} <= specs.keys() and len(specs) == 14
+        assert specs["tree"]["parameters"]["properties"] == {"node": {"$ref": "#/$defs/node"}}
+        assert await ask(world, "tree", node={"next": {}}) == "tree"
+        await ask(world, "grow")
+        assert "grown_0" in await names(world)
+
+
+async def test_only_the_named_tools_are_offered() -> None:
+    async with opened(tools=["get"]) as world:
+        assert await names(world) == ["get"]
+        with pytest.raises(ToolError, match="unknown tool 'put'"):
+            await ask(world, "put", word="a")
+
+
+async def test_a_call_that_never_returns_is_cancelled_and_the_session_goes_on() -> None:
+    async with opened(call_timeout_s=0.1) as world:
+        before = await world.state_key()
+        with pytest.raises(ToolError, match=r"wait did not answer within 0.1 s and was cancelled \(call_timeout_s\)"):
+            await ask(world, "wait")
+        assert await ask(world, "cancelled") == "1"
+        # What the server did in that time is not known, so this is no longer the state that it was.
+        assert await world.state_key() != before
+
+
+async def test_a_call_that_its_caller_gives_up_is_cancelled_and_the_session_goes_on() -> None:
+    async with opened() as world:
+        with anyio.move_on_after(0.1):
+            await ask(world, "wait")
+        task = asyncio.create_task(world.step("wait", {}))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await ask(world, "cancelled") == "2"
+
+
+async def test_a_refusal_by_the_protocol_changes_nothing_and_an_answer_that_is_none_may_have() -> None:
+    async with opened() as world:
+        start = await world.state_key()
+        with pytest.raises(ToolError, match="refuse: not today"):
+            await ask(world, "refuse")
+        assert await world.state_key() == start
+        with pytest.raises(ToolError, match="garbled: the server's answer is no result"):
+            await ask(world, "garbled")
+        assert await world.state_key() != start
+    async with opened(fork="replay", call_timeout_s=0.1) as world:
+        # What happened cannot be taken again, so this world is given up.
+        with pytest.raises(EnvironmentFailure, match="no result"):
+            await ask(world, "garbled")
+        with pytest.raises(DeadlineError, match="did not answer"):
+            await ask(world, "wait")
+
+
+async def test_half_characters_and_nul_survive_both_ways() -> None:
+    async with opened() as world:
+        assert await ask(world, "half") == "a\ufffdb\0"
+        with pytest.raises(ToolError, match="not valid Unicode text"):
+            await ask(world, "put", word="\ud800")
+        with pytest.raises(ToolError, match="no JSON"):
+            await ask(world, "put", word=float("nan"))
+        assert await ask(world, "put", word="\0") == "\0"
+
+
+async def test_fifty_megabytes_reach_the_agent_cut() -> None:
+    episode = await collected(
+        [call("large", count=50_000_000), call("get")],
+        resource_type="mcp",
+        base_resource_config={"command": TINY},
+        initial_user_prompt="x",
+    )
+    assert reason(episode) == "terminate_action"
+    large, _ = tool_answers(episode)
+    assert 16_000 <= len(large) < 17_000 and large.startswith("xxx")
+
+
+async def test_what_a_server_asks_of_a_client_is_declined_and_roots_are_the_working_copy(tmp_path) -> None:
+    (tmp_path / "seed").mkdir()
+    config = {"working_copy": "seed", "task_folder": str(tmp_path)}
+    async with opened([*TINY, "{working_copy}"], **config) as world:
+        (root,) = json.loads(await ask(world, "ask", method="roots/list"))["roots"]
+        assert root["uri"] == "file:///working_copy"
+        for method in ("sampling/createMessage", "elicitation/create"):
+            assert "not supported" in await ask(world, "ask", method=method)
+    async with opened() as world:
+        assert "not supported" in await ask(world, "ask", method="roots/list")
+
+
+def test_resources_are_shown_as_text_or_in_a_line() -> None:
+    from mcp_types import BlobResourceContents, CallToolResult, EmbeddedResource, ResourceLink, TextResourceContents
+
+    blob = BlobResourceContents(uri="file:///b", blob="QUJDRA==", mime_type="image/gif")
+    blocks = [
+        EmbeddedResource(resource=TextResourceContents(uri="file:///a", text="words")),
+        EmbeddedResource(resource=blob),
+        ResourceLink(uri="file:///c", name="c", mime_type="text/csv"),
+    ]
+    assert result_text(CallToolResult(content=blocks)).splitlines() == [
+        "[resource file:///a]",
+        "words",
+        "[resource file:///b, image/gif, 4 bytes]",
+        "[link to the resource file:///c, text/csv]",
+    ]
+
+
+# What can go wrong
+
+NOISE = """
+import sys
+sys.stderr.write("warming up\\n" * 20_000)
+print("Welcome!\\n{not json}\\n[1, 2]\\n" + "x" * 200_000, flush=True)
+"""
+
+
+async def test_noise_at_the_start_is_no_harm(tmp_path) -> None:
+    token = LOG_FOLDER.set(tmp_path)
+    async with opened(["{python}", "-S", "-c", NOISE + AFTER]) as world:
+        assert await ask(world, "put", word="a") == "a"
+        with pytest.raises(EnvironmentFailure, match=r"4 lines on its standard output are no messages, .* 'Welcome!'"):
+            await ask(world, "quit")
+    LOG_FOLDER.reset(token)
+    (log,) = tmp_path.iterdir()
+    assert log.stat().st_size > 220_000
+
+
+async def test_a_server_that_crashes_in_a_call_breaks_that_episode_alone() -> None:
+    config = {"resource_type": "mcp", "base_resource_config": {"command": TINY}, "initial_user_prompt": "x"}
+    broken, other = await asyncio.gather(
+        collected([call("put", word="a"), call("quit")], **config), collected([call("put", word="b")], **config)
+    )
+    assert (reason(broken), failure(broken)["where"]) == ("error", "EnvironmentFailure")
+    assert "is gone during 'quit'; exit code 5; its log ends with:\nI cannot go on" in failure(broken)["message"]
+    assert (reason(other), tool_answers(other)) == ("terminate_action", ["b"])
