@@ -25,12 +25,14 @@ TASK = TaskDefinitionModel(
 
 
 def counting(body):
-    """Two calls, then text; the third seed is refused."""
+    """Two calls, then text; now and then a second turn is refused."""
     turns = sum(message["role"] == "assistant" for message in body["messages"])
     counting.asked += 1
     if turns == 1 and counting.asked % 7 == 0:
         return status(400, text="I do not like this one")
-    return answer(f"done {counting.asked}") if turns == 2 else tool_calls([("set_value", {"path": "x", "value": turns})])
+    if turns == 2:
+        return answer(f"done {counting.asked}")
+    return tool_calls([("set_value", {"path": "x", "value": turns})])
 
 
 counting.asked = 0
