@@ -292,3 +292,15 @@ def _tail(log: Path) -> bytes:
 def _signal(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def lock_for_this_process(descriptor: int) -> None:
+    """Lock an open file until it is closed, also by the death of this process. OSError where another holds it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

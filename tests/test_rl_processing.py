@@ -148,7 +148,7 @@ def test_a_group_of_which_nothing_is_scored_has_no_credit_and_leaves_the_others_
     for e, group in zip(episodes, ("g", "g", "h", "h"), strict=True):
         e.custom_data["group_id"] = group
     failure = Failure.from_exception(RewardError("the reward broke"))
-    results = [scored("a", None, failure), scored("b", None, failure), scored("c", result(1.0)), scored("d", result())]
+    results = [scored("a", None, failure), scored("b", None, failure), scored("c", result(1.0)), scored("d", result(0.0))]
     batch = CreditAssigner(omega=1.0, gamma=0.9).assign(episodes, results)
     credit = [steps[0].advantage for steps in batch.steps]
     assert credit[:2] == [None, None] and credit[2] == -credit[3] != 0.0

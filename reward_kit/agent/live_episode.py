@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from reward_kit.agent.budget import Used
+from reward_kit.agent.clock import EpisodeClock
 from reward_kit.agent.execution import Execution, plain
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.policy_interface import OWN_ACCOUNT, PolicyOutput
@@ -36,6 +37,7 @@ class LiveEpisode:
         stop_reason: set once it is over.
         failure: what broke, where something did.
         is_world_known: no call of the world was cut off.
+        clock: its own time, which its limits are about.
     """
 
     start: EpisodeStart
@@ -49,13 +51,9 @@ class LiveEpisode:
     stop_reason: StopReason | None = None
     failure: Failure | None = None
     is_world_known: bool = True
+    clock: EpisodeClock = field(default_factory=EpisodeClock)
     _began: float = field(default_factory=time.perf_counter)
     _began_at: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
-
-    @property
-    def seconds(self) -> float:
-        """How long it has been running."""
-        return time.perf_counter() - self._began
 
     def stop(self, reason: StopReason, failure: Failure | None = None) -> None:
         """End it."""
@@ -165,8 +163,9 @@ class LiveEpisode:
             **({"user_usage": dict(self.user_usage)} if self.user_usage else {}),
             timing={
                 "started_at": self._began_at.isoformat(timespec="milliseconds"),
-                "duration_s": round(self.seconds, 6),
+                "duration_s": round(time.perf_counter() - self._began, 6),
                 "policy_s": round(self.policy_s, 6),
                 "environment_s": round(self.environment_s, 6),
+                **({"waited_s": round(self.clock.waited_s, 6)} if self.clock.waited_s else {}),
             },
         )

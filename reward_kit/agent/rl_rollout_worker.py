@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 
 from reward_kit.agent.budget import RunBudget, Used
+from reward_kit.agent.clock import EpisodeClock
 from reward_kit.agent.execution import Execution, Toolbox, answers_of, as_text, assistant_message
 from reward_kit.agent.live_episode import LiveEpisode
 from reward_kit.agent.models import History, StepData, StopReason, steps_of
@@ -36,6 +37,7 @@ from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, LimitError, PolicyError, RewardKitError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.providers.lane import WHILE_WAITING
 
 logger = logging.getLogger("reward_kit.agent")
 
@@ -136,7 +138,9 @@ class RLRolloutWorker:
 
     async def _collect(self, group: GroupStart, rollout_index: int) -> SingleAgentEpisode:
         start = group.identity(rollout_index)
-        live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id))
+        clock = EpisodeClock(self.task_definition.limits.wall_time_s)
+        live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id), clock=clock)
+        WHILE_WAITING.set(clock.paused)
         try:
             with boundary(RewardKitError, f"episode {start.rollout_id}"):
                 live.start = await group.episode(rollout_index)
@@ -178,7 +182,7 @@ class RLRolloutWorker:
             key = "arguments_text" if isinstance(arguments, str) else "arguments"
             call = {"type": "tool_call", "name": name, key: arguments}
             was_known, live.is_world_known = live.is_world_known, False  # and so it stays where the call is cut off
-            await tools.execute(call, len(live.episode), self._seconds_left(live), done)
+            await tools.execute(call, len(live.episode), live.clock.left_s, done)
             live.is_world_known = was_known and not done.is_interrupted
             live.record_own_call(name, arguments)
             return ToolAnswer(done.messages[-1].text, done.is_over)
@@ -246,8 +250,11 @@ class RLRolloutWorker:
 
     async def _ask_user(self, live: LiveEpisode, user: UserSession, messages: Sequence[Message]) -> UserTurn:
         """The simulated user's next message."""
-        with boundary(PolicyError, "the simulated user"), anyio.fail_after(self._policy_seconds(live)):
-            turn = await user.reply(messages)
+        with boundary(PolicyError, "the simulated user"):
+            with live.clock.deadline(self._policy_seconds(live)) as scope:
+                turn = await user.reply(messages)
+            if scope.cancelled_caught:
+                raise TimeoutError("no answer within limits.policy_time_s")
         used = live.count_usage(turn.facts, live.user_usage)
         self.budget.spend(used)
         self._refuse_unknown_cost(used, "the simulated user", is_free=self.user is None or self.user.is_free)
@@ -261,12 +268,12 @@ class RLRolloutWorker:
         self, live: LiveEpisode, session: AgentPolicy, observation: Sequence[Message], specs: list[ToolSpec] | None
     ) -> PolicyOutput | None:
         """The policy's next action; None where the episode's time ran out, or its model's context, instead."""
-        limit, left = self.task_definition.limits.policy_time_s, self._seconds_left(live)
+        limit, left = self.task_definition.limits.policy_time_s, live.clock.left_s
         try:
             if limit is None and left is None:
                 with boundary(PolicyError, self.policy_label):
                     return check_output(await session.get_action(observation, specs))
-            with anyio.move_on_after(self._policy_seconds(live)) as scope, boundary(PolicyError, self.policy_label):
+            with live.clock.deadline(self._policy_seconds(live)) as scope, boundary(PolicyError, self.policy_label):
                 return check_output(await session.get_action(observation, specs))
         except LimitError as error:
             logger.info("episode %s: %s", live.episode.id_, error)
@@ -287,7 +294,7 @@ class RLRolloutWorker:
             return execution
         if action["type"] not in ("tool_call", "tool_calls"):
             return Execution(info={"is_action_valid": True})
-        execution = await tools.execute(action, len(live.episode), self._seconds_left(live))
+        execution = await tools.execute(action, len(live.episode), live.clock.left_s)
         live.is_world_known = not execution.is_interrupted
         return execution
 
@@ -301,7 +308,7 @@ class RLRolloutWorker:
         try:
             turn = await self._ask_user(live, user, [*live.episode.messages, said])
         except RewardKitError as error:
-            if self._seconds_left(live) == 0:
+            if live.clock.left_s == 0:
                 return StopReason.WALL_TIME_LIMIT
             logger.info("the user of episode %s failed", live.episode.id_, exc_info=error)
             execution.failure = Failure.from_exception(error)
@@ -314,7 +321,7 @@ class RLRolloutWorker:
         """Why the episode is over after this step; None where it goes on."""
         action, task = output.action_structured, self.task_definition
         text = output.raw_policy_output or action.get("content") or ""
-        limits, seconds_left = task.limits, self._seconds_left(live)
+        limits, seconds_left = task.limits, live.clock.left_s
         is_cut = (output.log_probs or {}).get("finish_reason") == "length"
         checks = (
             (StopReason.ERROR, execution.failure is not None),
@@ -355,12 +362,8 @@ class RLRolloutWorker:
 
     def _policy_seconds(self, live: LiveEpisode) -> float | None:
         """How long the policy may take now."""
-        limits = (self.task_definition.limits.policy_time_s, self._seconds_left(live))
+        limits = (self.task_definition.limits.policy_time_s, live.clock.left_s)
         return min((seconds for seconds in limits if seconds is not None), default=None)
-
-    def _seconds_left(self, live: LiveEpisode) -> float | None:
-        limit = self.task_definition.limits.wall_time_s
-        return None if limit is None else max(limit - live.seconds, 0.0)
 
     async def _take_final_state(self, live: LiveEpisode) -> None:
         if live.start.world is not None and live.failure is None and live.is_world_known:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -28,6 +29,8 @@ from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summar
 from reward_kit.runs.tables import summary_table
 
 INTERRUPTED = "interrupted"
+_OPEN_FILES = 65_536
+logger = logging.getLogger("reward_kit.cli")
 
 
 def display_kind(asked: str | None) -> DisplayKind:
@@ -77,6 +80,24 @@ def log_to(path: Path, redaction: Redaction) -> None:
     logger.propagate = False
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
+
+
+def _say_and_log(display: Display, line: str) -> None:
+    display.say(line)
+    logger.warning("%s", line)
+
+
+def allow_many_connections() -> None:
+    """As many open files as the system lets us have; the usual soft limit is less than a thousand episodes need."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if hard != resource.RLIM_INFINITY else _OPEN_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # macOS has a bound of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, _OPEN_FILES), hard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +150,26 @@ def carry_out(
         control, shown = Control(), Display(display_kind(display), ending.expected)
         execution = Run(plan, store, listener=shown, control=control, error_limit=error_limit, only_failed=only_failed)
         if plan.traffic is not None:
-            plan.traffic.notice, plan.traffic.gave_up = shown.say, control.give_up
+            plan.traffic.notice, plan.traffic.gave_up = partial(_say_and_log, shown), control.give_up
+            if plan.traffic.cassette is not None:
+                plan.traffic.cassette.redact = store.redaction.of_line
         execution.take_stock()
         async with interruptible(control, shown):
             with shown, contextlib.redirect_stdout(sys.stderr):
                 await execution.execute()
         return close_run(store, list(execution.rows.values()), execution.missing(), control, ending)
 
+    allow_many_connections()
     with store:
         log_to(store.path / "run.log", store.redaction)
         LOG_FOLDER.set(store.path / "logs")
         for episode in given:
             store.append_episode(episode)
-        return anyio.run(run)
+        try:
+            return anyio.run(run)
+        finally:
+            if plan.traffic is not None:
+                plan.traffic.close()
 
 
 def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control: Control, ending: Ending) -> int:
@@ -169,6 +197,8 @@ def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control
     if broken := sum(sum(summary.errors.values()) for summary in summaries):
         log = f"; tracebacks are in {store.path / 'run.log'}" if (store.path / "run.log").exists() else ""
         note.print(f"{broken} episodes broke and are kept as errors{log}")
+        if ending.resume_command:
+            note.print(f"Run those again with:  {shlex.join([*ending.resume_command, '--only-failed'])}")
     # Ctrl-C after the last episode began changed nothing; a limit on errors that was passed is a gate all the same.
     stopped = control.stop_reason if missing or control.stop_reason != INTERRUPTED else None
     if control.is_failure:

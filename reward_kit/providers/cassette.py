@@ -14,15 +14,15 @@ exchange is over, so that a killed run loses at most the line being written.
 from __future__ import annotations
 
 import datetime
-import fcntl
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from reward_kit.errors import ConfigError, DeadlineError, LimitError, ProviderError
+from reward_kit.processes import lock_for_this_process
 from reward_kit.providers.cassette_index import SCHEMA_VERSION, CassetteIndex, Question, open_cassette, read_header
 from reward_kit.providers.faults import EndpointError
 
@@ -37,12 +37,17 @@ class Answer(NamedTuple):
 
 
 class Cassette:
-    """A recording. Made by `record` or `replay`; one process records at a time."""
+    """A recording. Made by `record` or `replay`; one process records at a time.
+
+    Attributes:
+        redact: applied to each line before it is written. What an answer loses by it, a replay lacks.
+    """
 
     def __init__(self, path: Path, file: IO[bytes], index: CassetteIndex | None) -> None:
         self.path = path
         self._file = file
         self._index = index
+        self.redact: Callable[[bytes], bytes] = bytes
         self._asked: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     @classmethod
@@ -133,7 +138,7 @@ class Cassette:
 
     def _begin_session(self) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_for_this_process(self._file.fileno())
         except OSError as error:
             raise ConfigError(f"cassette {self.path} is being recorded by another process") from error
         self._file.seek(0)
@@ -153,5 +158,6 @@ class Cassette:
             self._asked[scope, key] = max(self._asked[scope, key], occurrence + 1)
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n")
+        text = self.redact(json.dumps(line, separators=(",", ":")).encode("ascii"))
+        self._file.write(text + b"\n")
         self._file.flush()

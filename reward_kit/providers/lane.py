@@ -11,6 +11,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
 from reward_kit.errors import DeadlineError, ProviderError
@@ -22,6 +24,10 @@ from reward_kit.providers.rates import Bucket, Rates, TokenEstimate
 _FIRST_PATIENCE_S = 60.0  # an endpoint that never answered is more likely a wrong address than an outage
 _TELL_AGAIN_S = 30.0
 _BURST_S = 1.0  # the refusals of one burst come within about this time
+
+
+WHILE_WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar("WHILE_WAITING", default=nullcontext)
+"""What surrounds the time that a request of this task waits in a lane, such as an episode's clock standing still."""
 
 
 class Timer(Protocol):
@@ -172,7 +178,8 @@ class Lane:
             self._waiting.append(waiter)
         self._let_in()
         try:
-            await waiter.turn
+            with WHILE_WAITING.get()():
+                await waiter.turn
         except asyncio.CancelledError:
             if passage.is_in:  # let in and cancelled at the same moment
                 self.leave(passage)

@@ -55,7 +55,7 @@ class Traffic:
         lane = self._lanes.get((url, model))
         if lane is None:
             lane = self._lanes[url, model] = Lane(f"{url} ({model})", rates, self)
-        if lane.rates != rates:
+        if not rates.is_unlimited and lane.rates != rates:
             raise ConfigError(
                 f"two policies ask {model!r} at {url} and share its limits, but were given different ones: "
                 f"{lane.rates} and {rates}"

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import secrets
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +22,7 @@ from reward_kit.environments.snapshots import compose, decompose
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, StoreError
+from reward_kit.processes import lock_for_this_process
 from reward_kit.runs.redaction import Redaction
 
 SCHEMA_VERSION = 1
@@ -84,7 +84,7 @@ class RunStore:
     def __enter__(self) -> Self:
         self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
-            _lock_for_this_process(self._lock)
+            lock_for_this_process(self._lock)
         except OSError:
             os.close(self._lock)
             raise StoreError(f"{self.path} is open in another process; wait for it to end") from None
@@ -211,18 +211,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise StoreError(f"{path} is not a JSON object")
     return data
-
-
-def _lock_for_this_process(descriptor: int) -> None:
-    """Lock an open file until it is closed, also by the death of this process. OSError where another holds it."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -239,3 +239,19 @@ async def test_a_cancelled_request_is_not_recorded(tmp_path):
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert len(lines(path)) == 1
+
+
+async def test_what_is_redacted_is_found_again_all_the_same(tmp_path):
+    async with ChatServer([answer("fine")]) as server:
+        cassette = Cassette.record(tmp_path / "c.jsonl")
+        cassette.redact = lambda line: line.replace(b"hunter2", b"(hidden)")
+        chat = ChatEndpoint(server.base_url, traffic=Traffic(cassette=cassette))
+        request = {"model": "m", "messages": [{"role": "user", "content": "my word is hunter2"}]}
+        recorded = await chat.complete(request)
+        await chat.aclose()
+        cassette.close()
+    assert b"hunter2" not in (tmp_path / "c.jsonl").read_bytes()
+    replay = Cassette.replay(tmp_path / "c.jsonl")
+    replaying = ChatEndpoint("http://127.0.0.1:9/v1", traffic=Traffic(cassette=replay))
+    assert await replaying.complete(request) == recorded
+    replay.close()

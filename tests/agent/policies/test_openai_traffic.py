@@ -83,8 +83,9 @@ def test_two_policies_of_a_run_that_disagree_on_the_rates_of_one_model_are_refus
     shared, options = Traffic(), {"model": "m", "base_url": "http://a/v1"}
     make_policy("openai", {**options, "requests_per_minute": 60}, traffic=shared)
     make_policy("openai", {**options, "model": "other"}, traffic=shared)
+    make_policy("openai", options, traffic=shared)  # who gives none keeps to those that are there
     with pytest.raises(ConfigError, match="two policies ask 'm' at http://a/v1"):
-        make_policy("openai", options, traffic=shared)
+        make_policy("openai", {**options, "requests_per_minute": 90}, traffic=shared)
 
 
 def test_the_cost_is_known_where_the_price_file_has_the_model(tmp_path):

@@ -1,0 +1,82 @@
+"""An episode's own time, which stands still while the episode waits for its turn at a model's endpoint."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+import anyio
+
+
+class _Deadline:
+    """A scope that its clock can stop."""
+
+    __slots__ = ("_scope", "_scopes")
+
+    def __init__(self, scope: anyio.CancelScope, scopes: list[anyio.CancelScope]) -> None:
+        self._scope, self._scopes = scope, scopes
+
+    def __enter__(self) -> anyio.CancelScope:
+        self._scopes.append(self._scope)
+        return self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._scopes.remove(self._scope)
+        return bool(self._scope.__exit__(kind, error, trace))
+
+
+class EpisodeClock:
+    """Counts what an episode's limits on time are about: its own work, and not the queue of the whole run.
+
+    Without it an outage, which pauses the run, would use up the time of every episode in flight.
+
+    Args:
+        limit_s: seconds that the episode has; None for no limit.
+    """
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        self._limit_s = limit_s
+        self._began = time.perf_counter()
+        self._paused_since: float | None = None
+        self._depth = 0
+        self._scopes: list[anyio.CancelScope] = []
+        self.waited_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long the episode has been at work."""
+        now = time.perf_counter() if self._paused_since is None else self._paused_since
+        return now - self._began - self.waited_s
+
+    @property
+    def left_s(self) -> float | None:
+        """What is left of the limit, at least 0; None without one."""
+        return None if self._limit_s is None else max(self._limit_s - self.seconds, 0.0)
+
+    def deadline(self, seconds: float | None) -> _Deadline:
+        """`anyio.move_on_after` on this clock."""
+        return _Deadline(anyio.move_on_after(seconds), self._scopes)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stand still, and let no deadline pass."""
+        self._depth += 1
+        if self._depth == 1:
+            self._paused_since = time.perf_counter()
+            left = [scope.deadline - anyio.current_time() for scope in self._scopes]
+            for scope in self._scopes:
+                scope.deadline = math.inf
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0 and self._paused_since is not None:
+                self.waited_s += time.perf_counter() - self._paused_since
+                self._paused_since = None
+                for scope, seconds in zip(self._scopes, left, strict=True):
+                    scope.deadline = anyio.current_time() + seconds

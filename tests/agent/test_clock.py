@@ -1,0 +1,48 @@
+"""An episode's clock stands still while the episode waits for an endpoint, and so do its deadlines."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from reward_kit.agent.clock import EpisodeClock
+from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.providers.traffic import Traffic
+from tests.agent.worlds import reason, task_of
+from tests.chat_server import ChatServer, answer, status
+
+
+async def test_waiting_is_no_time_of_the_episode() -> None:
+    clock = EpisodeClock(0.05)
+    with clock.deadline(0.05) as scope, clock.paused():
+        await anyio.sleep(0.15)
+    assert not scope.cancelled_caught and clock.waited_s >= 0.15
+    assert clock.left_s is not None and 0 < clock.left_s <= 0.05
+
+
+async def test_a_deadline_goes_on_where_it_stood() -> None:
+    clock = EpisodeClock()
+    with anyio.fail_after(5), clock.deadline(0.1) as scope:
+        with clock.paused():
+            await anyio.sleep(0.2)
+        await anyio.sleep_forever()
+    assert scope.cancelled_caught and 0.1 <= clock.seconds < 1.0 and clock.left_s is None
+
+
+async def test_a_wait_within_a_wait_is_counted_once() -> None:
+    clock = EpisodeClock()
+    with clock.paused(), clock.paused():
+        await anyio.sleep(0.05)
+    assert 0.05 <= clock.waited_s < 0.5 and clock.seconds < 0.05
+
+
+@pytest.mark.parametrize("limit", ["wall_time_s", "policy_time_s"])
+async def test_an_endpoint_that_wants_to_be_left_alone_does_not_use_up_an_episodes_time(limit: str) -> None:
+    async with ChatServer([status(429, headers={"Retry-After": "0.6"}), answer("42")]) as server:
+        policy = OpenAIAgentPolicy("m", base_url=server.base_url, traffic=Traffic())
+        task = task_of(initial_user_prompt="?", limits={limit: 0.4})
+        episode = await RLRolloutWorker(task, policy).collect_episode()
+        await policy.close()
+    assert reason(episode) == "answered"
+    assert episode.custom_data["timing"]["waited_s"] >= 0.5
