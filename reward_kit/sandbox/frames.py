@@ -1,0 +1,197 @@
+"""The bytes between host and confined code: framed JSON, with a name drawn for each call, read strictly.
+
+A frame is `magic, nonce, length, payload`. The host draws the nonce, the harness in the child repeats it, and a call is
+answered by exactly one frame: anything before it, after it, or of another name spoils the answer. Reading is a pure
+function of the bytes; every fault is a `FrameError` of its own kind. Nothing is unpickled, and no JSON that would read
+differently elsewhere is taken: no NaN or infinity, no key twice, no half of a surrogate pair, no number or nesting
+beyond bounds.
+
+The child imports this file, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from typing import Any, Final, Literal
+
+MAGIC: Final = b"RKF1"
+HEADER: Final = struct.Struct("!4s16sI")
+NONCE_BYTES: Final = 16
+READY: Final = b"R"
+"""The one byte a child writes when all walls are up, before it reads any program."""
+
+MAX_DEPTH: Final = 100
+MAX_INTEGER_DIGITS: Final = 1_000
+
+FrameFault = Literal[
+    "no_result",
+    "forged_frame",
+    "truncated_frame",
+    "extra_frame",
+    "result_size",
+    "not_json",
+    "non_finite",
+    "huge_integer",
+    "duplicate_key",
+    "nesting",
+    "surrogate",
+]
+
+# A string without an end runs to the end of the bytes, so that no quote is looked at twice.
+_BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class FrameError(ValueError):
+    """The bytes are not one valid answer.
+
+    Attributes:
+        kind: which fault it is, a `FrameFault`.
+    """
+
+    def __init__(self, kind: FrameFault, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def pack(nonce: bytes, payload: bytes) -> bytes:
+    """One frame."""
+    return HEADER.pack(MAGIC, nonce, len(payload)) + payload
+
+
+def encode_request(value: Any) -> bytes:
+    """A request as JSON; half surrogate pairs in strings survive, as they occur in what models write.
+
+    Raises:
+        ValueError, TypeError: it holds something that JSON cannot say, or a cycle.
+    """
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def answer_end(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> int | None:
+    """Where the frame at the start of `data` ends; None while it is not complete.
+
+    Args:
+        data: what has come so far, without the ready byte.
+        nonce: the name of the call it must answer.
+        max_bytes: the longest payload that is taken.
+
+    Raises:
+        FrameError: `forged_frame` for a wrong magic or nonce, `result_size` for a longer payload. It is raised as soon
+            as the bytes show it, so nobody waits, or stores, for a frame that will not be taken.
+    """
+    expected = MAGIC + nonce
+    head = bytes(data[: len(expected)])
+    if head != expected[: len(head)]:
+        raise FrameError("forged_frame", "what came on the result channel was not written by the harness")
+    if len(data) < HEADER.size:
+        return None
+    length = HEADER.unpack_from(data)[2]
+    if length > max_bytes:
+        raise FrameError("result_size", f"the result has {length:,} bytes")
+    end = HEADER.size + length
+    return end if len(data) >= end else None
+
+
+def read_answer(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> Any:
+    """The value of the one frame that `data`, all that came, must be.
+
+    Raises:
+        FrameError: it is not exactly one valid frame.
+    """
+    if not data:
+        raise FrameError("no_result", "the process ended without a result")
+    end = answer_end(data, nonce, max_bytes)
+    if end is None:
+        raise FrameError("truncated_frame", "the process ended in the middle of its result")
+    if len(data) > end:
+        raise FrameError("extra_frame", "more came on the result channel after the result")
+    return decode(bytes(data[HEADER.size : end]))
+
+
+def decode(payload: bytes) -> Any:
+    """Strict JSON.
+
+    Raises:
+        FrameError: of the kind that says what is wrong.
+    """
+    _check_depth(payload)
+    try:
+        text = payload.decode("utf-8")
+        value = json.loads(
+            text,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            parse_int=_bounded,
+            object_pairs_hook=_without_duplicates,
+        )
+    except FrameError:
+        raise
+    except RecursionError as error:
+        raise FrameError("nesting", "the result is nested too deeply") from error
+    except ValueError as error:
+        raise FrameError("not_json", f"the result is not JSON: {error}") from error
+    if _SURROGATE_ESCAPE.search(payload):
+        _check_text(value)
+    return value
+
+
+def _check_depth(payload: bytes) -> None:
+    if payload.count(b"[") + payload.count(b"{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for match in _BRACKETS.finditer(payload):
+        first = match.group()[0]
+        if first in b"[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise FrameError("nesting", f"the result is nested more than {MAX_DEPTH} levels deep")
+        elif first in b"]}":
+            depth -= 1
+
+
+def _refuse_constant(text: str) -> Any:
+    raise FrameError("non_finite", f"the result holds {text}, which is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise FrameError("non_finite", f"the result holds {text[:40]}, which is beyond any float")
+    return value
+
+
+def _bounded(text: str) -> int:
+    if len(text) > MAX_INTEGER_DIGITS:
+        raise FrameError("huge_integer", f"the result holds an integer of {len(text):,} digits")
+    return int(text)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise FrameError("duplicate_key", f"the result names {name[:80]!r} twice")
+            seen.add(name)
+    return value
+
+
+def _check_text(value: Any) -> None:
+    """Refuse halves of surrogate pairs; the depth is bounded already."""
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise FrameError("surrogate", "the result holds half of a surrogate pair, which is no text") from error
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            _check_text(name)
+            _check_text(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_text(item)

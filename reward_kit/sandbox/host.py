@@ -1,0 +1,194 @@
+"""`Sandbox`: calls of confined code, as many at once as there are slots, each in a fresh child or in a warm worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Literal
+
+from reward_kit.errors import ConfigError, Failure
+from reward_kit.sandbox.availability import best_strength
+from reward_kit.sandbox.kernel.libc import SetupError
+from reward_kit.sandbox.limits import Limits
+from reward_kit.sandbox.outcome import Level, Outcome, Strength
+from reward_kit.sandbox.program import Program, World, needs_of, world_of
+from reward_kit.sandbox.worker import Session, ask_all, request_of, run_isolated
+from reward_kit.sandbox.zygote_process import ZygoteProcess
+
+_WarmKey = tuple[Program, Limits]
+
+
+class Sandbox:
+    """Runs programs behind walls, for the length of an `async with`.
+
+    Zygotes are started as they are needed, at most `slots` at work; idle ones are kept, the longest unused given up
+    first.
+
+    Args:
+        strength: "auto" takes the strongest that this machine has, "namespaces" or "landlock", and refuses where it has
+            neither. Naming one takes that one or refuses. "process" only limits, and confines nothing: it is never
+            taken by itself.
+        slots: calls at once; by default the number of CPUs.
+
+    Raises:
+        ConfigError: on entering, where the strength cannot be had; it names what is missing.
+    """
+
+    def __init__(self, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None) -> None:
+        if slots is not None and slots < 1:
+            raise ConfigError(f"slots must be at least 1, not {slots}")
+        self._wanted: Strength | Literal["auto"] = strength
+        self._slots = slots or len(os.sched_getaffinity(0))
+        self._free = asyncio.Semaphore(self._slots)
+        self._idle: OrderedDict[ZygoteProcess, World] = OrderedDict()
+        self._warm: OrderedDict[Session, tuple[_WarmKey, World, ZygoteProcess]] = OrderedDict()
+        self._worlds: dict[tuple[object, ...], World] = {}
+        self._strength: Strength | None = None
+        self._is_open = False
+
+    @property
+    def strength(self) -> Strength:
+        """The walls in use."""
+        if self._strength is None:
+            raise ConfigError("the sandbox is used before `async with` has opened it")
+        return self._strength
+
+    async def __aenter__(self) -> Sandbox:
+        self._strength = await best_strength(self._wanted)
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        sessions, self._warm = self._warm, OrderedDict()
+        idle, self._idle = self._idle, OrderedDict()
+        for session in sessions:
+            await session.close()
+        zygotes = [*idle, *(zygote for _, _, zygote in sessions.values())]
+        await asyncio.gather(*(zygote.close() for zygote in zygotes))
+
+    async def call(
+        self, program: Program, request: Any, *, limits: Limits | None = None, level: Level = "isolated"
+    ) -> Outcome:
+        """Call the program's function once.
+
+        Args:
+            program: what to call.
+            request: for the form "reward" the arguments by name, for "plain" the one argument; anything with a JSON
+                form. The code gets a copy.
+            limits: by default `Limits()`.
+            level: "isolated" is a fresh child; "warm" a child that has answered calls of this program before.
+
+        Raises:
+            ConfigError: the request has no JSON form, or the program's paths are gone. What the code does never raises.
+        """
+        limits = limits or Limits()
+        payload = request_of(program, request)
+        async with self._free:
+            try:
+                if level == "warm":
+                    return await self._call_warm(program, payload, limits)
+                async with self._zygote(program, limits) as zygote:
+                    return await run_isolated(zygote, program, payload, limits, self.strength)
+            except SetupError as error:
+                return self._refusal(error, level)
+
+    async def ask(self, program: Program, inputs: Sequence[Any], *, limits: Limits | None = None) -> list[Outcome]:
+        """Put each input to the program in one fresh child, one at a time; the caller compares what comes back.
+
+        The child never holds more than one input, and no expected answer. The limits hold for all inputs together;
+        where the child ends, the rest is not asked and fails alike.
+
+        Raises:
+            ConfigError: as for `call`.
+        """
+        limits = limits or Limits()
+        calls = [request_of(program, value) for value in inputs]
+        async with self._free:
+            try:
+                async with self._zygote(program, limits) as zygote:
+                    return await ask_all(zygote, program, calls, limits, self.strength)
+            except SetupError as error:
+                return [self._refusal(error, "isolated")] * len(calls)
+
+    def _refusal(self, error: SetupError, level: Level) -> Outcome:
+        failure = Failure("refused", "Sandbox", f"nothing was run: {error}")
+        return Outcome(None, failure, "setup", level=level, strength=self.strength)
+
+    def _world(self, program: Program, limits: Limits) -> World:
+        may_start = limits.processes > 0
+        if may_start and self.strength == "landlock":
+            raise ConfigError(
+                "limits.processes needs namespaces, without which what is started could outlive the call; "
+                "this sandbox runs with Landlock alone"
+            )
+        key = (may_start, *needs_of(program))
+        if key not in self._worlds:
+            self._worlds[key] = world_of(program, may_start_processes=may_start)
+        return self._worlds[key]
+
+    @asynccontextmanager
+    async def _zygote(self, program: Program, limits: Limits) -> AsyncIterator[ZygoteProcess]:
+        """A zygote of the program's world for one call; it goes back to the others if it lives."""
+        world = self._world(program, limits)
+        zygote = await self._take(world)
+        try:
+            yield zygote
+        finally:
+            await self._give_back(zygote, world)
+
+    async def _take(self, world: World) -> ZygoteProcess:
+        if not self._is_open:
+            raise ConfigError("the sandbox is used outside of its `async with`")
+        for zygote in [zygote for zygote, other in self._idle.items() if other == world or not zygote.is_alive]:
+            del self._idle[zygote]
+            if zygote.is_alive:
+                return zygote
+            await zygote.close()
+        while len(self._idle) + len(self._warm) >= 2 * self._slots + 2 and (self._idle or self._warm):
+            await self._give_up_one()
+        return await ZygoteProcess.start(world, self.strength)
+
+    async def _give_up_one(self) -> None:
+        """End the zygote that has been idle longest."""
+        if self._idle:
+            zygote, _ = self._idle.popitem(last=False)
+        else:
+            session, (_, _, zygote) = self._warm.popitem(last=False)
+            await session.close()
+        await zygote.close()
+
+    async def _give_back(self, zygote: ZygoteProcess, world: World) -> None:
+        if zygote.is_alive and self._is_open:
+            self._idle[zygote] = world
+        else:
+            await zygote.close()
+
+    async def _call_warm(self, program: Program, payload: bytes, limits: Limits) -> Outcome:
+        session, world, zygote = await self._take_warm(program, limits)
+        try:
+            return await session.call(payload, limits.wall_s)
+        finally:
+            if session.is_usable and self._is_open:
+                self._warm[session] = ((program, limits), world, zygote)
+            else:
+                await session.close()
+                await self._give_back(zygote, world)
+
+    async def _take_warm(self, program: Program, limits: Limits) -> tuple[Session, World, ZygoteProcess]:
+        key = (program, limits)
+        for session in [session for session, (other, _, _) in self._warm.items() if other == key]:
+            _, world, zygote = self._warm.pop(session)
+            if session.is_clean():
+                return session, world, zygote
+            await session.close()
+            await self._give_back(zygote, world)
+        world = self._world(program, limits)
+        zygote = await self._take(world)
+        return Session(zygote, program, limits, self.strength, "warm"), world, zygote

@@ -1,0 +1,107 @@
+"""Landlock (linux/landlock.h): which files confined code may read and write, and, by kernel, no TCP and no signals out.
+
+It holds without any namespace. Versions: 1 files (Linux 5.13), 2 renaming across folders, 3 truncation, 4 TCP, 5 device
+ioctls, 6 abstract sockets and signals.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Iterable
+from typing import Final
+
+from reward_kit.sandbox.kernel import libc, syscalls
+
+EXECUTE: Final = 1 << 0
+_WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
+_MAKE_CHAR, _MAKE_SOCK, _MAKE_FIFO, _MAKE_BLOCK = 1 << 6, 1 << 9, 1 << 10, 1 << 11
+_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+_OF_FILES = EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+
+READ: Final = _READ_FILE | _READ_DIR
+READ_DEVICE: Final = _READ_FILE
+WRITE_DEVICE: Final = _READ_FILE | _WRITE_FILE
+_NEVER = EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _MAKE_SOCK | _MAKE_FIFO | _IOCTL_DEV
+
+_TCP = 0b11
+_SCOPES = 0b11
+_RULE_PATH_BENEATH = 1
+_CREATE_VERSION = 1
+
+
+class _RulesetAttr(ctypes.Structure):
+    _fields_ = (("files", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+def abi() -> int:
+    """The version this kernel offers; 0 where it has none or was booted without."""
+    number = syscalls.NUMBERS.get("landlock_create_ruleset")
+    if number is None:
+        return 0
+    try:
+        return libc.syscall(number, 0, 0, _CREATE_VERSION, step="ask for Landlock")
+    except libc.SetupError:
+        return 0
+
+
+def handled(version: int) -> int:
+    """All rights over files that a ruleset of this version decides on."""
+    newest = {1: 12, 2: 13, 3: 14, 4: 14}.get(version, 15)
+    return (1 << (newest + 1)) - 1
+
+
+def work_folder_rights(version: int, *, may_execute: bool) -> int:
+    """Everything in the folder the code works in, but device files, sockets and pipes with a name."""
+    return handled(version) & ~(_NEVER & ~(EXECUTE if may_execute else 0))
+
+
+def restrict(version: int, rules: Iterable[tuple[str, int]]) -> None:
+    """Confine the calling thread, and whatever it starts, for good. It must have `no_new_privs` set.
+
+    Args:
+        version: what `abi` gave, at least 1.
+        rules: paths, each with the rights granted at and beneath it; a path that is not there grants nothing.
+
+    Raises:
+        SetupError: the kernel refuses.
+    """
+    files = handled(version)
+    attr = _RulesetAttr(files, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    numbers = syscalls.NUMBERS
+    step = "confine files with Landlock"
+    ruleset = libc.syscall(numbers["landlock_create_ruleset"], ctypes.addressof(attr), size, 0, step=step)
+    try:
+        for path, rights in rules:
+            _allow(numbers["landlock_add_rule"], ruleset, path, rights & files)
+        libc.syscall(numbers["landlock_restrict_self"], ruleset, 0, step=step)
+    finally:
+        os.close(ruleset)
+
+
+def _allow(number: int, ruleset: int, path: str, rights: int) -> None:
+    try:
+        parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return
+        raise libc.SetupError(f"open {path} for Landlock", os.strerror(error.errno or 0), error.errno or 0) from error
+    try:
+        if not _is_folder(parent):
+            rights &= _OF_FILES
+        rule = _PathBeneath(rights, parent)
+        step = f"grant {path} with Landlock"
+        libc.syscall(number, ruleset, _RULE_PATH_BENEATH, ctypes.addressof(rule), 0, step=step)
+    finally:
+        os.close(parent)
+
+
+def _is_folder(descriptor: int) -> bool:
+    return os.fstat(descriptor).st_mode & 0o170000 == 0o040000

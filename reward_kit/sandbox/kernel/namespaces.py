@@ -1,0 +1,207 @@
+"""A world of its own for confined code: user, mount, PID, network, IPC, UTS and cgroup namespaces, and a root on tmpfs.
+
+The order matters and was measured. A zygote that is root builds its read-only root first (an interpreter in a private
+home is then still readable), gives up root, and only then makes the user namespace; an ordinary user makes the user
+namespace first. The zygote is process 1 of a PID namespace which its own user namespace owns, so that it may return to
+it after each child was sent into another one. A child adds a PID, a mount and an IPC namespace and a work folder; the
+namespaces it shares with its zygote hold nothing it could change: without `socket` there is no network to see, and
+names, clocks and groups need rights it no longer has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from reward_kit.sandbox.kernel import capabilities, libc, syscalls
+
+WORK_FOLDER: Final = "/tmp"
+INNER_ID: Final = 1000
+"""User and group id of confined code as it sees itself."""
+
+DEVICES: Final = ("null", "zero", "random", "urandom")
+
+_NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+_NEWUSER, NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
+_MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
+_MNT_DETACH = 2
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+
+_OPEN_TREE_CLONE, _MOVE_FROM_DESCRIPTOR = 1, 4
+
+_OLD = "/.old-root"
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "user_namespace"))
+
+
+def enter(read_paths: Sequence[tuple[str, str]], *, outer_user: int | None) -> int:
+    """Move this process into its own namespaces and root; children are born in the new PID namespace.
+
+    Args:
+        read_paths: absolute paths that are there in the new root, read-only, each with what it really is once links
+            are followed; those that do not exist are left out.
+        outer_user: an unused user id to become where this process is root; None for an ordinary user.
+
+    Returns:
+        A descriptor of the old `/proc`, for `proc_file`; the new root has none. The caller closes it.
+
+    Raises:
+        SetupError: the kernel, or the container around it, does not allow a step.
+    """
+    try:
+        proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise libc.SetupError("open /proc", os.strerror(error.errno or 0), error.errno or 0) from error
+    if outer_user is None:
+        _unshare_all(proc)
+        _build_root(read_paths)
+    else:
+        libc.unshare(_NEWNS, "make a mount namespace")
+        _build_root(read_paths)
+        capabilities.become(outer_user)
+        _unshare_all(proc)
+    return proc
+
+
+def proc_file(proc: int, name: str, flags: int = os.O_RDONLY) -> int:
+    """Open a file of this process's own folder in the old `/proc`.
+
+    Raises:
+        SetupError: it cannot be opened.
+    """
+    try:
+        return os.open(f"self/{name}", flags | os.O_CLOEXEC, dir_fd=proc)
+    except OSError as error:
+        raise libc.SetupError(f"open /proc/self/{name}", os.strerror(error.errno or 0), error.errno or 0) from error
+
+
+def _unshare_all(proc: int) -> None:
+    user, group = os.geteuid(), os.getegid()
+    libc.prctl(libc.PR_SET_DUMPABLE, 1, "own the files of this process in /proc")
+    libc.unshare(_NEWUSER | _NEWNS, "make a user namespace")
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{INNER_ID} {user} 1"),
+        ("gid_map", f"{INNER_ID} {group} 1"),
+    ):
+        _write(proc_file(proc, name, os.O_WRONLY), text, f"write {name}")
+    libc.unshare(_NEWNET | _NEWIPC | _NEWUTS | NEWPID, "make network, IPC, UTS and PID namespaces")
+    try:
+        libc.unshare(_NEWCGROUP, "make a cgroup namespace")
+    except libc.SetupError as error:
+        if error.errno != 22:  # EINVAL: a kernel without cgroups
+            raise
+
+
+def _write(descriptor: int, text: str, step: str) -> None:
+    try:
+        os.write(descriptor, text.encode())
+    except OSError as error:
+        raise libc.SetupError(step, os.strerror(error.errno or 0), error.errno or 0) from error
+    finally:
+        os.close(descriptor)
+
+
+def _build_root(read_paths: Sequence[tuple[str, str]]) -> None:
+    """Put a tmpfs in the place of `/`, show the paths in it, and forget the old root."""
+    libc.mount("", "/", "", _MS_REC | _MS_PRIVATE, "", "make mounts private")
+    base = WORK_FOLDER
+    libc.mount("sandbox", base, "tmpfs", _MS_NOSUID, "mode=0755,size=1m,nr_inodes=4096", "mount a root")
+    os.mkdir(base + _OLD)  # noqa: PTH102
+    _pivot(base, base + _OLD)
+    os.chdir("/")
+    for path, real in sorted((path, real) for path, real in read_paths):
+        _show(path, real)
+    os.makedirs("/dev", exist_ok=True)  # noqa: PTH103
+    for device in DEVICES:
+        _show(f"/dev/{device}", f"/dev/{device}", is_device=True)
+    os.makedirs(WORK_FOLDER, exist_ok=True)  # noqa: PTH103
+    libc.unmount(_OLD, _MNT_DETACH, "let go of the old root")
+    os.rmdir(_OLD)  # noqa: PTH106
+    flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID
+    libc.mount("", "/", "", flags, "", "make the root read-only")
+
+
+def _pivot(new: str, old: str) -> None:
+    names = [ctypes.create_string_buffer(os.fsencode(path)) for path in (new, old)]
+    addresses = [ctypes.addressof(name) for name in names]
+    libc.syscall(syscalls.NUMBERS["pivot_root"], *addresses, step="change the root")
+
+
+def _show(path: str, real: str, *, is_device: bool = False) -> None:
+    """Bind `real`, of the old root, at `path` of the new one, read-only."""
+    source = _OLD + real
+    if os.path.lexists(path):
+        return  # beneath one that is there already
+    os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+    if os.path.isdir(source):  # noqa: PTH112
+        os.mkdir(path)  # noqa: PTH102
+    elif os.path.exists(source):  # noqa: PTH110
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
+    else:
+        return
+    libc.mount(source, path, "", _MS_BIND | _MS_REC, "", f"show {path}")
+    attributes = _ATTR_NOSUID if is_device else _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV
+    name, attr = ctypes.create_string_buffer(os.fsencode(path)), _MountAttr(attributes, 0, 0, 0)
+    libc.syscall(
+        syscalls.NUMBERS["mount_setattr"],
+        _AT_FDCWD,
+        ctypes.addressof(name),
+        _AT_RECURSIVE,
+        ctypes.addressof(attr),
+        ctypes.sizeof(attr),
+        step=f"make {path} read-only",
+    )
+
+
+def send_next_child_away(own: int) -> None:
+    """The next child this process forks is process 1 of a new PID namespace.
+
+    Args:
+        own: a descriptor of the PID namespace this process lives in.
+    """
+    libc.enter_namespace(own, NEWPID, "return to the own PID namespace")
+    libc.unshare(NEWPID, "make a PID namespace")
+
+
+def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequence[str] = ()) -> None:
+    """In the child: private mounts and IPC, and an empty work folder in memory, which is also the current folder.
+
+    Args:
+        size: its bytes.
+        files: how many files and folders it may hold.
+        may_execute: programs in it may be run.
+        keep: paths of the root beneath the work folder's place, to be shown in it as before.
+    """
+    libc.unshare(_NEWNS | _NEWIPC, "make a mount and an IPC namespace")
+    kept = [(path, _take(path), os.path.isdir(path)) for path in keep]  # noqa: PTH112
+    flags = _MS_NOSUID | _MS_NODEV | (0 if may_execute else _MS_NOEXEC)
+    options = f"mode=0700,size={size},nr_inodes={files}"
+    libc.mount("sandbox", WORK_FOLDER, "tmpfs", flags, options, "mount the work folder")
+    for path, tree, is_folder in kept:
+        _put(tree, path, is_folder)
+    os.chdir(WORK_FOLDER)
+
+
+def _take(path: str) -> int:
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
+    number = syscalls.NUMBERS["open_tree"]
+    return libc.syscall(number, _AT_FDCWD, ctypes.addressof(name), flags, step=f"take hold of {path}")
+
+
+def _put(tree: int, path: str, is_folder: bool) -> None:
+    os.makedirs(path if is_folder else os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+    if not is_folder:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
+    names = [ctypes.create_string_buffer(text) for text in (b"", os.fsencode(path))]
+    source, target = (ctypes.addressof(name) for name in names)
+    number = syscalls.NUMBERS["move_mount"]
+    libc.syscall(number, tree, source, _AT_FDCWD, target, _MOVE_FROM_DESCRIPTOR, step=f"show {path}")
+    os.close(tree)

@@ -1,0 +1,132 @@
+"""Which system calls confined code may make: a list of what it needs; everything else fails with EPERM.
+
+Namespaces alone leave doors open, which is why the list is short: `socket` is not on it at all (AF_VSOCK reaches the
+hypervisor and netlink the kernel, whatever the network namespace), nor are io_uring, keyrings, ptrace, mounts, file
+leases, `flock` and System V objects. Calls that are harmless only with some arguments are let through by argument.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import sys
+from typing import Final
+
+from reward_kit.sandbox.kernel import bpf, libc, syscalls
+
+_ALLOWED: Final = """
+read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 close close_range lseek dup dup2 dup3 pipe
+pipe2 ftruncate truncate fallocate fsync fdatasync sendfile copy_file_range fadvise64 readahead
+open openat creat stat fstat lstat newfstatat statx access faccessat faccessat2 getcwd chdir fchdir mkdir mkdirat rmdir
+unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat readlink readlinkat chmod fchmod fchmodat
+fchmodat2 umask utime utimes utimensat futimesat getdents getdents64 statfs fstatfs
+mmap mprotect munmap mremap madvise brk msync mincore membarrier
+exit exit_group getpid getppid gettid getuid geteuid getgid getegid getresuid getresgid getgroups getpgrp getpgid getsid
+set_tid_address set_robust_list get_robust_list rseq futex futex_waitv futex_wake futex_wait futex_requeue
+restart_syscall sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max
+sched_get_priority_min getpriority nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times
+getrusage sysinfo uname getcpu getrlimit getrandom capget
+rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack pause alarm setitimer
+getitimer timer_create timer_settime timer_gettime timer_delete timer_getoverrun timerfd_create timerfd_settime
+timerfd_gettime eventfd eventfd2 signalfd signalfd4
+epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 poll ppoll select pselect6
+recvfrom shutdown wait4 waitid
+"""
+_FOR_SUBPROCESSES: Final = "fork vfork execve execveat setsid setpgid kill tgkill"
+# Copying a file asks for these and goes on where there are none.
+_NOT_SUPPORTED: Final = """
+getxattr lgetxattr fgetxattr setxattr lsetxattr fsetxattr listxattr llistxattr flistxattr
+"""
+# The C library falls back to `clone` and `openat`, whose flags a filter can see.
+_NOT_THERE: Final = "clone3 openat2"
+
+_NOT_FOR_ZYGOTES: Final = "socket connect bind execve execveat ptrace io_uring_setup keyctl"
+
+_FCNTL: Final = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032)  # duplicate, flags, record locks, pipe size
+_IOCTL: Final = (0x541B, 0x5421, 0x5450, 0x5451, 0x5401, 0x5413)  # bytes waiting, non-blocking, close-on-exec, is a tty
+_PRCTL: Final = (3, 15, 16, 0x53564D41)  # is dumpable, thread name, names of memory areas
+_ARCH_PRCTL: Final = (0x1002, 0x1003)  # the base of a thread's own storage, which a new program sets
+_CLONE_THREAD: Final = 0x10000
+_CLONE_NEW: Final = 0x7E020000  # any new namespace
+_AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
+
+_SECCOMP_SET_MODE_FILTER = 1
+_OWN_PID: Final = 0x5EC0B1D5
+"""Stands for the process's own id until that is known; larger than any."""
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def build(machine: str, *, may_start_processes: bool) -> bytes:
+    """The filter for confined processes, to be completed by `for_process`.
+
+    Args:
+        machine: whose numbers to use.
+        may_start_processes: `fork` and `execve` are allowed, and signals to any process of its PID namespace.
+
+    Raises:
+        SetupError: the machine has no table of system calls.
+    """
+    known, arch = syscalls.numbers(machine), syscalls.audit_arch(machine)
+    if arch is None:
+        raise libc.SetupError("build the system call filter", f"no table of system calls for {machine}")
+    allow, deny = bpf.answer(bpf.ALLOW), bpf.answer(bpf.errno_action(errno.EPERM))
+    rules = {known[name]: code for name, code in _by_argument(allow, deny).items() if name in known}
+    names = [*_ALLOWED.split(), *(_FOR_SUBPROCESSES.split() if may_start_processes else ())]
+    rules.update({known[name]: allow for name in names if name in known})
+    if may_start_processes:
+        rules[known["clone"]] = (*bpf.low(0), *bpf.if_any_bit(_CLONE_NEW, deny, allow))
+    for group, number in ((_NOT_SUPPORTED, errno.ENOTSUP), (_NOT_THERE, errno.ENOSYS)):
+        rules.update({known[name]: bpf.answer(bpf.errno_action(number)) for name in group.split() if name in known})
+    return bpf.program(arch, rules, deny)
+
+
+def build_for_zygote(machine: str) -> bytes:
+    """The filter of a process that has no namespaces, starts confined ones, and has no business on any network.
+
+    Raises:
+        SetupError: the machine has no table of system calls.
+    """
+    known, arch = syscalls.numbers(machine), syscalls.audit_arch(machine)
+    if arch is None:
+        raise libc.SetupError("build the system call filter", f"no table of system calls for {machine}")
+    deny = bpf.answer(bpf.errno_action(errno.EPERM))
+    return bpf.program(arch, {known[name]: deny for name in _NOT_FOR_ZYGOTES.split()}, bpf.answer(bpf.ALLOW))
+
+
+def for_process(filter_code: bytes, own_pid: int) -> bytes:
+    """The filter for the process of this id, the only one it may send signals to."""
+    return filter_code.replace(_OWN_PID.to_bytes(4, sys.byteorder), own_pid.to_bytes(4, sys.byteorder))
+
+
+def _by_argument(allow: bpf.Code, deny: bpf.Code) -> dict[str, bpf.Code]:
+    to_self = (*bpf.low(0), *bpf.if_equal(_OWN_PID, allow, deny))
+    stream = (*bpf.low(1), *bpf.masked(_SOCK_TYPE_MASK), *bpf.if_equal(_SOCK_STREAM, allow, deny))
+    only_reads = (*bpf.low(2), *bpf.if_equal(0, (*bpf.high(2), *bpf.if_equal(0, allow, deny)), deny))
+    without_address = (*bpf.low(4), *bpf.if_equal(0, (*bpf.high(4), *bpf.if_equal(0, allow, deny)), deny))
+    return {
+        "clone": (*bpf.low(0), *bpf.if_any_bit(_CLONE_NEW, deny, bpf.if_any_bit(_CLONE_THREAD, allow, deny))),
+        "arch_prctl": (*bpf.low(0), *bpf.if_one_of(_ARCH_PRCTL, allow, deny)),
+        "fcntl": (*bpf.low(1), *bpf.if_one_of(_FCNTL, allow, deny)),
+        "ioctl": (*bpf.low(1), *bpf.if_one_of(_IOCTL, allow, deny)),
+        "prctl": (*bpf.low(0), *bpf.if_one_of(_PRCTL, allow, deny)),
+        "kill": to_self,
+        "tgkill": to_self,
+        "prlimit64": (*bpf.low(0), *bpf.if_one_of((0, _OWN_PID), only_reads, deny)),
+        "socketpair": (*bpf.low(0), *bpf.if_equal(_AF_UNIX, stream, deny)),
+        "sendto": without_address,
+    }
+
+
+def load(filter_code: bytes) -> None:
+    """Confine the calling thread, and whatever it starts, for good. It must have `no_new_privs` set.
+
+    Raises:
+        SetupError: the kernel has no seccomp filters, or refuses this one.
+    """
+    code = ctypes.create_string_buffer(filter_code, len(filter_code))
+    header = _Program(len(filter_code) // 8, ctypes.addressof(code))
+    number = syscalls.NUMBERS["seccomp"]
+    libc.syscall(number, _SECCOMP_SET_MODE_FILTER, 0, ctypes.addressof(header), step="load the system call filter")

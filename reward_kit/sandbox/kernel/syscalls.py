@@ -1,0 +1,66 @@
+"""System call numbers, by name, for the two machines the sandbox knows; what is in no table here is never allowed.
+
+Sources: Linux 6.1 `asm/unistd_64.h` (x86-64) and `asm-generic/unistd.h` (aarch64), plus the calls added up to 6.7.
+"""
+
+from __future__ import annotations
+
+import os
+
+_AUDIT_ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_COLUMNS = {"x86_64": 1, "aarch64": 2}
+
+# name:x86-64:aarch64; "-" where a machine has no such call.
+_TABLE = """
+access:21:- alarm:37:- arch_prctl:158:- bind:49:200 brk:12:214 capget:125:90 capset:126:91 chdir:80:49 chmod:90:-
+clock_getres:229:114 clock_gettime:228:113 clock_nanosleep:230:115 clone3:435:435 clone:56:220 close:3:57
+close_range:436:436 connect:42:203 copy_file_range:326:285 creat:85:- dup2:33:- dup3:292:24 dup:32:23
+epoll_create1:291:20 epoll_create:213:- epoll_ctl:233:21 epoll_pwait2:441:441 epoll_pwait:281:22 epoll_wait:232:-
+eventfd2:290:19 eventfd:284:- execve:59:221 execveat:322:281 exit:60:93 exit_group:231:94 faccessat2:439:439
+faccessat:269:48 fadvise64:221:223 fallocate:285:47 fchdir:81:50 fchmod:91:52 fchmodat2:452:452 fchmodat:268:53
+fcntl:72:25 fdatasync:75:83 fgetxattr:193:10 flistxattr:196:13 fork:57:- fsetxattr:190:7 fstat:5:80 fstatfs:138:44
+fsync:74:82 ftruncate:77:46 futex:202:98 futex_requeue:456:456 futex_wait:455:455 futex_waitv:449:449
+futex_wake:454:454 futimesat:261:- get_robust_list:274:100 getcpu:309:168 getcwd:79:17 getdents64:217:61
+getdents:78:- getegid:108:177 geteuid:107:175 getgid:104:176 getgroups:115:158 getitimer:36:102 getpgid:121:155
+getpgrp:111:- getpid:39:172 getppid:110:173 getpriority:140:141 getrandom:318:278 getresgid:120:150
+getresuid:118:148 getrlimit:97:163 getrusage:98:165 getsid:124:156 gettid:186:178 gettimeofday:96:169 getuid:102:174
+getxattr:191:8 io_uring_setup:425:425 ioctl:16:29 keyctl:250:219 kill:62:129 landlock_add_rule:445:445
+landlock_create_ruleset:444:444 landlock_restrict_self:446:446 lgetxattr:192:9 link:86:- linkat:265:37
+listxattr:194:11 llistxattr:195:12 lseek:8:62 lsetxattr:189:6 lstat:6:- madvise:28:233 membarrier:324:283
+mincore:27:232 mkdir:83:- mkdirat:258:34 mmap:9:222 mount_setattr:442:442 move_mount:429:429 mprotect:10:226
+mremap:25:216 msync:26:227 munmap:11:215 nanosleep:35:101 newfstatat:262:79 open:2:- open_tree:428:428
+openat2:437:437 openat:257:56 pause:34:- pipe2:293:59 pipe:22:- pivot_root:155:41 poll:7:- ppoll:271:73
+prctl:157:167 pread64:17:67 preadv2:327:286 preadv:295:69 prlimit64:302:261 pselect6:270:72 ptrace:101:117
+pwrite64:18:68 pwritev2:328:287 pwritev:296:70 read:0:63 readahead:187:213 readlink:89:- readlinkat:267:78
+readv:19:65 recvfrom:45:207 rename:82:- renameat2:316:276 renameat:264:38 restart_syscall:219:128 rmdir:84:-
+rseq:334:293 rt_sigaction:13:134 rt_sigpending:127:136 rt_sigprocmask:14:135 rt_sigreturn:15:139
+rt_sigsuspend:130:133 rt_sigtimedwait:128:137 sched_get_priority_max:146:125 sched_get_priority_min:147:126
+sched_getaffinity:204:123 sched_getparam:143:121 sched_getscheduler:145:120 sched_yield:24:124 seccomp:317:277
+select:23:- sendfile:40:71 sendto:44:206 set_robust_list:273:99 set_tid_address:218:96 setitimer:38:103
+setns:308:268 setpgid:109:154 setsid:112:157 setxattr:188:5 shutdown:48:210 sigaltstack:131:132 signalfd4:289:74
+signalfd:282:- socket:41:198 socketpair:53:199 stat:4:- statfs:137:43 statx:332:291 symlink:88:- symlinkat:266:36
+sysinfo:99:179 tgkill:234:131 time:201:- timer_create:222:107 timer_delete:226:111 timer_getoverrun:225:109
+timer_gettime:224:108 timer_settime:223:110 timerfd_create:283:85 timerfd_gettime:287:87 timerfd_settime:286:86
+times:100:153 truncate:76:45 umask:95:166 uname:63:160 unlink:87:- unlinkat:263:35 utime:132:- utimensat:280:88
+utimes:235:- vfork:58:- wait4:61:260 waitid:247:95 write:1:64 writev:20:66"""
+
+
+def machine() -> str:
+    """This machine's name, as `uname` gives it."""
+    return os.uname().machine
+
+
+def audit_arch(name: str) -> int | None:
+    """The number by which seccomp knows the machine; None where the sandbox has no table for it."""
+    return _AUDIT_ARCHES.get(name)
+
+
+def numbers(name: str) -> dict[str, int]:
+    """The machine's calls by name; empty for a machine without a table."""
+    if name not in _COLUMNS:
+        return {}
+    rows = (entry.split(":") for entry in _TABLE.split())
+    return {row[0]: int(row[_COLUMNS[name]]) for row in rows if row[_COLUMNS[name]] != "-"}
+
+
+NUMBERS: dict[str, int] = numbers(machine())

@@ -1,0 +1,237 @@
+"""How one call ended, judged by the host from bytes and from what the kernel counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from reward_kit.errors import Failure, FailureClass
+from reward_kit.sandbox.frames import FrameError, FrameFault
+from reward_kit.sandbox.kernel.rlimits import THREADS
+from reward_kit.sandbox.limits import Limits
+
+Level = Literal["isolated", "warm"]
+Strength = Literal["namespaces", "landlock", "process"]
+
+OutcomeKind = (
+    FrameFault
+    | Literal[
+        "ok",
+        "wall",
+        "cpu",
+        "memory",
+        "disk",
+        "open_files",
+        "processes",
+        "denied",
+        "exception",
+        "load",
+        "exit",
+        "signal",
+        "forbidden_call",
+        "type",
+        "cycle",
+        "setup",
+        "zygote",
+    ]
+)
+
+_CLASSES: Final[dict[str, FailureClass]] = {
+    **dict.fromkeys(("wall", "cpu"), "timeout"),
+    **dict.fromkeys(("memory", "disk", "open_files", "processes", "result_size"), "limit"),
+    **dict.fromkeys(("denied", "setup"), "refused"),
+    **dict.fromkeys(
+        (
+            *("type", "cycle", "not_json", "non_finite", "huge_integer", "duplicate_key", "nesting", "surrogate"),
+            *("forged_frame", "truncated_frame", "extra_frame"),
+        ),
+        "invalid_result",
+    ),
+}
+_WORDS: Final = {
+    **dict.fromkeys(("wall", "cpu"), "timeout"),
+    **dict.fromkeys(("signal", "forbidden_call", "zygote"), "crashed"),
+    **dict.fromkeys(("denied", "disk", "open_files", "processes"), "denied"),
+    **dict.fromkeys(kind for kind, word in _CLASSES.items() if word == "invalid_result"),
+    "ok": "ok",
+    "memory": "memory",
+    "result_size": "result-too-large",
+}
+# What the harness, which shares a process with hostile code, may say of a call; all else the host finds by itself.
+_TELLABLE: Final = frozenset(
+    {
+        *("exception", "load", "exit", "memory", "disk", "open_files", "processes", "denied"),
+        *("type", "cycle", "not_json", "huge_integer", "nesting", "result_size"),
+    }
+)
+_SIGSYS: Final = 31
+_SIGKILL: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one call.
+
+    Attributes:
+        value: what the function returned, as JSON has it: tuples are lists, keys are strings. None where it failed.
+        failure: None where there is a value.
+        kind: "ok", or the precise fault; `failure.failure_class` is how records count it.
+        stdout, stderr: what the code wrote, as far as it was kept; bytes that are no UTF-8 are replaced.
+        is_output_cut: more was written than was kept.
+        level: "isolated" or "warm".
+        strength: which walls stood.
+        wall_s, cpu_s: seconds, counted by the host and the kernel. For a warm call the CPU seconds are the worker's.
+        peak_memory_mb: MiB resident at most, with what it shares with its zygote; 0 where a warm worker goes on.
+        exit: the process's exit status, negative for a signal; None where it goes on, or was lost.
+    """
+
+    value: Any
+    failure: Failure | None
+    kind: OutcomeKind
+    stdout: str = ""
+    stderr: str = ""
+    is_output_cut: bool = False
+    level: Level = "isolated"
+    strength: Strength = "namespaces"
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    peak_memory_mb: float = 0.0
+    exit: int | None = None
+
+    @property
+    def word(self) -> str:
+        """One of: ok, output-capped, error, crashed, timeout, memory, denied, invalid-result, result-too-large."""
+        if self.kind == "ok":
+            return "output-capped" if self.is_output_cut else "ok"
+        return _WORDS.get(self.kind) or ("invalid-result" if self.kind in _WORDS else "error")
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All that is known of a call when it is judged.
+
+    Attributes:
+        is_ready: the child said that its walls stand, before it read the program.
+        answer: the decoded answer; meaningless where `fault` is set.
+        fault: why there is no answer.
+        how: "ended", or why it was killed: "late" at the wall limit, "cpu" and "disk" at those, "fault" for what it
+            wrote, "killed" for another reason, "lost" where the zygote died.
+        exit: as in `Outcome`.
+    """
+
+    is_ready: bool = False
+    answer: Any = None
+    fault: FrameError | None = None
+    how: Literal["ended", "late", "cpu", "disk", "fault", "killed", "lost"] = "ended"
+    exit: int | None = None
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    peak_memory_mb: float = 0.0
+    stdout: bytes = b""
+    stderr: bytes = b""
+    is_output_cut: bool = False
+
+
+class _Refused(Exception):
+    """There is no value; carries the kind, the message and the traceback."""
+
+
+def judge(evidence: Evidence, limits: Limits, level: Level, strength: Strength) -> Outcome:
+    """The outcome that the evidence proves."""
+    stderr = evidence.stderr
+    failure, value = None, None
+    kind: OutcomeKind = "ok"
+    try:
+        value = _value(evidence, limits)
+    except _Refused as refused:
+        kind, message, trace = refused.args
+        failure = Failure(_CLASSES.get(kind, "crash"), "Sandbox", message, trace)
+    return Outcome(
+        value,
+        failure,
+        kind,
+        evidence.stdout.decode("utf-8", "replace"),
+        stderr.decode("utf-8", "replace"),
+        evidence.is_output_cut,
+        level,
+        strength,
+        evidence.wall_s,
+        evidence.cpu_s,
+        evidence.peak_memory_mb,
+        evidence.exit,
+    )
+
+
+def _value(evidence: Evidence, limits: Limits) -> Any:
+    if evidence.how == "lost":
+        raise _Refused("zygote", "the process that starts the sandbox's children ended; the call may be made again", "")
+    if not evidence.is_ready and evidence.how != "late":
+        detail = evidence.stderr.decode("utf-8", "replace").strip() or f"exit status {evidence.exit}"
+        raise _Refused("setup", f"the walls of the sandbox did not stand, so nothing was run: {detail[:500]}", "")
+    if evidence.how == "late":
+        raise _Refused("wall", f"it ran longer than {limits.wall_s:g} s of wall time{_raise('wall_s')}", "")
+    if evidence.how == "cpu":
+        raise _beyond_cpu(limits)
+    if evidence.how == "disk":
+        raise _Refused("disk", _with_limit("disk", "", limits), "")
+    fault = evidence.fault
+    if fault is not None and fault.kind == "no_result":
+        raise _refusal_of_exit(evidence, limits)
+    if fault is not None:
+        raise _Refused(fault.kind, _with_limit(fault.kind, str(fault), limits), "")
+    return _checked(evidence.answer, limits)
+
+
+def _refusal_of_exit(evidence: Evidence, limits: Limits) -> _Refused:
+    status = evidence.exit
+    if status == -_SIGKILL and evidence.cpu_s >= 0.75 * limits.cpu_s:
+        return _beyond_cpu(limits)
+    if status == -_SIGSYS:
+        return _Refused("forbidden_call", "it made a system call of another machine, which no program needs", "")
+    if status is not None and status < 0:
+        return _Refused("signal", f"it was ended by signal {-status} before it gave a result", "")
+    return _Refused("no_result", f"it left with exit status {status} before it gave a result", "")
+
+
+def _beyond_cpu(limits: Limits) -> _Refused:
+    return _Refused("cpu", f"it used more than {limits.cpu_s:g} s of CPU time{_raise('cpu_s')}", "")
+
+
+def _checked(answer: Any, limits: Limits) -> Any:
+    """The value in an answer, or what the harness says of the call.
+
+    The harness's word can only turn a call into a failure, and only into one that the code could cause anyway.
+    """
+    if not isinstance(answer, dict) or not (answer.keys() <= {"value", "error", "left"}):
+        raise _Refused("forged_frame", "the answer was not written by the harness", "")
+    error = answer.get("error")
+    if error is None:
+        if "value" not in answer:
+            raise _Refused("forged_frame", "the answer was not written by the harness", "")
+        return answer["value"]
+    told = [error.get(name) for name in ("kind", "type", "message", "traceback")] if isinstance(error, dict) else []
+    texts = [text for text in told if isinstance(text, str)]
+    if len(texts) != 4 or texts[0] not in _TELLABLE:
+        raise _Refused("forged_frame", "the answer was not written by the harness", "")
+    kind, name, message, trace = texts
+    text = ": ".join(part for part in (name, message) if part)
+    raise _Refused(kind, _with_limit(kind, text, limits), trace)
+
+
+def _with_limit(kind: str, message: str, limits: Limits) -> str:
+    """The message, with the limit that was met and how to raise it, where one was."""
+    texts = {
+        "memory": (f"it needed more than {limits.memory_mb:,} MiB of memory", "memory_mb"),
+        "disk": (f"its work folder holds {limits.disk_mb:,} MiB", "disk_mb"),
+        "open_files": (f"it may have {limits.open_files:,} descriptors open", "open_files"),
+        "processes": (f"it may start {limits.processes:,} processes; threads may be {THREADS}", "processes"),
+        "result_size": (f"a result may have {limits.result_kb:,} KiB", "result_kb"),
+    }
+    if kind not in texts:
+        return message
+    text, name = texts[kind]
+    return f"{text}{_raise(name)}" + (f" ({message})" if message else "")
+
+
+def _raise(name: str) -> str:
+    return f"; raise limits.{name} if it needs more"

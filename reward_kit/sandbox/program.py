@@ -1,0 +1,134 @@
+"""What is run in a sandbox, and the world it needs: text, function, imports, and the paths it may read."""
+
+from __future__ import annotations
+
+import os
+import re
+import site
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from reward_kit.errors import ConfigError
+
+CallForm = Literal["reward", "plain"]
+
+_MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
+_PACKAGE = Path(__file__).resolve().parents[1]
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
+_TIME_ZONES = ("/etc/localtime", "/usr/share/zoneinfo")
+_PROGRAMS = ("/bin", "/usr/bin", "/usr/local/bin")
+_NEVER_READ = ("/", "/proc", "/sys", "/dev", "/tmp")
+
+SOURCE_LIMIT = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Code to be called behind walls.
+
+    Attributes:
+        source: its text.
+        function: the function that is called.
+        filename: how tracebacks name it.
+        form: "reward" calls `function(messages=…, ground_truth=…, …)` and takes a result model apart; "plain" calls it
+            with what it is given.
+        imports: modules that are imported once, before any call, and so cost a call nothing. They are imported without
+            secrets, and where there are namespaces without network or files of the host, but before a call's limits
+            and filter: name only what you trust.
+        read_paths: further files and folders it may read, absolute.
+        search_paths: folders it may import from, which it may read too.
+        is_async: the function is async and is awaited; one that is not declared so gets an error instead.
+    """
+
+    source: str
+    function: str = "evaluate"
+    filename: str = "<program>"
+    form: CallForm = "reward"
+    imports: tuple[str, ...] = ()
+    read_paths: tuple[str, ...] = ()
+    search_paths: tuple[str, ...] = ()
+    is_async: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.source) > SOURCE_LIMIT:
+            raise ConfigError(f"{self.filename} has {len(self.source):,} characters; at most {SOURCE_LIMIT:,} are run")
+        if not self.function.isidentifier():
+            raise ConfigError(f"{self.function!r} is no name of a function")
+        for name in self.imports:
+            if not _MODULE_NAME.match(name):
+                raise ConfigError(f"imports: {name!r} is no name of a module")
+        for path in (*self.read_paths, *self.search_paths):
+            _check_readable(path)
+
+    @classmethod
+    def from_file(
+        cls, path: str | Path, function: str = "evaluate", *, form: CallForm = "reward", imports: tuple[str, ...] = ()
+    ) -> Program:
+        """A program whose text is a file; the file's folder is not readable to it.
+
+        Raises:
+            ConfigError: the file cannot be read, or is no UTF-8.
+        """
+        try:
+            source = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        return cls(source, function, str(path), form, imports)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a zygote is started with; programs with the same one share zygotes.
+
+    Attributes:
+        imports: modules to import.
+        sys_path: where to import from.
+        read_paths: what is readable, each with what it really is once links are followed.
+        may_start_processes: `fork` and `execve` are allowed.
+    """
+
+    imports: tuple[str, ...]
+    sys_path: tuple[str, ...]
+    read_paths: tuple[tuple[str, str], ...]
+    may_start_processes: bool
+
+
+def world_of(program: Program, *, may_start_processes: bool) -> World:
+    """The world that `program` needs on this machine."""
+    imports = (*program.imports, *(("asyncio",) if program.is_async else ()))
+    library = library_path()
+    paths = [*library, str(_PACKAGE), f"{sys.base_prefix}/lib", *_LIBRARIES, *_TIME_ZONES]
+    if may_start_processes:
+        paths += [*_PROGRAMS, f"{sys.base_prefix}/bin", f"{sys.prefix}/bin", f"{sys.prefix}/pyvenv.cfg"]
+    paths += [*program.read_paths, *program.search_paths]
+    real = {path: os.path.realpath(path) for path in paths if os.path.exists(path)}  # noqa: PTH110
+    sys_path = (*library, str(_PACKAGE.parent), *program.search_paths)
+    return World(imports, sys_path, tuple(sorted(real.items())), may_start_processes)
+
+
+def needs_of(program: Program) -> tuple[object, ...]:
+    """What of a program decides its world, without its text."""
+    return program.imports, program.read_paths, program.search_paths, program.is_async
+
+
+def library_path() -> list[str]:
+    """The entries of `sys.path` that are the standard library or installed packages; no folder of a project."""
+    standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    roots = {*standard, sysconfig.get_config_var("DESTSHARED"), *site.getsitepackages()}
+    return [entry for entry in sys.path if entry in roots and os.path.isdir(entry)]  # noqa: PTH112
+
+
+def _check_readable(path: str) -> None:
+    if not os.path.isabs(path) or os.path.normpath(path) != path:  # noqa: PTH117
+        raise ConfigError(f"a path to be read must be absolute and plain, not {path!r}")
+    if path in _NEVER_READ or path.startswith(("/proc/", "/sys/", "/dev/")):
+        raise ConfigError(f"{path} is never shown in the sandbox; name the folder that is needed")
+    if not os.path.exists(path):  # noqa: PTH110
+        raise ConfigError(f"{path}, which the program is to read, is not there")
+    if os.geteuid() == 0:
+        wanted = 0o005 if os.path.isdir(path) else 0o004  # noqa: PTH112
+        if os.stat(path).st_mode & wanted != wanted:  # noqa: PTH116
+            raise ConfigError(f"{path} is closed to other users, and the sandbox gives up root: chmod o+rX {path}")

@@ -1,0 +1,237 @@
+"""One call in a fresh child, and a child that is used again by calls of the same function."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from reward_kit.errors import ConfigError
+from reward_kit.sandbox.child import Child
+from reward_kit.sandbox.frames import encode_request
+from reward_kit.sandbox.limits import Limits
+from reward_kit.sandbox.outcome import Evidence, Level, Outcome, Strength, judge
+from reward_kit.sandbox.program import Program
+from reward_kit.sandbox.zygote import Ended
+from reward_kit.sandbox.zygote_process import ZygoteProcess
+
+_WARM_CPU_S = 86_400.0
+_CALLS_A_LOOK = 64
+_SPOILING = ("memory", "open_files", "disk", "processes")
+_BACKSTOP_S = 2.0
+"""A zygote that has not ended a child this long after its deadline is ended itself."""
+
+
+def request_of(program: Program, request: Any) -> bytes:
+    """The frame payload of a call.
+
+    Raises:
+        ConfigError: the request has no JSON form, or a reward is not given its arguments by name.
+    """
+    if program.form == "reward":
+        if not isinstance(request, dict):
+            raise ConfigError(f"a reward function is called with arguments by name, not with {type(request).__name__}")
+        call: dict[str, Any] = {"args": [], "kwargs": request}
+    else:
+        call = {"args": [request], "kwargs": {}}
+    try:
+        return encode_request(call)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"what {program.function} is called with has no JSON form: {error}") from error
+
+
+def program_of(program: Program) -> bytes:
+    """The frame payload that carries the program."""
+    return json.dumps(
+        {
+            "source": program.source,
+            "filename": program.filename,
+            "function": program.function,
+            "module": "reward_program",
+            "form": program.form,
+            "is_async": program.is_async,
+        }
+    ).encode()
+
+
+async def run_isolated(
+    zygote: ZygoteProcess, program: Program, call: bytes, limits: Limits, strength: Strength
+) -> Outcome:
+    """One call in a fresh child, of which nothing is left when this returns."""
+    started = time.monotonic()
+    child = zygote.spawn(limits, is_single=True, wall_s=limits.wall_s, cpu_s=limits.cpu_s)
+    try:
+        child.answered = asyncio.get_running_loop().create_future()
+        child.answered.add_done_callback(lambda _: zygote.kill_child() if child.has_fault else None)
+        child.send(program_of(program), call)
+        ended = await _end_of(zygote, child, limits.wall_s + _BACKSTOP_S)
+        evidence = Evidence()
+        child.take_end(evidence, ended)
+        evidence.wall_s = time.monotonic() - started
+        return judge(evidence, limits, "isolated", strength)
+    finally:
+        child.close()
+
+
+async def _end_of(zygote: ZygoteProcess, child: Child, timeout_s: float) -> Ended | None:
+    """Wait for the child's end; where we are cancelled, or the zygote fails to end it in time, bring it about."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.shield(child.ended)
+    except TimeoutError:
+        await zygote.close()
+        return None
+    except asyncio.CancelledError:
+        await _end_child(zygote, child)
+        raise
+
+
+async def _end_child(zygote: ZygoteProcess, child: Child) -> Ended | None:
+    """Kill the child and wait for its end, which takes a millisecond; where it does not come, end the zygote."""
+    zygote.kill_child()
+    waiting = asyncio.get_running_loop().create_task(asyncio.wait({child.ended}, timeout=_BACKSTOP_S))
+    try:
+        await asyncio.shield(waiting)
+    finally:
+        if not child.ended.done():
+            await waiting
+    if not child.ended.done():
+        await zygote.close()
+    return child.ended.result()
+
+
+class Session:
+    """A child that answers several calls of one function, one after the other.
+
+    Attributes:
+        is_usable: the last call left it clean.
+    """
+
+    def __init__(
+        self, zygote: ZygoteProcess, program: Program, limits: Limits, strength: Strength, level: Level
+    ) -> None:
+        self._zygote, self._program, self._limits, self._strength = zygote, program, limits, strength
+        self._level = level
+        self._loop = asyncio.get_running_loop()
+        self._child = zygote.spawn(
+            limits, is_single=False, wall_s=0.0, cpu_s=_WARM_CPU_S if level == "warm" else limits.cpu_s
+        )
+        self._child.ended.add_done_callback(self._on_end)
+        self._calls = 0
+        self._first_resident_mb = 0.0
+        self._cpu_before = 0.0
+        self._ended_for: Literal["late", "cpu"] | None = None
+        self.is_usable = True
+
+    def _on_end(self, _: asyncio.Future[Ended | None]) -> None:
+        self.is_usable = False
+        if self._child.answered is not None and not self._child.answered.done():
+            self._child.answered.set_result(None)
+
+    async def call(self, payload: bytes, wall_s: float) -> Outcome:
+        """One call.
+
+        Args:
+            payload: as `request_of` gives it.
+            wall_s: seconds until the child is killed.
+        """
+        started = self._loop.time()
+        child = self._child
+        answered = child.answered = self._loop.create_future()
+        self._cpu_before = child.cpu_s()
+        self._arm(answered, started + wall_s, min(wall_s, self._limits.cpu_s))
+        child.send(program_of(self._program) if self._calls == 0 else None, payload)
+        self._calls += 1
+        if child.ended.done():
+            self._on_end(child.ended)
+        try:
+            await answered
+        except asyncio.CancelledError:
+            self.is_usable = False
+            await _end_child(self._zygote, child)
+            raise
+        finally:
+            self._timer.cancel()
+        evidence = Evidence()
+        if child.has_fault or not self.is_usable:
+            await self._post_mortem(evidence)
+        else:
+            child.take_answer(evidence)
+            evidence.cpu_s = child.cpu_s() - self._cpu_before
+            self.is_usable = self._is_sound(evidence)
+        evidence.wall_s = self._loop.time() - started
+        return judge(evidence, self._limits, self._level, self._strength)
+
+    def _arm(self, answered: asyncio.Future[None], deadline: float, delay_s: float) -> None:
+        self._timer = self._loop.call_later(delay_s, self._look_at_clocks, answered, deadline)
+
+    def _look_at_clocks(self, answered: asyncio.Future[None], deadline: float) -> None:
+        """End the call at its deadline, or when its CPU time is used up; else look again when either can be."""
+        left_s = deadline - self._loop.time()
+        cpu_left_s = self._limits.cpu_s - (self._child.cpu_s() - self._cpu_before)
+        if left_s > 0.001 and cpu_left_s > 0.001:
+            self._arm(answered, deadline, min(left_s, cpu_left_s))
+            return
+        self._ended_for = "late" if left_s <= 0.001 else "cpu"
+        self.is_usable = False
+        if not answered.done():
+            answered.set_result(None)
+
+    async def _post_mortem(self, evidence: Evidence) -> None:
+        self.is_usable = False
+        ended = await _end_child(self._zygote, self._child)
+        self._child.take_end(evidence, ended)
+        evidence.cpu_s = max(0.0, evidence.cpu_s - self._cpu_before)
+        if self._ended_for is not None and evidence.how != "lost":
+            evidence.how = self._ended_for
+
+    def _is_sound(self, evidence: Evidence) -> bool:
+        """Whether the child may answer again: it left nothing running or open, and has not grown by half its memory."""
+        answer = evidence.answer
+        if evidence.fault is not None or not isinstance(answer, dict) or answer.get("left"):
+            return False
+        error = answer.get("error")
+        if isinstance(error, dict) and error.get("kind") in _SPOILING:
+            return False
+        if self._calls > 1 and self._calls % _CALLS_A_LOOK:
+            return True
+        resident = self._child.resident_mb()
+        if self._calls == 1:
+            self._first_resident_mb = resident
+        return resident - self._first_resident_mb <= self._limits.memory_mb / 2
+
+    def is_clean(self) -> bool:
+        """Nothing has come, and it has not ended, since its last answer."""
+        return self.is_usable and not self._child.ended.done() and not self._child.has_extra
+
+    async def close(self) -> None:
+        """End the child; the zygote can be asked for another one."""
+        self.is_usable = False
+        try:
+            if not self._child.ended.done():
+                await _end_child(self._zygote, self._child)
+        finally:
+            self._child.close()
+
+
+async def ask_all(
+    zygote: ZygoteProcess, program: Program, calls: Sequence[bytes], limits: Limits, strength: Strength
+) -> list[Outcome]:
+    """Put questions to one fresh child, one at a time, within one wall limit for all of them.
+
+    Where the child ends, or has to be ended, the remaining questions are not asked and fail as that one did.
+    """
+    session = Session(zygote, program, limits, strength, "isolated")
+    deadline = time.monotonic() + limits.wall_s
+    outcomes: list[Outcome] = []
+    try:
+        for call in calls:
+            if not session.is_usable and outcomes:
+                outcomes.append(outcomes[-1])
+                continue
+            outcomes.append(await session.call(call, max(0.0, deadline - time.monotonic())))
+    finally:
+        await session.close()
+    return outcomes

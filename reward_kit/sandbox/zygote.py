@@ -1,0 +1,380 @@
+"""The program that is started once, imports what calls will need, puts itself behind walls, and forks a child per call.
+
+Run as `python -I -S zygote.py CONTROL`: with an empty environment and one socket. It never sees a byte of a program, a
+request or a result: the host hands it the descriptors of a call and a record of fixed size, the child reads the rest
+behind its walls. So nothing of one call is left in memory that the next one's child is a copy of.
+
+It does one call at a time. It ends, and with it everything it started, when the socket closes. Whatever goes wrong in
+putting up a wall ends the child with `SETUP_EXIT` before anything foreign was read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
+
+import _socket
+import array
+import builtins
+import json
+import math
+import select
+import signal
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from reward_kit.sandbox import harness
+from reward_kit.sandbox.frames import READY
+from reward_kit.sandbox.kernel import capabilities, landlock, libc, namespaces, rlimits, seccomp, syscalls
+
+SETUP_EXIT: Final = 97
+CHANNEL: Final = 3
+SPAWN: Final = struct.Struct("!dIQIIQQB")
+ENDED: Final = struct.Struct("!iddQdB")
+KILL: Final = b"K"
+ON_TIME, TOO_LATE, KILLED, TOO_MUCH_DISK = 0, 1, 2, 3
+_FILES_PER_MEBIBYTE = 256
+_DISK_LOOK_S = 0.02
+"""How often a work folder on a real disk is measured; in a namespace it is a file system of its own size."""
+_DEVICE_READ = ("random", "urandom")
+
+
+class Spawn(NamedTuple):
+    """The record that asks for a child; its descriptors come with it: channel, output, errors."""
+
+    wall_s: float  # 0: until the host ends it
+    cpu_s: int
+    memory: int  # bytes
+    processes: int
+    open_files: int
+    disk: int  # bytes
+    max_result: int  # bytes
+    is_single: int
+
+    def packed(self) -> bytes:
+        """As it goes over the socket."""
+        return SPAWN.pack(*self)
+
+
+class Ended(NamedTuple):
+    """The record that says how a child ended."""
+
+    status: int  # as `waitpid` gives it
+    user_s: float
+    system_s: float
+    peak_memory: int  # bytes
+    wall_s: float
+    how: int  # ON_TIME, TOO_LATE, KILLED or TOO_MUCH_DISK
+
+    def packed(self) -> bytes:
+        """As it goes over the socket."""
+        return ENDED.pack(*self)
+
+
+class Zygote:
+    """This process, behind its own walls."""
+
+    def __init__(self, control: _socket.socket, config: dict[str, Any], pid_namespace: int, statm: int) -> None:
+        self._control = control
+        self._config = config
+        self._pid_namespace = pid_namespace
+        self._strength: str = config["strength"]
+        self._may_start: bool = config["may_start_processes"]
+        self._filter = b""
+        if self._strength != "process":
+            self._filter = seccomp.build(syscalls.machine(), may_start_processes=self._may_start)
+        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self._landlock = landlock.abi() if self._strength != "process" else 0
+        self._mapped = rlimits.address_space_in_use(statm) if statm >= 0 else 0
+        self._calls = 0
+        self._others: int = config["others"]
+        if self._strength == "namespaces":
+            work = namespaces.WORK_FOLDER + "/"
+            self._keep = [path for path, _ in config["read_paths"] if path.startswith(work) and os.path.exists(path)]  # noqa: PTH110
+
+    def serve(self) -> None:
+        """Start a child for each record that comes, until the socket closes."""
+        descriptors = array.array("i")
+        room = _socket.CMSG_SPACE(3 * descriptors.itemsize)
+        while True:
+            record, ancillary, _, _ = self._control.recvmsg(SPAWN.size, room)
+            if not record:
+                return
+            if record == KILL:  # it came too late: the child has ended
+                continue
+            descriptors = array.array("i")
+            for _, _, data in ancillary:
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+            ended = self._one_call(Spawn(*SPAWN.unpack(record)), list(descriptors))
+            self._control.send(ended.packed())
+
+    def _one_call(self, spawn: Spawn, descriptors: Sequence[int]) -> Ended:
+        started = time.monotonic()
+        folder = self._make_folder()
+        if self._strength == "namespaces":
+            namespaces.send_next_child_away(self._pid_namespace)
+        parent = os.getpid()
+        child = os.fork()
+        if child == 0:
+            self._be_child(spawn, descriptors, folder, parent)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        how = self._watch(child, started + spawn.wall_s if spawn.wall_s else None, folder, spawn.disk)
+        _, status, usage = os.wait4(child, 0)
+        ended = Ended(status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss << 10, time.monotonic() - started, how)
+        if folder:
+            remove_folder(folder)
+        return ended
+
+    def _make_folder(self) -> str:
+        root = self._config["work_root"]
+        if not root:
+            return ""
+        self._calls += 1
+        folder = f"{root}/{self._calls}"
+        os.mkdir(folder, 0o700)  # noqa: PTH102
+        return folder
+
+    def _watch(self, child: int, deadline: float | None, folder: str, disk: int) -> int:
+        """Wait for the child's end, or bring it about: at a limit, at the host's word, or when the host is gone."""
+        ending = os.pidfd_open(child)
+        poll = select.poll()
+        poll.register(ending, select.POLLIN)
+        poll.register(self._control.fileno(), select.POLLIN)
+        how = ON_TIME
+        try:
+            while True:
+                left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+                wait = min(left, _DISK_LOOK_S if folder else math.inf)
+                ready = [descriptor for descriptor, _ in poll.poll(None if wait == math.inf else wait * 1000)]
+                if ending in ready:
+                    return how
+                if not ready and wait < left and not uses_more(folder, disk):
+                    continue
+                how = KILLED if ready else TOO_MUCH_DISK if wait < left else TOO_LATE
+                deadline, folder = None, ""
+                gone = bool(ready) and not self._control.recv(len(KILL))
+                signal.pidfd_send_signal(ending, signal.SIGKILL)
+                if gone:
+                    os._exit(0)
+        finally:
+            os.close(ending)
+
+    def _be_child(self, spawn: Spawn, descriptors: Sequence[int], folder: str, parent: int) -> None:
+        """In the child: put up the walls, then serve. Never returns."""
+        try:
+            _take_descriptors(self._null, descriptors)
+            libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL, "die with the zygote")
+            if self._strength != "namespaces" and os.getppid() != parent:
+                os._exit(SETUP_EXIT)
+            self._put_up_walls(spawn, folder)
+            os.write(CHANNEL, READY)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, nothing may run behind half a wall
+            os.write(2, f"{type(error).__name__}: {error}"[:1000].encode("utf-8", "replace"))
+            os._exit(SETUP_EXIT)
+        harness.serve(CHANNEL, spawn.max_result, is_single=bool(spawn.is_single))
+
+    def _put_up_walls(self, spawn: Spawn, folder: str) -> None:
+        is_confined = self._strength != "process"
+        work = folder or namespaces.WORK_FOLDER
+        if self._strength == "namespaces":
+            namespaces.enter_work_folder(spawn.disk, files_in(spawn.disk), may_execute=self._may_start, keep=self._keep)
+        else:
+            os.chdir(folder)
+        os.environ.update(HOME=work, TMPDIR=work)
+        if is_confined:
+            landlock.restrict(self._landlock, self._landlock_rules(work))
+        limits = rlimits.ProcessLimits(
+            spawn.cpu_s, self._mapped + spawn.memory, spawn.disk, spawn.open_files, self._tasks(spawn)
+        )
+        limits.apply()
+        if is_confined:
+            capabilities.keep_only(*([capabilities.DAC_READ_SEARCH] if self._config["keep_read_search"] else []))
+            seccomp.load(seccomp.for_process(self._filter, os.getpid()))
+
+    def _tasks(self, spawn: Spawn) -> int:
+        """Tasks of this user id: the zygote, its parent behind the same walls, the child, and what that may start."""
+        if self._config["shares_user"]:
+            return self._others + rlimits.SPARE_TASKS if self._others else 0
+        ours = 3 if self._strength == "namespaces" else 2
+        return ours + (spawn.processes or rlimits.THREADS)
+
+    def _landlock_rules(self, work: str) -> list[tuple[str, int]]:
+        rules = shared_rules(self._config)
+        if self._strength == "namespaces":
+            rules.append(("/", landlock.READ | (landlock.EXECUTE if self._may_start else 0)))
+        return [*rules, (work, landlock.work_folder_rights(self._landlock, may_execute=self._may_start))]
+
+
+def files_in(disk: int) -> int:
+    """How many files and folders a work folder of this many bytes may hold."""
+    return max(16, _FILES_PER_MEBIBYTE * disk // rlimits.MEBIBYTE)
+
+
+def uses_more(folder: str, disk: int) -> bool:
+    """Whether a work folder on a real disk holds more than it may; one that cannot be measured does."""
+    pending, files, size = [folder], 0, 0
+    try:
+        while pending:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    files += 1
+                    size += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if files > files_in(disk) or size > disk:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+    except FileNotFoundError:  # it changes while we look
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _take_descriptors(null: int, descriptors: Sequence[int]) -> None:
+    """Input, output, errors and the channel become 0 to 3, and there are no others."""
+    channel, output, errors = (os.dup(descriptor) for descriptor in descriptors)
+    for number, descriptor in enumerate((null, output, errors, channel)):
+        os.dup2(descriptor, number, inheritable=False)
+    os.closerange(CHANNEL + 1, 1 << 16)
+    os.setsid()
+
+
+def remove_folder(path: str) -> None:
+    """Remove what a call left, following no link. Folders are moved up before they are emptied, so no path is long."""
+    pending, number, token = [path], 0, os.urandom(8).hex()
+    while pending:
+        folder = pending.pop()
+        os.chmod(folder, 0o700)  # noqa: PTH101
+        with os.scandir(folder) as entries:
+            found = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for inner, is_folder in found:
+            if is_folder:
+                number += 1
+                os.chmod(inner, 0o700)  # noqa: PTH101
+                os.rename(inner, f"{path}.{token}.{number}")  # noqa: PTH104
+                pending.append(f"{path}.{token}.{number}")
+            else:
+                os.unlink(inner)  # noqa: PTH108
+        os.rmdir(folder)  # noqa: PTH106
+
+
+def _enter(config: dict[str, Any]) -> tuple[int, int]:
+    """Put up the zygote's own walls; its PID namespace and its memory figure, -1 where there is none.
+
+    The process that called stays behind as the parent of the new process 1, which this returns in, and ends with it.
+    """
+    strength, user = config["strength"], config["outer_user"]
+    if strength == "namespaces":
+        proc = namespaces.enter(config["read_paths"], outer_user=user)
+        inner = os.fork()
+        if inner:
+            os.close(proc)
+            _wait_for(inner)
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL, "die with the parent")
+        pid_namespace = namespaces.proc_file(proc, "ns/pid")
+        statm = namespaces.proc_file(proc, "statm")
+        os.close(proc)
+        capabilities.empty_bounding_set()
+    else:
+        pid_namespace = -1
+        statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if os.path.exists("/proc/self/statm") else -1  # noqa: PTH110
+        if user is not None:
+            capabilities.become(user, keep_read_search=config["keep_read_search"])
+    config["others"] = rlimits.tasks_of(os.getuid()) if config["shares_user"] else 0
+    if strength != "process":
+        libc.prctl(libc.PR_SET_DUMPABLE, 0, "close this process to others")
+        libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1, "give up gaining rights")
+        _check_mechanisms()
+    if strength == "landlock":
+        _confine_oneself(config)
+    return pid_namespace, statm
+
+
+def _confine_oneself(config: dict[str, Any]) -> None:
+    """Without namespaces: what is imported can read no more than a call can, and reaches no network."""
+    version = landlock.abi()
+    if version >= 2:  # the first version forbids all moving of files between folders, with which folders are removed
+        work = (config["work_root"], landlock.work_folder_rights(version, may_execute=False))
+        landlock.restrict(version, [*shared_rules(config), work])
+    seccomp.load(seccomp.build_for_zygote(syscalls.machine()))
+
+
+def shared_rules(config: dict[str, Any]) -> list[tuple[str, int]]:
+    """Landlock's rules for what every call may read where there is no root of its own, and for devices."""
+    rules = [(real, landlock.READ) for _, real in config["read_paths"]]
+    for device in namespaces.DEVICES:
+        rights = landlock.READ_DEVICE if device in _DEVICE_READ else landlock.WRITE_DEVICE
+        rules.append((f"/dev/{device}", rights))
+    return rules
+
+
+def _check_mechanisms() -> None:
+    if not landlock.abi():
+        raise libc.SetupError("confine files with Landlock", "this kernel has none, or was booted without it")
+
+
+def _wait_for(child: int) -> None:
+    os.closerange(0, 1 << 16)
+    _, status = os.waitpid(child, 0)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _preload(config: dict[str, Any]) -> None:
+    sys.path[:] = config["sys_path"]
+    sys.argv[:] = [""]
+    sys.dont_write_bytecode = True
+    for name in ("exit", "quit"):
+        setattr(builtins, name, sys.exit)
+    for name in config["imports"]:
+        try:
+            import_module(name)
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise libc.SetupError(f"import {name}, which the program declares", reason) from error
+    _use_once()
+
+
+def _use_once() -> None:
+    """Do what is slow the first time: SymPy builds a hundred milliseconds' worth of tables when it is first used."""
+    sympy = sys.modules.get("sympy")
+    if sympy is not None:
+        symbol = sympy.Symbol("x")
+        str(sympy.simplify(symbol + symbol - sympy.sympify("x/2 + 1")))
+
+
+def _reply(control: _socket.socket, message: dict[str, Any]) -> None:
+    control.send(json.dumps(message).encode())
+
+
+def main(descriptor: int) -> None:
+    """Read the configuration, put up walls, import, say so, and serve."""
+    control = _socket.socket(fileno=descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Only the two ends hold the socket, so each sees the other's end.
+    os.closerange(descriptor + 1, 1 << 16)
+    config = json.loads(control.recv(1 << 20))
+    try:
+        pid_namespace, statm = _enter(config)
+        _preload(config)
+        zygote = Zygote(control, config, pid_namespace, statm)
+    except (libc.SetupError, OSError) as error:
+        step, reason = (error.step, error.reason) if isinstance(error, libc.SetupError) else ("start", str(error))
+        _reply(control, {"step": step, "reason": reason})
+        os._exit(SETUP_EXIT)
+    if statm >= 0:
+        os.close(statm)
+    harness.prepare()
+    _reply(control, {"ready": True, "landlock": landlock.abi()})
+    zygote.serve()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

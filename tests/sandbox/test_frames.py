@@ -1,0 +1,137 @@
+"""The answer's bytes: one frame that only this call's harness can have written, or a fault of its own kind."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from reward_kit.sandbox.frames import (
+    HEADER,
+    MAGIC,
+    MAX_DEPTH,
+    NONCE_BYTES,
+    FrameError,
+    answer_end,
+    decode,
+    encode_request,
+    pack,
+    read_answer,
+)
+
+NONCE = bytes(range(NONCE_BYTES))
+LIMIT = 4096
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def fault(data: bytes, nonce: bytes = NONCE) -> str:
+    with pytest.raises(FrameError) as caught:
+        read_answer(data, nonce, LIMIT)
+    return caught.value.kind
+
+
+def fault_in(payload: bytes) -> str:
+    return fault(pack(NONCE, payload))
+
+
+@given(json_values)
+@settings(deadline=None)
+def test_what_is_framed_is_read_back(value):
+    assert decode(encode_request(value)) == value
+    payload = encode_request(value)
+    assert read_answer(pack(NONCE, payload), NONCE, len(payload)) == value
+
+
+def test_each_fault_of_the_frame_has_its_kind():
+    frame = pack(NONCE, b"1")
+    assert fault(b"") == "no_result"
+    assert fault(frame[:-1]) == "truncated_frame"
+    assert fault(frame[:10]) == "truncated_frame"
+    assert fault(frame + b"x") == "extra_frame"
+    assert fault(frame + frame) == "extra_frame"
+    assert fault(frame, nonce=bytes(NONCE_BYTES)) == "forged_frame"
+    assert fault(b'{"ok": {"score": 1.0}}') == "forged_frame"
+    assert fault(HEADER.pack(MAGIC, NONCE, LIMIT + 1)) == "result_size"
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind"),
+    [
+        (b"NaN", "non_finite"),
+        (b'{"score":-Infinity}', "non_finite"),
+        (b"1e999", "non_finite"),
+        (b"9" * 1001, "huge_integer"),
+        (b'{"score":0,"score":1}', "duplicate_key"),
+        (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "nesting"),
+        (b'"\\ud800"', "surrogate"),
+        (b'{"\\uDFFF":1}', "surrogate"),
+        (b"\xff", "not_json"),
+        (b"", "not_json"),
+        (b"1 2", "not_json"),
+        (b"{'a':1}", "not_json"),
+    ],
+)
+def test_each_fault_of_the_value_has_its_kind(payload, kind):
+    assert fault_in(payload) == kind
+
+
+def test_what_only_looks_like_a_fault_is_read():
+    assert decode(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
+    brackets = json.dumps("[{" * 500 + '\\"').encode()
+    assert decode(brackets) == json.loads(brackets)
+    assert decode(b'"\\ud83d\\ude00"') == "\U0001f600"
+    assert decode(b'"\\\\ud800"') == "\\ud800"
+    assert decode(b"9" * 1000) == int("9" * 1000)
+
+
+def test_a_request_keeps_halves_of_surrogate_pairs():
+    assert json.loads(encode_request({"content": "\ud800"})) == {"content": "\ud800"}
+
+
+@given(st.binary(max_size=200))
+@example(b'"' + b'\\"' * 90)
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_give_a_value_or_a_fault(data):
+    for candidate in (data, pack(NONCE, data), MAGIC + NONCE + data):
+        try:
+            read_answer(candidate, NONCE, LIMIT)
+        except FrameError:
+            continue
+
+
+@given(json_values, st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_frame_with_one_changed_header_byte_is_not_taken_for_another_value(value, data):
+    frame = bytearray(pack(NONCE, encode_request(value)))
+    place = data.draw(st.integers(0, HEADER.size - 1))
+    frame[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(FrameError):
+        read_answer(frame, NONCE, LIMIT)
+
+
+@given(st.binary(max_size=80), st.integers(0, 80))
+@settings(deadline=None)
+def test_a_frame_is_complete_exactly_at_its_last_byte(payload, cut):
+    frame = pack(NONCE, payload)
+    part = frame[:cut]
+    assert answer_end(part, NONCE, LIMIT) == (len(frame) if len(part) == len(frame) else None)
+
+
+def test_reading_takes_time_in_proportion_to_the_bytes():
+    unterminated = b"[" * 101 + b'"' + b'\\"' * 200_000
+    started = time.perf_counter()
+    with pytest.raises(FrameError):
+        decode(unterminated)
+    assert time.perf_counter() - started < 1.0

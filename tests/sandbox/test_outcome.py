@@ -1,0 +1,83 @@
+"""How a call is judged from what is known of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from reward_kit.sandbox import Limits
+from reward_kit.sandbox.frames import FrameError
+from reward_kit.sandbox.outcome import Evidence, judge
+
+LIMITS = Limits()
+
+
+def judged(**known):
+    return judge(Evidence(**{"is_ready": True, "exit": 0, **known}), LIMITS, "isolated", "namespaces")
+
+
+def told(kind, message="m"):
+    return judged(answer={"error": {"kind": kind, "type": "E", "message": message, "traceback": "t"}, "left": []})
+
+
+def test_a_value_is_a_value():
+    outcome = judged(answer={"value": None, "left": []})
+    assert (outcome.kind, outcome.failure, outcome.word) == ("ok", None, "ok")
+    assert judged(answer={"value": 1, "left": []}, is_output_cut=True).word == "output-capped"
+
+
+@pytest.mark.parametrize(
+    ("known", "kind", "failure_class", "word"),
+    [
+        ({"how": "late"}, "wall", "timeout", "timeout"),
+        ({"how": "cpu"}, "cpu", "timeout", "timeout"),
+        ({"how": "disk"}, "disk", "limit", "denied"),
+        ({"how": "lost"}, "zygote", "crash", "crashed"),
+        ({"is_ready": False, "exit": 97}, "setup", "refused", "error"),
+        ({"fault": FrameError("no_result", ""), "exit": -9, "cpu_s": 9.0}, "cpu", "timeout", "timeout"),
+        ({"fault": FrameError("no_result", ""), "exit": -9, "cpu_s": 1.0}, "signal", "crash", "crashed"),
+        ({"fault": FrameError("no_result", ""), "exit": -31}, "forbidden_call", "crash", "crashed"),
+        ({"fault": FrameError("no_result", ""), "exit": 0}, "no_result", "crash", "error"),
+        ({"fault": FrameError("forged_frame", "x")}, "forged_frame", "invalid_result", "invalid-result"),
+        ({"fault": FrameError("result_size", "x")}, "result_size", "limit", "result-too-large"),
+    ],
+)
+def test_what_the_host_saw_is_classified(known, kind, failure_class, word):
+    outcome = judged(**known)
+    assert (outcome.kind, outcome.failure.failure_class, outcome.word) == (kind, failure_class, word)
+    assert outcome.value is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit"),
+    [
+        ("memory", "memory_mb"),
+        ("disk", "disk_mb"),
+        ("open_files", "open_files"),
+        ("processes", "processes"),
+        ("result_size", "result_kb"),
+    ],
+)
+def test_a_limit_that_was_met_is_named_with_the_way_to_raise_it(kind, limit):
+    assert f"raise limits.{limit}" in told(kind).failure.message
+    assert told(kind).failure.failure_class == "limit"
+
+
+def test_times_name_their_limits_too():
+    assert "raise limits.wall_s" in judged(how="late").failure.message
+    assert "raise limits.cpu_s" in judged(how="cpu").failure.message
+
+
+def test_the_harness_may_only_tell_what_the_code_could_cause():
+    assert told("exception").failure.message == "E: m"
+    assert told("exception").failure.traceback == "t"
+    for answer in (
+        {"error": {"kind": "ok", "type": "", "message": "", "traceback": ""}},
+        {"error": {"kind": "zygote", "type": "", "message": "", "traceback": ""}},
+        {"error": {"kind": "exception"}},
+        {"error": "x"},
+        {"left": []},
+        {"value": 1, "score": 1},
+        [],
+        None,
+    ):
+        assert judged(answer=answer).kind == "forged_frame"
