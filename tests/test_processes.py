@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from reward_kit import process_guardian
 from reward_kit.errors import ConfigError
-from reward_kit.process_guardian import MARK, running
+from reward_kit.process_guardian import MARK, kill_all, running
 from reward_kit.processes import (
     LOG_FOLDER,
     ChildProcess,
@@ -155,6 +156,17 @@ def kill_while_it_starts_children(delay_s: float) -> None:
 @pytest.mark.parametrize("delay_s", [0.0, 0.03])
 def test_a_child_started_right_before_the_kill_dies_too(delay_s: float) -> None:
     kill_while_it_starts_children(delay_s)
+
+
+def test_the_guardian_waits_for_what_is_just_being_started() -> None:
+    # Between its fork and its exec a child does not carry the token yet.
+    command = "sleep 0.05; exec env REWARD_KIT_GUARD=just-started sleep 100"
+    with subprocess.Popen(["/bin/sh", "-c", command], start_new_session=True) as late:
+        try:
+            kill_all("just-started", quiet_looks=process_guardian._QUIET_LOOKS)
+            assert late.wait(timeout=2) == -signal.SIGKILL
+        finally:
+            late.kill()
 
 
 @pytest.mark.campaign

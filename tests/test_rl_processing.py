@@ -132,11 +132,15 @@ def test_failed_rewards_and_failed_episodes_are_unscored() -> None:
     failed = episode("a", [0.0])
     failed.custom_data["failure"] = Failure.from_exception(RewardError("the world broke")).to_json()
     failure = Failure.from_exception(RewardError("the reward broke"))
+    results = [scored("a", result(1.0, i0=1.0)), scored("b", None, failure)]
+    results += [scored("c", result(1.0)), scored("d", result(0.0))]
     batch = CreditAssigner(omega=0.5, gamma=0.9).assign(
-        [failed, episode("b", [0.0]), episode("c", [0.0])],
-        [scored("a", result(1.0, i0=1.0)), scored("b", None, failure), scored("c", result(1.0))],
+        [failed, episode("b", [0.0]), episode("c", [0.0]), episode("d", [0.0])], results
     )
-    assert batch.scores == [None, None, 1.0]
+    assert batch.scores == [None, None, 1.0, 0.0]
+    # Of one group and one state, c and d are each other's only peers.
+    assert [steps[0].advantage for steps in batch.steps[:2]] == [None, None]
+    assert [steps[0].advantage for steps in batch.steps[2:]] == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-5)
     assert {name: failure.message for name, failure in batch.failures.items()} == {
         "a": "the world broke",
         "b": "the reward broke",
@@ -148,7 +152,8 @@ def test_a_group_of_which_nothing_is_scored_has_no_credit_and_leaves_the_others_
     for e, group in zip(episodes, ("g", "g", "h", "h"), strict=True):
         e.custom_data["group_id"] = group
     failure = Failure.from_exception(RewardError("the reward broke"))
-    results = [scored("a", None, failure), scored("b", None, failure), scored("c", result(1.0)), scored("d", result(0.0))]
+    results = [scored("a", None, failure), scored("b", None, failure)]
+    results += [scored("c", result(1.0)), scored("d", result(0.0))]
     batch = CreditAssigner(omega=1.0, gamma=0.9).assign(episodes, results)
     credit = [steps[0].advantage for steps in batch.steps]
     assert credit[:2] == [None, None] and credit[2] == -credit[3] != 0.0

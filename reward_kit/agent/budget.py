@@ -19,6 +19,13 @@ class Used(NamedTuple):
     cost: float | None = None
 
 
+class Exhausted(NamedTuple):
+    """A bound that is reached: its key among the run's limits, and how far, in words."""
+
+    key: str
+    text: str
+
+
 class RunBudget:
     """The account of one run.
 
@@ -38,16 +45,16 @@ class RunBudget:
         self.cost += used.cost or 0.0
         self.steps += steps
 
-    def exhausted(self) -> str | None:
-        """Which bound is reached, in words; None while there is something left."""
+    def exhausted(self) -> Exhausted | None:
+        """Which bound is reached; None while there is something left."""
         limits = self.limits
         if limits.cost is not None and self.cost >= limits.cost:
-            return f"cost: {self.cost:.4f} of {limits.cost:g} US dollars (--max-cost, run_limits.cost)"
+            return Exhausted("cost", f"{self.cost:.4f} of {limits.cost:g} US dollars")
         if limits.total_tokens is not None and self.tokens >= limits.total_tokens:
-            return f"tokens: {self.tokens:,} of {limits.total_tokens:,} (run_limits.total_tokens)"
+            return Exhausted("total_tokens", f"{self.tokens:,} of {limits.total_tokens:,} tokens")
         if limits.steps is not None and self.steps >= limits.steps:
-            return f"steps: {self.steps:,} of {limits.steps:,} (run_limits.steps)"
+            return Exhausted("steps", f"{self.steps:,} of {limits.steps:,} steps")
         seconds = time.monotonic() - self._began
         if limits.wall_time_s is not None and seconds >= limits.wall_time_s:
-            return f"time: {seconds:.0f} of {limits.wall_time_s:g} s (run_limits.wall_time_s)"
+            return Exhausted("wall_time_s", f"{seconds:.0f} of {limits.wall_time_s:g} s")
         return None

@@ -55,7 +55,7 @@ def read_request(data: bytes) -> ChatRequest:
     except (ValueError, RecursionError) as error:
         raise RefusedRequest(f"the body is no JSON: {error}") from error
     if not isinstance(body, dict):
-        raise RefusedRequest(f"the body is a JSON object, not a {type(body).__name__}")
+        raise RefusedRequest(f"the body is a JSON object, not {kind_of(body)}")
     _refuse_unserved(body)
     stream_options = body.get("stream_options")
     return ChatRequest(

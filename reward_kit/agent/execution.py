@@ -256,7 +256,7 @@ def _arguments_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ToolError(f"the arguments of {call['name']!r} are not a JSON object: {shown}")
     arguments = call.get("arguments") or {}
     if not isinstance(arguments, Mapping):
-        raise ToolError(f"the arguments of {call['name']!r} are a {type(arguments).__name__}, not an object")
+        raise ToolError(f"the arguments of {call['name']!r} are {kind_of(arguments)}, not an object")
     return dict(arguments)
 
 
@@ -284,7 +284,7 @@ def _plain(value: Any) -> Any:
         return value.model_dump(mode="json")
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
-    raise TypeError(f"a {type(value).__name__} has no JSON form; return text or plain data")
+    raise TypeError(f"{kind_of(value)} has no JSON form; return text or plain data")
 
 
 def cut_text(text: str, limit: int) -> tuple[str, bool]:

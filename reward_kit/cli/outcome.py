@@ -8,11 +8,12 @@ import logging
 import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import click
@@ -24,9 +25,12 @@ from reward_kit.runs.display import Display, DisplayKind
 from reward_kit.runs.plan import Control, Plan
 from reward_kit.runs.redaction import RedactingFormatter, Redaction
 from reward_kit.runs.runner import Run
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.store import RunStore, read_json
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
 from reward_kit.runs.tables import summary_table
+
+if TYPE_CHECKING:
+    from reward_kit.providers.traffic import Traffic
 
 INTERRUPTED = "interrupted"
 _OPEN_FILES = 65_536
@@ -41,18 +45,22 @@ def display_kind(asked: str | None) -> DisplayKind:
 
 
 @asynccontextmanager
-async def interruptible(control: Control, display: Display) -> AsyncIterator[None]:
-    """Ctrl-C once finishes what is in flight, twice stops now; SIGTERM counts as Ctrl-C."""
+async def interruptible(control: Control, display: Display, traffic: Traffic | None) -> AsyncIterator[None]:
+    """Ctrl-C once finishes what is in flight, twice stops now; SIGTERM counts as Ctrl-C.
+
+    While an endpoint is down nothing that is in flight can finish, and once is enough.
+    """
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_watch_signals, control, display)
+        tasks.start_soon(_watch_signals, control, display, lambda: traffic is not None and traffic.is_down)
         yield
         tasks.cancel_scope.cancel()
 
 
-async def _watch_signals(control: Control, display: Display) -> None:
+async def _watch_signals(control: Control, display: Display, is_down: Callable[[], bool]) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
-            if control.stop_reason:
+            if control.stop_reason or is_down():
+                control.finish(INTERRUPTED)
                 display.say("stopping now; what was in flight runs again on resume")
                 control.scope.cancel()
             else:
@@ -154,7 +162,7 @@ def carry_out(
             if plan.traffic.cassette is not None:
                 plan.traffic.cassette.redact = store.redaction.of_line
         execution.take_stock()
-        async with interruptible(control, shown):
+        async with interruptible(control, shown, plan.traffic):
             with shown, contextlib.redirect_stdout(sys.stderr):
                 await execution.execute()
         return close_run(store, list(execution.rows.values()), execution.missing(), control, ending)
@@ -162,6 +170,8 @@ def carry_out(
     allow_many_connections()
     with store:
         log_to(store.path / "run.log", store.redaction)
+        limits = plan.task.definition.run_limits.model_dump(exclude_none=True)
+        store.write_header({**read_json(store.path / "run.json"), "run_limits": limits})
         LOG_FOLDER.set(store.path / "logs")
         for episode in given:
             store.append_episode(episode)
@@ -190,7 +200,8 @@ def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control
         note.print(f"Stopped ({reason}): {there}{f', {unscored} of them wait for a score' if unscored > 0 else ''}.")
     note.print(f"Written to {store.path}")
     if missing and ending.resume_command:
-        note.print(f"Go on with:  {shlex.join(ending.resume_command)}")
+        more = f" -T run_limits.{control.reached.key}=MORE" if control.reached else ""
+        note.print(f"Go on with:  {shlex.join(ending.resume_command)}{more}")
     elif ending.resume_command and any(summary.scored for summary in summaries):
         again = ["reward-kit", "score", str(store.path / "episodes.jsonl"), "--reward", "FILE.py:FUNCTION"]
         note.print(f"Score these episodes with another reward:  {shlex.join(again)}")

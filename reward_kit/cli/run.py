@@ -5,27 +5,30 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import click
+import pydantic
 from click.core import ParameterSource
 
 from reward_kit.agent.policies.human_policy import HumanPolicy
 from reward_kit.agent.simulated_user import SimulatedUser
 from reward_kit.cli.outcome import Ending, carry_out
 from reward_kit.errors import ConfigError
+from reward_kit.models import describe_validation_error
 from reward_kit.runs.inputs import keep_inputs
 from reward_kit.runs.plan import NamedPolicy, Plan
 from reward_kit.runs.policies import check_costs, make_policies
 from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
-from reward_kit.runs.request import Request, changes_since, header_of
+from reward_kit.runs.request import Request, changes_since, header_of, hidden_overrides, kept_run_limits
 from reward_kit.runs.store import RunStore, latest_run, new_run_path
 from reward_kit.runs.tasks import Task, check_world, load_task, parse_override, selected
 from reward_kit.runs.users import make_user
+from reward_kit.task_parts import RunLimitsModel
 
 if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic
@@ -127,7 +130,8 @@ def command(
         if resume is not None:
             _refuse_options_with_resume()
             path = _run_to_resume(resume, task, log_dir)
-            request = Request.of_run(path)
+            parsed = dict(parse_override(item) for item in overrides)
+            request = Request.of_run(path).changed(parsed, base_url, _told_of_hidden(path, parsed))
         elif task is not None:
             path, parsed = None, dict(parse_override(item) for item in overrides)
             request = Request(task, parsed, models, policies, base_url, rollouts, limit, sample_ids, seed)
@@ -138,7 +142,10 @@ def command(
         loaded = load_task(request.task_path, request.overrides)
         if path is not None:
             _check_unchanged(path, loaded, force)
-        plan = _plan(loaded, request, max_concurrency, max_cost, traffic)
+        limits = kept_run_limits(path) if path is not None else {}
+        limits |= {key.partition(".")[2]: value for key, value in parsed.items() if key.startswith("run_limits.")}
+        loaded = _with_run_limits(loaded, limits | ({"cost": max_cost} if max_cost is not None else {}))
+        plan = _plan(loaded, request, max_concurrency, traffic)
         redaction = _redaction(loaded)
         anyio.run(check_world, loaded)
     if dry_run:
@@ -161,18 +168,36 @@ def command(
 def _refuse_options_with_resume() -> None:
     """What is run was decided when the run began; an option that would change it is an error, not a silent no-op."""
     context = click.get_current_context()
-    decided = ("models", "policies", "base_url", "rollouts", "limit", "sample_ids", "seed", "overrides")
+    decided = ("models", "policies", "rollouts", "limit", "sample_ids", "seed")
     for name in decided:
-        if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
-            option = next(p.opts[0] for p in context.command.params if p.name == name)
-            raise click.UsageError(f"{option} cannot be changed by --resume; start a new run")
+        source = context.get_parameter_source(name)
+        parameter = next(p for p in context.command.params if p.name == name)
+        if source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{parameter.opts[0]} cannot be changed by --resume; start a new run")
+        if source is ParameterSource.ENVIRONMENT:
+            click.echo(f"{parameter.opts[0]} of the environment is not used: a resume keeps what was decided", err=True)
 
 
-def _plan(task: Task, request: Request, max_concurrency: int, max_cost: float | None, traffic: Traffic) -> Plan:
+def _told_of_hidden(path: Path, given: Mapping[str, Any]) -> list[str]:
+    """The secrets that the run was given by -T; who resumes is told that they are not stored."""
+    hidden = hidden_overrides(path)
+    if missing := [key for key in hidden if key not in given]:
+        keys = " ".join(f"-T {key}=…" for key in missing)
+        click.echo(f"{keys} is a secret and was not stored; give it again, or set it in the environment", err=True)
+    return hidden
+
+
+def _with_run_limits(task: Task, limits: Mapping[str, Any]) -> Task:
+    """The task with other limits of the run: those of the command line, now and when the run began."""
+    try:
+        changed = RunLimitsModel.model_validate({**task.definition.run_limits.model_dump(), **limits})
+    except pydantic.ValidationError as error:
+        raise ConfigError("; ".join(describe_validation_error(error, RunLimitsModel))) from None
+    return replace(task, definition=task.definition.model_copy(update={"run_limits": changed}))
+
+
+def _plan(task: Task, request: Request, max_concurrency: int, traffic: Traffic) -> Plan:
     policies = make_policies(task, request.models, request.policies, request.base_url, traffic)
-    if max_cost is not None:
-        run_limits = task.definition.run_limits.model_copy(update={"cost": max_cost})
-        task = replace(task, definition=task.definition.model_copy(update={"run_limits": run_limits}))
     user = make_user(task, traffic)
     check_costs(task, policies, user)
     if _has_human(policies, user):

@@ -28,7 +28,7 @@ from reward_kit.environments.base import (
 from reward_kit.environments.config import read_config
 from reward_kit.environments.planning import best_action
 from reward_kit.environments.toy_text import FAMILIES, UNKNOWN, Blackjack, Family, blackjack_strategy
-from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary, did_you_mean
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary, did_you_mean, how_to_install
 
 _TOOL = "act"
 
@@ -230,7 +230,7 @@ def _make_env(env_id: str, kwargs: Mapping[str, Any]) -> Any:
         try:
             import gymnasium
         except ImportError:
-            raise ConfigError("the gymnasium resource needs gymnasium: pip install 'reward-kit[games]'") from None
+            raise ConfigError(f"the gymnasium resource needs gymnasium; {how_to_install('games')}") from None
         with boundary(ConfigError, f"gymnasium resource: {env_id}"):
             spec = gymnasium.spec(env_id)
             entry = spec.entry_point

@@ -145,6 +145,11 @@ class Lane:
         self._given_up: str | None = None
 
     @property
+    def is_down(self) -> bool:
+        """Whether the endpoint is down, so that requests wait."""
+        return self._outage.is_open
+
+    @property
     def in_flight(self) -> int:
         """Requests that are being answered now."""
         return self._in_flight
@@ -334,7 +339,7 @@ class Lane:
         since = self._outage.since
         waited_s = 0.0 if since is None else now - since
         if waited_s >= self._patience_s():
-            self._stop_soon(f"{self._name} has answered nothing for {waited_s:.0f} s: {error}", fail=True)
+            self._stop_soon(f"{self._name} has answered nothing for {waited_s:.0f} s: {self._what(str(error))}", fail=True)
         return self._outage.is_shared or waited_s < passage.budget_s
 
     def _patience_s(self) -> float:
@@ -346,14 +351,20 @@ class Lane:
         began = now if self._outage.since is None else self._outage.since
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - began)))
         times = "once" if self._outage.count == 1 else f"{self._outage.count} times in a row since {since}"
-        self._watcher.tell(f"{self._name} has failed {times}; the run pauses and tries again every 30 s: {error}")
+        what = self._what(str(error))
+        pause = "the run pauses and tries again, after 1 s at first and every 30 s at last"
+        self._watcher.tell(f"{self._name} has failed {times}; {pause}: {what}")
         left_s = max(0.0, self._patience_s() - (now - began))
         self._patience = self._clock.call_later(left_s, lambda: self._lose_patience(str(error)))
+
+    def _what(self, said: str) -> str:
+        """What an error says, without the URL that this lane's name begins with already."""
+        return said.removeprefix(self._name.partition(" ")[0]).lstrip(": ")
 
     def _lose_patience(self, last: str) -> None:
         if self._outage.is_open and self._outage.since is not None:
             waited_s = self._clock.now() - self._outage.since
-            self._stop(f"{self._name} has answered nothing for {waited_s:.0f} s: {last}", fail=True)
+            self._stop(f"{self._name} has answered nothing for {waited_s:.0f} s: {self._what(last)}", fail=True)
 
     def _stop_soon(self, reason: str, *, fail: bool = False) -> None:
         """`_stop`, outside of any request, so that the request that brought this to light can be cancelled too."""

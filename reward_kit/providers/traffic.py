@@ -45,6 +45,11 @@ class Traffic:
         """Whether no request leaves this process."""
         return self.cassette is not None and self.cassette.is_replaying
 
+    @property
+    def is_down(self) -> bool:
+        """Whether an endpoint is down, so that requests wait for it."""
+        return any(lane.is_down for lane in self._lanes.values())
+
     def lane(self, url: str, model: str, rates: Rates | None = None) -> Lane:
         """The lane of a model at an endpoint; the same pair gives the same lane.
 

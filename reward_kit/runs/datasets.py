@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.agent.samples import Sample
-from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.runs.yaml_lines import LocatedYaml, siblings
 
@@ -37,7 +37,7 @@ def read_samples(definition: TaskDefinitionModel, folder: Path) -> Iterator[Samp
 def _sample(row: dict[str, Any], where: str, index: int, definition: TaskDefinitionModel) -> Sample:
     config = row.get("resource_config") or {}
     if not isinstance(config, Mapping):
-        raise ConfigError(f"{where}: resource_config is a {type(config).__name__}, not a mapping")
+        raise ConfigError(f"{where}: resource_config is {kind_of(config)}, not a mapping")
     ground_truth = row.get("ground_truth", definition.ground_truth)
     return Sample(str(row.get("id", f"sample-{index}")), row, ground_truth, config, where)
 
@@ -57,7 +57,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         for where, row in readers[path.suffix](path):
             if not isinstance(row, dict):
-                raise ConfigError(f"{where}: a row is a mapping of fields, this one is a {type(row).__name__}")
+                raise ConfigError(f"{where}: a row is a mapping of fields, this one is {kind_of(row)}")
             yield where, row
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"dataset {path} cannot be read as UTF-8 {path.suffix[1:]}: {error}") from None

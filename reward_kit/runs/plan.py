@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
+from reward_kit.agent.budget import Exhausted
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.simulated_user import SimulatedUser
@@ -70,17 +71,25 @@ class Control:
 
     Attributes:
         stop_reason: set once no further episode begins; what is in flight is finished.
+        reached: the run's limit that stopped it, where one did.
         is_failure: the run cannot go on by itself, such as where an endpoint stays away.
         scope: cancel it to stop at once; what is in flight is lost and runs again on resume.
     """
 
     stop_reason: str | None = None
+    reached: Exhausted | None = None
     is_failure: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     def finish(self, reason: str) -> None:
         """Begin no further episode."""
         self.stop_reason = self.stop_reason or reason
+
+    def reach(self, limit: Exhausted) -> None:
+        """Begin no further episode, because a limit of the run is reached; told again, it says how far by now."""
+        if self.stop_reason is None or self.reached is not None:
+            self.reached = limit
+            self.stop_reason = f"the run's limit is reached, {limit.text} (run_limits.{limit.key})"
 
     def give_up(self, reason: str) -> None:
         """Stop at once, because nothing that is in flight can succeed."""

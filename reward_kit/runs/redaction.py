@@ -6,21 +6,37 @@ record before it is written, so that a resume and a later scoring see the redact
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
+from reward_kit.episodes.json_codec import to_json_value
+from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary, kind_of
 from reward_kit.loading import load_object
 from reward_kit.processes import SECRET_NAME
 from reward_kit.providers.environment import read_dotenv
 
 HIDDEN = "(hidden)"
 _JOINS = ("rollout_id", "sample_id", "group_id", "policy", "stop_reason", "start", "final_state", "scorer")
+# How a text with lone surrogates stands in a record; see `episodes/json_codec.py`.
+_WRAPPED_MARK = b'"__type__":"text"'
+_WRAPPED = re.compile(rb'("__type__":"text","value":")([A-Za-z0-9+/=]*)"')
 _SHORTEST_SECRET = 8  # a shorter value would blot out ordinary words
+
+
+def wrapped(data: bytes) -> bytes:
+    """As such a text is stored."""
+    return base64.b64encode(data)
+
+
+def unwrapped(data: bytes) -> bytes:
+    """The UTF-8 of such a text, surrogates included."""
+    return base64.b64decode(data)
 
 
 class Redaction:
@@ -53,6 +69,8 @@ class Redaction:
         for secret in self._escaped:
             if secret in line:
                 line = line.replace(secret, HIDDEN.encode())
+        if self._secrets and _WRAPPED_MARK in line:
+            return _WRAPPED.sub(lambda found: found[1] + wrapped(self.of_bytes(unwrapped(found[2]))) + b'"', line)
         return line
 
     def of_bytes(self, data: bytes) -> bytes:
@@ -71,6 +89,9 @@ class Redaction:
         if isinstance(value, str):
             return self._call(value)
         if isinstance(value, Mapping):
+            if value.get("__type__") == "text":
+                text = unwrapped(value["value"].encode("ascii")).decode("utf-8", "surrogatepass")
+                return to_json_value(self._call(text))
             return {key: self._hooked(item) for key, item in value.items()}
         return [self._hooked(item) for item in value] if isinstance(value, list | tuple) else value
 
@@ -149,5 +170,5 @@ def load_hook(location: str | None, folder: Path) -> Callable[[str], str] | None
         return None
     hook = load_object(location, folder)
     if not callable(hook):
-        raise ConfigError(f"redact: {location} is a {type(hook).__name__}, not a function from text to text")
+        raise ConfigError(f"redact: {location} is {kind_of(hook)}, not a function from text to text")
     return hook  # type: ignore[no-any-return]

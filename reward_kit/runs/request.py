@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from reward_kit.errors import ConfigError
 from reward_kit.runs.inputs import differences
 from reward_kit.runs.plan import Plan
-from reward_kit.runs.redaction import without_hidden, without_secrets
+from reward_kit.runs.redaction import HIDDEN, without_hidden, without_secrets
 from reward_kit.runs.store import read_json
 from reward_kit.runs.tasks import Task
 
@@ -44,9 +44,41 @@ class Request:
         if "task_path" not in header:
             raise ConfigError(f"{path} is no run of a task and cannot be resumed")
         given = {field.name: header[field.name] for field in fields(cls) if field.name != "task_path"}
-        # A hidden secret is not stored; the policy finds it in the environment again.
         given["overrides"] = without_hidden(given["overrides"])
         return cls(task_path=Path(header["task_path"]), **given)
+
+    def changed(self, overrides: Mapping[str, Any], base_url: str | None, hidden: Sequence[str]) -> Request:
+        """The request with what a resume may change: limits of the run, secrets, and where the models are.
+
+        Args:
+            overrides: as given to the resume.
+            base_url: the endpoint, None to keep it.
+            hidden: the keys of secrets that were given to the run and are not stored.
+
+        Raises:
+            ConfigError: an override would change what is run.
+        """
+        for key in overrides:
+            if not key.startswith("run_limits.") and key not in hidden:
+                raise ConfigError(f"-T {key} cannot be changed by --resume; start a new run. run_limits.… can be")
+        return replace(self, overrides={**self.overrides, **overrides}, base_url=base_url or self.base_url)
+
+
+def hidden_overrides(path: Path) -> list[str]:
+    """The dotted keys of overrides that a run was given and that are secrets, which are not stored."""
+    return list(_hidden(read_json(path / "run.json").get("overrides", {})))
+
+
+def _hidden(value: Any, key: str = "") -> Iterator[str]:
+    if value == HIDDEN:
+        yield key
+    for name, item in value.items() if isinstance(value, Mapping) else ():
+        yield from _hidden(item, f"{key}.{name}" if key else str(name))
+
+
+def kept_run_limits(path: Path) -> dict[str, Any]:
+    """The limits under which an earlier process left a run, from the command line too."""
+    return dict(read_json(path / "run.json").get("run_limits") or {})
 
 
 def header_of(run_id: str, plan: Plan, request: Request) -> dict[str, Any]:
@@ -60,6 +92,7 @@ def header_of(run_id: str, plan: Plan, request: Request) -> dict[str, Any]:
         **asdict(request),
         "task_path": str(request.task_path.resolve()),
         "overrides": without_secrets(dict(request.overrides)),
+        "run_limits": definition.run_limits.model_dump(exclude_none=True),
         "total": plan.total,
         "max_concurrency": plan.max_concurrency,
         "versions": {"reward_kit": version("reward-kit"), "python": platform.python_version()},

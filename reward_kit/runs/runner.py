@@ -30,7 +30,7 @@ from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, ScoringRequest
 from reward_kit.runs.plan import Control, Listener, Plan
 from reward_kit.runs.store import RunStore, load_episode, read_episodes, read_json, read_scores
-from reward_kit.runs.summary import EpisodeRow
+from reward_kit.runs.summary import EpisodeRow, whole_usage
 from reward_kit.typed_interface import RewardSpec
 
 logger = logging.getLogger("reward_kit.runs")
@@ -129,16 +129,16 @@ class Run:
             rollout_id, attempt = record["rollout_id"], record.get("attempt", 0)
             if attempt + 1 == self._next_attempt[rollout_id]:
                 self._take_record(record, scores.get((rollout_id, attempt)))
-        self._check_budget()
+        if self.missing():
+            self._check_budget()
 
     def _book(self, record: Mapping[str, Any]) -> None:
         """Count one attempt of an episode, and what it used."""
         rollout_id, attempt = record["rollout_id"], record.get("attempt", 0)
         self._next_attempt[rollout_id] = max(self._next_attempt.get(rollout_id, 0), attempt + 1)
-        for account in (record.get("usage") or {}, record.get("custom_data", {}).get("user_usage") or {}):
-            tokens = account.get("prompt_tokens", 0) + account.get("completion_tokens", 0)
-            self._budget.spend(Used(int(tokens), account.get("cost")))
-        self._budget.spend(Used(), steps=record["num_steps"])
+        usage = whole_usage(record)
+        tokens = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
+        self._budget.spend(Used(int(tokens), usage.get("cost")), steps=record["num_steps"])
 
     def _take_record(self, record: Mapping[str, Any], score: Mapping[str, Any] | None) -> None:
         """Take over one finished episode of an earlier process, unless it is to be run again."""
@@ -247,8 +247,8 @@ class Run:
         self._check_error_limit()
 
     def _check_budget(self) -> None:
-        if reason := self._budget.exhausted():
-            self._control.finish(f"the run's limit is reached, {reason}")
+        if limit := self._budget.exhausted():
+            self._control.reach(limit)
 
     def _check_error_limit(self) -> None:
         if self._error_limit is None:

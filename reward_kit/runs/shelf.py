@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.runs.store import RunStore, read_json
+from reward_kit.runs.store import is_open_elsewhere, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class StoredRun:
     Attributes:
         path: its folder.
         task: the task's name.
-        status: "running", "complete", "interrupted" or "failed", as its last process noted.
+        status: "running", "complete", "interrupted" or "failed"; "killed" where it says running and no process has it
+            open; "unreadable" where its `run.json` is damaged.
         started_at: when it began, in UTC.
         size: bytes on disk.
         total: how many episodes it has when it is complete.
@@ -74,9 +75,8 @@ def remove(run: StoredRun) -> None:
     Raises:
         StoreError: another process has it open, or it cannot be deleted.
     """
-    status = read_json(run.path / "run.json").get("status")
-    with RunStore(run.path) as store:  # holds the lock; a run that goes on somewhere is not removed
-        store.write_header({**read_json(run.path / "run.json"), "status": status})
+    if is_open_elsewhere(run.path):
+        raise StoreError(f"{run.path} is open in another process; wait for it to end")
     try:
         shutil.rmtree(run.path)
     except OSError as error:
@@ -84,7 +84,12 @@ def remove(run: StoredRun) -> None:
 
 
 def _read(path: Path) -> StoredRun:
-    header = read_json(path / "run.json")
+    try:
+        header = read_json(path / "run.json")
+    except StoreError:
+        header = {"status": "unreadable"}
+    if header.get("status") == "running" and not is_open_elsewhere(path):
+        header["status"] = "killed"
     started = str(header.get("timing", {}).get("started_at") or "1970-01-01T00:00:00+00:00")
     return StoredRun(
         path=path,

@@ -41,7 +41,7 @@ def latest_run(log_dir: Path, task_name: str | None = None) -> Path:
     Raises:
         ConfigError: there is none.
     """
-    headers = {path.parent: read_json(path) for path in log_dir.glob("*/run.json")}
+    headers = {path.parent: header for path in log_dir.glob("*/run.json") if (header := _readable(path))}
     runs = [path for path, header in headers.items() if "task_path" in header]
     if task_name is not None:
         runs = [path for path in runs if headers[path].get("task_name") == task_name]
@@ -49,6 +49,29 @@ def latest_run(log_dir: Path, task_name: str | None = None) -> Path:
         of_task = f" of task {task_name!r}" if task_name else ""
         raise ConfigError(f"no run{of_task} in {log_dir}; start one, or name its directory with --resume RUN")
     return max(runs, key=lambda path: str(headers[path].get("timing", {}).get("started_at", "")))
+
+
+def _readable(path: Path) -> dict[str, Any]:
+    """A header, {} where it cannot be read: one damaged run does not hide the others."""
+    try:
+        return read_json(path)
+    except StoreError:
+        return {}
+
+
+def is_open_elsewhere(path: Path) -> bool:
+    """Whether a process has the run at `path` open for writing."""
+    try:
+        descriptor = os.open(path / ".lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        lock_for_this_process(descriptor)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class RunStore:

@@ -48,7 +48,7 @@ class EpisodeRow:
             error_class=failure.get("class"),
             error_message=failure.get("message"),
             error_traceback=failure.get("traceback"),
-            usage=record.get("usage") or {},
+            usage=whole_usage(record),
             attempt=record.get("attempt") or 0,
             tool_errors=_tool_errors(record),
         )
@@ -95,6 +95,12 @@ class PolicySummary:
     cost: float | None
     first_error: str | None
     first_traceback: str | None
+
+
+def whole_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
+    """What an episode used, its simulated user included."""
+    usage, of_user = record.get("usage") or {}, (record.get("custom_data") or {}).get("user_usage") or {}
+    return {key: usage.get(key, 0) + of_user.get(key, 0) for key in (*usage, *of_user)} if of_user else usage
 
 
 def _tool_errors(record: Mapping[str, Any]) -> int:

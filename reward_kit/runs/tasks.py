@@ -21,7 +21,7 @@ from reward_kit.agent.starts import GroupStart
 from reward_kit.environments.registry import resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.errors import ConfigError, EnvironmentFailure, did_you_mean
+from reward_kit.errors import ConfigError, EnvironmentFailure, did_you_mean, kind_of
 from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel, describe_validation_error
 from reward_kit.reward_agent.scoring import check_parameters
@@ -168,7 +168,7 @@ def load_tools(location: str, folder: Path) -> ToolRegistry:
     if not location.endswith(".py") and ":" in location:
         registry = load_object(location, folder)
         if not isinstance(registry, ToolRegistry):
-            raise ConfigError(f"{location} is a {type(registry).__name__}, not a ToolRegistry")
+            raise ConfigError(f"{location} is {kind_of(registry)}, not a ToolRegistry")
         return registry
     module = load_module(location, folder)
     found = {name: value for name, value in vars(module).items() if isinstance(value, ToolRegistry)}

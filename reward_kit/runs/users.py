@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from reward_kit.agent.policies import make_policy
 from reward_kit.agent.simulated_user import ScriptedUser, SimulatedUser
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.loading import load_object
 from reward_kit.runs.tasks import Task
 from reward_kit.task_parts import UserModel
@@ -71,5 +71,5 @@ def _replies(options: dict[str, Any], folder: Path) -> Any:
         return replies
     function = load_object(replies, folder)
     if not callable(function):
-        raise ConfigError(f"user.replies: {replies} is a {type(function).__name__}, not a function")
+        raise ConfigError(f"user.replies: {replies} is {kind_of(function)}, not a function")
     return function

@@ -89,7 +89,8 @@ class TestToolCalls:
     @pytest.mark.parametrize(
         "raised", [ValueError("nope"), TimeoutError("nope"), ProviderError("nope"), SystemExit("nope")]
     )
-    async def test_a_tool_that_raises_is_a_tool_error_and_the_episode_goes_on(self, raised):
+    async def test_a_tool_that_raises_is_a_tool_error_and_the_episode_goes_on(self, raised, caplog):
+        caplog.set_level("INFO", "reward_kit.agent")
         registry = ToolRegistry("own")
 
         @registry.tool
@@ -101,6 +102,7 @@ class TestToolCalls:
         assert (reason(episode), failure(episode)) == ("answered", None)
         assert len(tool_answers(episode)) == 2
         assert all(answer.startswith("Error: ") and "nope" in answer for answer in tool_answers(episode))
+        assert caplog.text.count("tool fail failed") == 2 and "raise raised" in caplog.text
 
     async def test_a_tool_may_return_what_has_no_json_form(self):
         registry = ToolRegistry("own")

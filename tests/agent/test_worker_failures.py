@@ -5,6 +5,7 @@ import copy
 import inspect
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
@@ -165,6 +166,7 @@ class Session(AgentPolicy):
         return await self.act() if self.act else PolicyOutput(text("x"))
 
     async def close(self):
+        await anyio.lowlevel.checkpoint()
         self.closed.append(True)
         self.fail("close")
 
@@ -214,6 +216,27 @@ class TestSessions:
         assert len(policy.closed) == 1
         assert not Counter.open_worlds
         assert asyncio.all_tasks() <= before
+
+    async def test_a_cancelled_scope_closes_both_though_closing_takes_a_moment(self, monkeypatch):
+        class Lingering(Counter):
+            async def close(self):
+                await anyio.lowlevel.checkpoint()
+                await super().close()
+
+        monkeypatch.setitem(globals(), "Lingering", Lingering)
+        waiting = asyncio.Event()
+
+        async def act():
+            waiting.set()
+            await asyncio.sleep(30)
+
+        policy = Session(act)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(RLRolloutWorker(task_of(resource_type=f"{__name__}:Lingering"), policy).collect_episode)
+            await waiting.wait()
+            tasks.cancel_scope.cancel()
+        assert len(policy.closed) == 1
+        assert not Counter.open_worlds
 
 
 class TestGivenEnvironment:

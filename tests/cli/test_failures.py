@@ -310,6 +310,9 @@ def test_a_secret_is_in_no_file_of_the_run(
         # What stands in its place in run.json is never taken for the secret.
         monkeypatch.chdir(project.folder)
         assert refused("run", "--resume") == "policy 'mine.py:KeepsAKey' needs policy.api_key"
+        again = project.call("run", "--resume", "-T", "policy.api_key=sk-SECRET")
+        assert again.returncode == 0, again.stderr
+        assert "was not stored" in project.call("run", "--resume").stderr
 
 
 class TestScoringARunAgain:
@@ -348,9 +351,8 @@ class TestResume:
         assert status(run) == "complete"
 
         monkeypatch.chdir(project.folder)
-        monkeypatch.setenv("REWARD_KIT_RUN_SEED", "3")
-        assert refused("run", "--resume") == "--seed cannot be changed by --resume; start a new run"
-        monkeypatch.delenv("REWARD_KIT_RUN_SEED")
+        done = project.call("run", "--resume", REWARD_KIT_RUN_SEED="3")
+        assert done.returncode == 0 and "--seed of the environment is not used" in done.stderr
         (project.folder / "reward.py").write_text((project.folder / "reward.py").read_text() + "\n")
         for message in (refused("run", "--resume", str(run)), refused("run", "--resume")):
             assert f"the reward {project.folder / 'reward.py'} changed" in message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
@@ -24,6 +25,7 @@ from reward_kit.runs.store import RunStore, load_episode, read_episodes, read_sc
 from reward_kit.runs.tasks import Task
 from reward_kit.typed_interface import reward_spec
 from tests.agent.worlds import WORLD, Counter, call, task_of, text
+from tests.chat_server import Behaviour, ChatServer, answer, status
 from tests.cli.project import Project, lines
 from tests.cli.test_run import slow_project, wait_for_lines
 
@@ -62,6 +64,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_it_goes_on_once_there_is_spa
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert (first, second) == ("rc 3", "rc 0") and len(errors) == 1, done.stderr
     assert "No space left on device" in errors[0] and str(disk) in errors[0]
+    assert "run.json" not in errors[0], "the end of the run, which cannot be noted either, hides nothing"
     kept = tmp_path / "kept"
     episodes = [record["rollout_id"] for record in read_episodes(kept)]
     assert len(episodes) == len(set(episodes)) == 120
@@ -102,13 +105,13 @@ def test_a_log_dir_that_cannot_be_written_is_named_before_anything_runs(project:
 
 
 def test_sigterm_is_as_ctrl_c(tmp_path: Path) -> None:
-    project = slow_project(tmp_path, rows=20, milliseconds=150)
+    project = slow_project(tmp_path, rows=6, milliseconds=500)
     process = project.start("run", "task.yaml", "--max-concurrency", "4")
-    wait_for_lines(project, 2)
+    wait_for_lines(project, 4)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 130
     kept = lines(project.run_path() / "episodes.jsonl")
-    assert 2 <= len(kept) < 40 and len(lines(project.run_path() / "scores.jsonl")) == len(kept)
+    assert 8 <= len(kept) < 12 and len(lines(project.run_path() / "scores.jsonl")) == len(kept)
 
 
 class _Clock:
@@ -130,6 +133,7 @@ async def test_a_clock_that_jumps_by_a_day_changes_neither_durations_nor_deadlin
     run = await run_in(tmp_path, [call("slow", seconds=0.05), text("x")], limits=limits, run_limits={"wall_time_s": 30})
     assert {row.stop_reason for row in run.rows.values()} == {"answered"}
     for record in read_episodes(tmp_path / "run"):
+        assert "at last" in [message["content"] for message in record["messages"]], "no call was cut off"
         timing = record["timing"]
         assert 0 <= timing["policy_s"] <= timing["duration_s"] < 20 and timing["environment_s"] >= 0
     assert all(0 <= record["timing"]["duration_s"] < 20 for record in read_scores(tmp_path / "run"))
@@ -204,6 +208,27 @@ def test_a_limit_on_cost_that_cannot_be_kept_is_refused(project: Project) -> Non
     (project.folder / "prices.yaml").write_text("m: {input: 1, output: 1}\n")
     known = project.call(*arguments, "-T", "policy={type: openai, price_file: prices.yaml}", "--dry-run")
     assert known.returncode == 0, known.stderr
+
+
+REFUSED = {
+    "a key": (status(401, text="no such key"), "no such key"),
+    "an account": (status(429, error={"message": "no money", "code": "insufficient_quota"}), "no money"),
+}
+
+
+@pytest.mark.parametrize(("refusal", "said"), REFUSED.values(), ids=REFUSED)
+async def test_a_refused_key_or_account_ends_the_run_and_a_resume_does_all_of_it(
+    project: Project, refusal: Behaviour, said: str
+) -> None:
+    script = [refusal]
+    async with ChatServer(lambda _: script[-1]) as server:
+        arguments = ["run", "task.yaml", "--model", "openai/m", "--base-url", server.base_url]
+        stopped = await asyncio.to_thread(project.call, *arguments, OPENAI_API_KEY="sk-0123456789")
+        assert stopped.returncode == 3 and f"{said}): 0 of 6 episodes are there" in stopped.stderr, stopped.stderr
+        script.append(answer("done"))
+        resumed = await asyncio.to_thread(project.call, "run", "--resume", OPENAI_API_KEY="sk-0123456789")
+    assert resumed.returncode == 0, resumed.stderr
+    assert len(lines(project.run_path() / "episodes.jsonl")) == 6
 
 
 LEAKS = """

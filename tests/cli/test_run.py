@@ -125,6 +125,22 @@ def test_bad_input_is_one_clear_line_and_writes_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [(["a", "b", "a"], ["rows.jsonl:3: sample id 'a'", "rows.jsonl:1"]), ([], ["rows.jsonl has no rows"])],
+    ids=["repeated", "none"],
+)
+def test_repeated_row_ids_and_an_empty_dataset_are_refused(
+    project: Project, ids: list[str], expected: list[str]
+) -> None:
+    project.write_rows([{"id": name, "number": 1, "ground_truth": ""} for name in ids])
+    done = project.call("run", "task.yaml")
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    for part in expected:
+        assert part in done.stderr
+    assert not project.runs()
+
+
 def test_a_row_without_a_template_field_is_named_with_its_line(project: Project) -> None:
     project.write_rows([{"id": "a", "number": 1, "ground_truth": ""}, {"id": "b", "nmber": 2}])
     done = project.call("run", "task.yaml")
@@ -258,19 +274,19 @@ def slow_project(folder: Path, rows: int, milliseconds: int) -> Project:
 
 
 def test_ctrl_c_once_finishes_what_is_in_flight_and_resume_does_the_rest(tmp_path: Path) -> None:
-    project = slow_project(tmp_path, rows=20, milliseconds=150)
+    project = slow_project(tmp_path, rows=6, milliseconds=500)
     process = project.start("run", "task.yaml", "--max-concurrency", "4")
-    wait_for_lines(project, 2)
+    wait_for_lines(project, 4)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=30) == 130
     path = project.run_path()
     kept = lines(path / "episodes.jsonl")
-    assert 2 <= len(kept) < 40
+    assert 8 <= len(kept) < 12, "the four in flight are finished, and no other begins"
     assert len(lines(path / "scores.jsonl")) == len(kept)
     assert json.loads((path / "run.json").read_text())["status"] == "interrupted"
     assert project.call("run", "--resume").returncode == 0
     whole = lines(path / "episodes.jsonl")
-    assert len(whole) == len({line["rollout_id"] for line in whole}) == 40
+    assert len(whole) == len({line["rollout_id"] for line in whole}) == 12
     assert [line for line in whole if line in kept] == kept
 
 
@@ -293,6 +309,10 @@ def test_kill_9_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path: Path, 
     total = rows * 2
     chance = random.Random(5)
     project = slow_project(tmp_path, rows, milliseconds=50)
+    # As slow as an episode, so that kills fall between an episode and its score.
+    (tmp_path / "reward.py").write_text(
+        "import asyncio\nasync def right(messages):\n    await asyncio.sleep(0.05)\n    return {'score': 1.0}\n"
+    )
     arguments = ["run", "task.yaml", "--max-concurrency", "4"]
     landed, finished = 0, {}
     while landed < kills:

@@ -75,10 +75,20 @@ def test_it_asks_first_and_a_dry_run_removes_nothing(shelf: Path) -> None:
 
 
 def test_a_run_that_is_open_stays_and_the_others_go(shelf: Path) -> None:
-    with RunStore(shelf / "b"), pytest.raises(StoreError, match="b is open in another process"):
-        call(shelf, "prune", "--keep", "0", "--yes")
-    assert names(shelf) == {"b", "no-run"}
-    assert [run.status for run in stored_runs(shelf)] == ["running"], "as the process that has it open noted"
+    with RunStore(shelf / "b"):
+        with pytest.raises(StoreError, match="b is open in another process"):
+            call(shelf, "prune", "--keep", "0", "--yes")
+        assert names(shelf) == {"b", "no-run"}
+        assert [run.status for run in stored_runs(shelf)] == ["running"]
+    assert [run.status for run in stored_runs(shelf)] == ["killed"], "no process has it open any more"
+
+
+def test_a_damaged_run_hides_no_other(shelf: Path) -> None:
+    (shelf / "b" / "run.json").write_text("{")
+    lines = call(shelf, "list").stdout.splitlines()
+    assert len(lines) == 4 and "unreadable" in lines[-1]
+    assert call(shelf, "prune", "--older-than", "100d", "--yes").exit_code == 0
+    assert names(shelf) == {"a", "c", "d", "no-run"}
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ async def endpoint(server: ChatServer, **options):
 TRANSIENT = {
     **{
         f"status {code}": (status(code), f"HTTP {code}: scripted {code}")
-        for code in (408, 409, 429, 500, 502, 503, 504)
+        for code in (408, 409, 429, 500, 502, 503, 504, 520, 529)
     },
     "dropped connection": (dropped(), "dropped the connection"),
     "cut body": (cut_body(), "cut its answer short"),

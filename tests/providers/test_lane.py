@@ -192,6 +192,7 @@ async def test_a_burst_of_refusals_costs_nobody_an_attempt_and_finds_the_endpoin
     await scene.clock.advance(2.0 * 300 / 10 * 1.5)
     assert all(task.done() for task in tasks)
     assert max(task.result() for task in tasks) <= 2
+    assert sum(task.result() for task in tasks) < 30, "a burst costs hardly one in ten an attempt, and not all of them"
     assert refusals < 350
     assert [line for line in scene.watcher.lines if "limits the rate: at most 10 requests" in line]
 
@@ -236,7 +237,7 @@ async def test_an_outage_costs_no_attempt_is_told_twice_and_probed_by_one_at_a_t
     assert len(scene.entered) == 50 + 4 + 6  # everyone, the four that were tried again, and the probes
     assert len(scene.watcher.lines) == 1
     assert "http://there has failed 5 times in a row since" in scene.watcher.lines[0]
-    assert "the run pauses and tries again every 30 s: HTTP 500" in scene.watcher.lines[0]
+    assert "the run pauses and tries again, after 1 s at first and every 30 s at last: HTTP 500" in scene.watcher.lines[0]
     await scene.clock.advance(60.0)
     assert sorted(task.result() for task in tasks) == [0] * 46 + [1] * 4
     assert "http://there answers again after" in scene.watcher.lines[1]

@@ -18,7 +18,7 @@ from reward_kit.runs.redaction import (
     without_hidden,
     without_secrets,
 )
-from reward_kit.runs.store import RunStore, read_episodes
+from reward_kit.runs.store import RunStore, load_episode, read_episodes
 from tests.runs.test_store import make_episode
 
 SECRET = 'sk-"12\\34"-ünï'
@@ -31,6 +31,13 @@ class TestValues:
         assert json.loads(redaction.of_line(line)) == {"said": f"my key is {HIDDEN}."}
         assert redaction.of_text(f"a{SECRET}b") == f"a{HIDDEN}b"
         assert redaction.of_bytes(SECRET.encode() + line) == HIDDEN.encode() + redaction.of_line(line)
+
+    def test_a_text_that_is_stored_wrapped_is_redacted_too(self, tmp_path: Path) -> None:
+        redaction = Redaction([SECRET], hook=lambda text: text.replace("Ada", "[name]"))
+        with RunStore.create(tmp_path / "run", {"task_name": "t"}, redaction) as store:
+            store.append_episode(make_episode(text=f"\ud800 Ada has {SECRET}"))
+        (record,) = read_episodes(store.path)
+        assert load_episode(store.path, record).messages[0].text == f"\ud800 [name] has {HIDDEN}"
 
     def test_of_two_secrets_where_one_holds_the_other_nothing_is_left(self) -> None:
         assert Redaction(["abcdefgh", "abcdefgh-ijkl"]).of_text("abcdefgh-ijkl abcdefgh") == f"{HIDDEN} {HIDDEN}"

@@ -341,9 +341,9 @@ class TestRunLimits:
     @pytest.mark.parametrize(
         ("limits", "said"),
         [
-            ({"total_tokens": 70}, "tokens: 70 of 70"),
-            ({"cost": 0.7}, "cost: 0.7000 of 0.7 US dollars"),
-            ({"steps": 7}, "steps: 7 of 7"),
+            ({"total_tokens": 70}, "70 of 70 tokens (run_limits.total_tokens)"),
+            ({"cost": 0.7}, "0.7000 of 0.7 US dollars (run_limits.cost)"),
+            ({"steps": 7}, "7 of 7 steps (run_limits.steps)"),
         ],
     )
     async def test_no_further_step_is_taken_once_the_budget_is_used_up(
@@ -375,7 +375,7 @@ class TestRunLimits:
             store.finish("interrupted", 0.3)
         control = Control()
         run = await run_in(path, plan, control=control)
-        assert not run.rows and "time: 0 of 0.2 s" in str(control.stop_reason)
+        assert not run.rows and "0 of 0.2 s (run_limits.wall_time_s)" in str(control.stop_reason)
 
 
 class TestErrorLimit:

@@ -24,12 +24,13 @@ from reward_kit.agent.recording_endpoint import RecordingEndpoint
 from reward_kit.agent.threads import from_thread, in_thread
 from reward_kit.agent.what_followed import CallMade, read_results, results_of_calls, same_conversation
 from reward_kit.environments.base import ToolSpec
-from reward_kit.errors import EpisodeError, PolicyError, boundary
+from reward_kit.errors import EpisodeError, PolicyError, boundary, kind_of
 from reward_kit.models import Message
 from reward_kit.providers.completion import ChatCompletion
 
 logger = logging.getLogger("reward_kit.agent")
 
+_WHOSE = "the agent's own code"
 _OVER = "the episode is over: its task ended, or a limit was reached"
 _SPARE_SECONDS = 0.1
 _END_SECONDS = 10.0
@@ -193,11 +194,11 @@ class AgentSession(AgentPolicy):
 
     async def _run(self, task: AgentTask, is_async: bool) -> str | None:
         """The agent, from its beginning to its end."""
-        with boundary(PolicyError, "the agent"):
+        with boundary(PolicyError, _WHOSE):
             ended = self._agent(task, self._base_url) if is_async else in_thread(self._agent, task, self._base_url)
             result = await ended
         if not isinstance(result, str | None):
-            raise PolicyError(f"the agent returned a {type(result).__name__}; it returns text, or None")
+            raise PolicyError(f"the agent returned {kind_of(result)}; it returns text, or None")
         return result
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
@@ -269,7 +270,7 @@ class AgentSession(AgentPolicy):
         text = None
         if self._has_ended:
             assert self._running is not None
-            with boundary(PolicyError, "the agent"):
+            with boundary(PolicyError, _WHOSE):
                 text = self._running.result()
         action: Action = {"type": "terminate", **({"content": text} if text else {})}
         if self._turn.made:

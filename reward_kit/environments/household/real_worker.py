@@ -18,7 +18,7 @@ from typing import Any
 from reward_kit.environments.engine_worker import Operations, run
 from reward_kit.environments.household.pddl import entity_names, game_data
 from reward_kit.environments.household.problem import Problem
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, how_to_install
 
 PACKAGES = ("textworld", "alfworld", "fast_downward")
 
@@ -32,7 +32,7 @@ def require_packages() -> None:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"the real household engine needs {', '.join(missing)}: pip install 'reward-kit[text-games]' "
+            f"the real household engine needs {', '.join(missing)}; {how_to_install('text-games')}, "
             "with Python 3.11 or 3.12, where TextWorld runs (the resource alfworld needs nothing)"
         )
 

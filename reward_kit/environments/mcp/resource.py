@@ -37,7 +37,7 @@ from reward_kit.environments.filesystem import files_key, files_snapshot
 from reward_kit.environments.mcp.config import McpConfig, header_values, launch_of, read_mcp_config, source_folder
 from reward_kit.environments.mcp.tools import McpTool, NoAnswerError, check_wanted, result_text, tool_table
 from reward_kit.environments.replay import ReplayForkResource
-from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean
+from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean, how_to_install
 from reward_kit.processes import remove_folder, temporary_folder
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _session(settings: McpConfig, folder: Path | None) -> McpSession:
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "httpx2"):
             raise
-        raise ConfigError("the mcp resource needs the MCP SDK: pip install 'reward-kit[mcp]'") from error
+        raise ConfigError(f"the mcp resource needs the MCP SDK; {how_to_install('mcp')}") from error
     server: Server
     if settings.url is not None:
         # What stands in the URL beside the place may be a secret.

@@ -36,7 +36,7 @@ from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.environments.textworld.options import OPTIONS, TextworldConfig
 from reward_kit.environments.textworld.text import asks, command_line
 from reward_kit.environments.textworld.view import View
-from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean, how_to_install
 from reward_kit.models import describe_validation_error
 from reward_kit.processes import shared_folder
 
@@ -80,8 +80,8 @@ class TextworldResource(ReplayForkResource):
             _game_file(self._settings)
         if find_spec("textworld") is None:
             raise ConfigError(
-                "the textworld resource needs textworld: pip install 'reward-kit[text-games]' with Python 3.11 or "
-                "3.12, where TextWorld runs"
+                f"the textworld resource needs textworld; {how_to_install('text-games')}, with Python 3.11 or 3.12, "
+                "where TextWorld runs"
             )
         # Some of a game's texts, and the order of a plan's commands, come from sets of texts.
         engine = EngineProcess("textworld", worker_command(_WORKER), environment={"PYTHONHASHSEED": "0"})

@@ -1,0 +1,79 @@
+"""What a resume keeps, what it may change, and what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.project import Project, lines
+
+PRICED = """
+from reward_kit import AgentPolicy, PolicyOutput
+
+class Priced(AgentPolicy):
+    knows_cost = True
+
+    async def get_action(self, observation, available_tools_specs=None):
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25}
+        return PolicyOutput({"type": "text", "content": "done"}, "done", {"usage": usage})
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    project = Project(tmp_path)
+    (tmp_path / "mine.py").write_text(PRICED)
+    return project
+
+
+def ids(project: Project) -> list[str]:
+    done = lines(project.run_path() / "episodes.jsonl")
+    return [line["rollout_id"] for line in done if line["stop_reason"] != "run_limit"]
+
+
+def test_a_limit_of_the_command_line_holds_in_a_resume_too_until_it_is_raised(project: Project) -> None:
+    project.write_task(policy={"type": "mine.py:Priced"})
+    first = project.call("run", "task.yaml", "--max-cost", "0.5", "--max-concurrency", "1")
+    assert first.returncode == 1 and len(ids(project)) == 2
+    assert "-T run_limits.cost=MORE" in first.stderr and "0.5000 of 0.5 US dollars" in first.stderr
+    assert project.call("run", "--resume").returncode == 1 and len(ids(project)) == 2
+    more = project.call("run", "--resume", "-T", "run_limits.cost=1", "--max-concurrency", "1")
+    assert more.returncode == 1 and len(ids(project)) == 4
+    done = project.call("run", "--resume", "--max-cost", "9")
+    assert done.returncode == 0 and len(ids(project)) == len(set(ids(project))) == 6
+    again = project.call("run", "--resume", "--max-cost", "1")
+    assert again.returncode == 0, "a complete run has nothing left to stop"
+
+
+def test_other_keys_cannot_be_changed_and_a_wrong_limit_is_named(project: Project) -> None:
+    project.call("run", "task.yaml")
+    done = project.call("run", "--resume", "-T", "num_rollouts_per_sample=4")
+    assert done.returncode == 2 and "-T num_rollouts_per_sample cannot be changed by --resume" in done.stderr
+    done = project.call("run", "--resume", "-T", "run_limits.stepps=4")
+    assert done.returncode == 2 and "stepps: unknown key; did you mean 'steps'?" in done.stderr
+
+
+def test_what_a_simulated_user_costs_stands_in_the_table(project: Project) -> None:
+    project.write_task(
+        policy={"type": "mine.py:Priced"},
+        user={"type": "mine.py:Priced", "opens": True},
+        on_text=None,
+        max_episode_steps=2,
+        num_rollouts_per_sample=1,
+    )
+    done = project.call("run", "task.yaml", "--limit", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    (policy,) = json.loads(done.stdout)["policies"]
+    (episode,) = lines(project.run_path() / "episodes.jsonl")
+    turns = episode["usage"]["cost"] / 0.25 + episode["custom_data"]["user_usage"]["cost"] / 0.25
+    assert (policy["cost"], policy["tokens"]) == (turns * 0.25, turns * 2) and turns >= 3
+
+
+def test_a_damaged_run_does_not_keep_the_latest_one_from_being_resumed(project: Project) -> None:
+    project.call("run", "task.yaml")
+    broken = project.folder / "runs" / "broken"
+    broken.mkdir()
+    (broken / "run.json").write_text("{")
+    assert project.call("run", "--resume").returncode == 0
