@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs bench campaign text-games-campaign integrations clean
+.PHONY: help demo test check format docs bench campaign sandbox-campaign text-games-campaign integrations clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,9 +34,16 @@ bench: $(VENV)/.dev  ## Run the benchmarks, beside inspect-ai and verifiers
 	@$(BIN)/python benchmarks/rollouts.py --peers
 	@$(BIN)/python benchmarks/many_episodes.py
 	@$(BIN)/python benchmarks/household.py
+	@$(BIN)/python benchmarks/sandbox.py
 
 campaign: $(VENV)/.dev  ## The long tests: kill -9 and resume
 	@$(BIN)/python -m pytest -m campaign
+
+CASES ?= tests/sandbox/cases
+USER_PYTHON ?= /usr/bin/python3
+sandbox-campaign: $(VENV)/.dev  ## Hostile code, a hundred thousand calls, a million broken answers (CASES=folder, USER_PYTHON=…)
+	@$(BIN)/python -m pytest -m campaign tests/sandbox
+	@$(BIN)/python -m tests.sandbox.hostile_campaign $(CASES) --user-python $(USER_PYTHON)
 
 text-games-campaign: $(VENV)/.text-games  ## TextWorld's engine: a hundred household episodes, games of every maker
 	@$(BIN)/python -m pytest -m "" tests/environments/household tests/environments/test_textworld.py

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/household.py [--real-python PYTHON] [--problems 12] [--rounds 3] [--solve 0]
 
 Both engines play the same commands of the same problems in the same run, and must say the same. The real engine needs
-`pip install 'reward-kit[text-games]'`, here or in the Python that `--real-python` names; without it the native half
+`pip install -e '.[text-games]'`, here or in the Python that `--real-python` names; without it the native half
 runs alone. `--solve 200` asks the planner for 200 held-out problems of each task type, and plays its plans on the
 native engine (minutes). Times are the best of the rounds, because this machine is shared; compare the ratios.
 """
@@ -215,7 +215,7 @@ def report_real(times: RealTimes, native: float) -> None:
 def main() -> None:
     """Print every figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--real-python", default=sys.executable, help="a Python with reward-kit[text-games]")
+    parser.add_argument("--real-python", default=sys.executable, help="a Python with the extra text-games")
     parser.add_argument("--problems", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--solve", type=int, default=0, help="problems per task type to ask the planner for")

@@ -231,3 +231,25 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if nearest:
         return f"; did you mean {nearest[0]!r}?"
     return f"; known: {', '.join(names)}" if names else ""
+
+
+def why_unreadable(path: Path, error: OSError | UnicodeError) -> str:
+    """Why a file cannot be read, in words, and the nearest name in its folder where it is not there."""
+    if not isinstance(error, OSError):
+        return f"not UTF-8 text ({error})"
+    reason = error.strerror or type(error).__name__
+    if not isinstance(error, FileNotFoundError) or not path.parent.is_dir():
+        return reason
+    near = did_you_mean(path.name, (entry.name for entry in path.parent.iterdir()))
+    return f"{reason}{near}" if near.endswith("?") else reason
+
+
+def kind_of(value: Any) -> str:
+    """The type of a value with its article: "a str", "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def how_to_install(extra: str) -> str:
+    """How to add an extra of this package, which no index has in this version."""
+    return f"install the extra {extra!r}: pip install '/path/to/reward-kit[{extra}]' (in the clone: '.[{extra}]')"

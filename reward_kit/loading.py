@@ -6,11 +6,14 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from reward_kit.errors import ConfigError, did_you_mean, safe_str, user_traceback
+
+MODULE_PREFIX = "_reward_kit_user_"
 
 
 def load_object(reference: str, folder: Path | None = None) -> Any:
@@ -23,8 +26,16 @@ def load_object(reference: str, folder: Path | None = None) -> Any:
     Raises:
         ConfigError: the file or module does not exist or does not import, or has no such name.
     """
-    location, name = _split(reference)
-    module = load_module(location, folder)
+    location, name = split_reference(reference)
+    return named_in(load_module(location, folder), name, reference, location)
+
+
+def named_in(module: ModuleType, name: str, reference: str, location: str) -> Any:
+    """The object of this dotted name in a module; `reference` and `location` are for the message.
+
+    Raises:
+        ConfigError: there is none; the nearest name is told.
+    """
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -41,14 +52,19 @@ def load_module(location: str, folder: Path | None = None) -> ModuleType:
         ConfigError: it does not exist or does not import; the user's own frame is in the message.
     """
     if not location.endswith(".py"):
-        return _import(lambda: importlib.import_module(location), location)
+        return imported(lambda: importlib.import_module(location), location)
     path = ((folder or Path.cwd()) / location).resolve()
     if not path.is_file():
         raise ConfigError(f"no such file: {path}")
-    return _import(lambda: _load_file(path), str(path))
+    return imported(lambda: _load_file(path), str(path))
 
 
-def _split(reference: str) -> tuple[str, str]:
+def split_reference(reference: str) -> tuple[str, str]:
+    """The file or module, and the dotted name in it.
+
+    Raises:
+        ConfigError: it names no object.
+    """
     location, separator, name = reference.rpartition(":")
     if not separator:
         location, separator, name = reference.rpartition(".")
@@ -57,9 +73,13 @@ def _split(reference: str) -> tuple[str, str]:
     return location, name
 
 
+def module_name_of(path: Path) -> str:
+    """The name of a user's file as a module; with its whole path, so that two called reward.py stay apart."""
+    return f"{MODULE_PREFIX}{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
+
+
 def _load_file(path: Path) -> ModuleType:
-    # The name carries the whole path, so that two files called reward.py do not meet in sys.modules.
-    name = f"_reward_kit_user_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
+    name = module_name_of(path)
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -78,7 +98,12 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _import(load: Any, what: str) -> ModuleType:
+def imported(load: Callable[[], ModuleType], what: str) -> ModuleType:
+    """What `load` imports.
+
+    Raises:
+        ConfigError: it raised; the user's own frame is in the message.
+    """
     try:
         module: ModuleType = load()
     except ConfigError:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from reward_kit.errors import did_you_mean
+from reward_kit.errors import did_you_mean, kind_of
 from reward_kit.task_parts import (
     EvaluationCriteriaModel,
     LimitsModel,
@@ -24,6 +24,7 @@ from reward_kit.task_parts import (
     ResourceParts,
     ResourceServerConfig,
     RunLimitsModel,
+    SandboxModel,
     UserModel,
 )
 
@@ -95,7 +96,7 @@ class Message(BaseModel):
 def _finite_number(value: Any) -> float:
     # NumPy's numbers are registered as Real, its bool is not.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"a score is a number, not a {type(value).__name__}")
+        raise ValueError(f"a score is a number, not {kind_of(value)}")
     try:
         number = float(value)
     except OverflowError:
@@ -217,6 +218,7 @@ class TaskDefinitionModel(BaseModel):
     user: UserModel | None = Field(default=None, description="who answers the agent's texts")
     limits: LimitsModel = Field(default_factory=LimitsModel)
     run_limits: RunLimitsModel = Field(default_factory=RunLimitsModel)
+    sandbox: SandboxModel = Field(default_factory=SandboxModel, description="behind which walls the reward runs")
     redact: str | None = Field(default=None, description="file.py:function, text to text, applied before it is stored")
 
     @model_validator(mode="before")

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 STOP_PHRASE = "###STOP###"
 """With which a simulated user ends a conversation, unless the task says otherwise."""
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"YAML reads this as {str(value).lower()}; put the text in quotes")
+    return str(value) if isinstance(value, int | float) else value
+
+
+Word = Annotated[str, BeforeValidator(_written, json_schema_input_type=str | int | float)]
+"""A word of a command or the value of a variable. YAML makes a number of one that looks so, and this a text again."""
 
 
 class ResourcePartModel(BaseModel):
@@ -43,7 +53,8 @@ ResourceParts = Annotated[list[ResourcePartModel], Field(min_length=1), AfterVal
 class ResourceServerConfig(BaseModel):
     """How to start the server behind an `http` resource.
 
-    `{port}` in the command, the address and the variables is a free port; without it the address is fixed.
+    `{port}` in the command, the address and the variables is a free port; without it the address is fixed. `{python}`
+    in the command and the variables is the Python that runs this.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -51,7 +62,7 @@ class ResourceServerConfig(BaseModel):
     start_command: str = Field(description="program and arguments, quoted as for a shell, run in the task's folder")
     health_check_url: str = Field(description="answers 2xx once the server can be used")
     start_timeout_s: float = Field(default=60.0, gt=0, description="seconds until it must be healthy")
-    env: dict[str, str] = Field(default_factory=dict, description="environment variables to add")
+    env: dict[str, Word] = Field(default_factory=dict, description="environment variables to add")
     pass_env: list[str] = Field(
         default_factory=list, description="variables to hand on although their names look like a secret's"
     )
@@ -100,6 +111,33 @@ class LimitsModel(BaseModel):
     policy_time_s: float | None = Field(default=None, gt=0, description="one action of the policy")
     reward_time_s: float | None = Field(default=600.0, gt=0, description="one call of the reward function")
     tool_output_chars: int = Field(default=16_000, gt=0, description="a longer tool output is cut, visibly")
+
+
+class SandboxLimitsModel(BaseModel):
+    """Bounds on one call of a confined reward; its time is `limits.reward_time_s`. None means the sandbox's default."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    cpu_s: float | None = Field(default=None, gt=0, description="seconds of CPU time; default: limits.reward_time_s")
+    memory_mb: int | None = Field(default=None, ge=16, description="MiB beyond what is preloaded; default 512")
+    processes: int | None = Field(default=None, ge=0, description="that it may start; default 0")
+    open_files: int | None = Field(default=None, ge=8, description="default 64")
+    disk_mb: int | None = Field(default=None, ge=1, description="MiB of its own files; default 16")
+    output_kb: int | None = Field(default=None, ge=0, description="KiB kept of what it prints; default 64")
+    result_kb: int | None = Field(default=None, ge=1, description="KiB of a result; default 256")
+
+
+class SandboxModel(BaseModel):
+    """Behind which walls the reward function runs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    level: Literal["in_process", "warm", "isolated"] | None = Field(
+        default=None, description="default: warm for a file of one's own, in_process for what reward-kit brings along"
+    )
+    limits: SandboxLimitsModel = Field(default_factory=SandboxLimitsModel)
+    read_paths: list[str] = Field(default_factory=list, description="files and folders that the reward may read")
+    preload: list[str] = Field(default_factory=list, description="installed modules to import once, before any call")
 
 
 class RunLimitsModel(BaseModel):

@@ -2,7 +2,8 @@
 
 The decorator reads the signature once, when the file loads, and refuses what could never be called. At each call it
 passes only the parameters that the function names, shapes messages and ground truth to the resolved annotations, and
-validates what comes back. The function stays an ordinary function: sync or async, callable by hand.
+validates what comes back. The function stays an ordinary function: sync or async, callable by hand. A class with
+`score` and, where it needs them, `setup` and `close` is a reward too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import inspect
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, overload
 
 import pydantic
 
@@ -20,8 +22,16 @@ from reward_kit.errors import ConfigError, InvalidResultError
 from reward_kit.models import EvaluateResult, Message, describe_validation_error
 
 Mode = Literal["pointwise", "batch"]
+SandboxLevel = Literal["in_process", "warm", "isolated"]
 Function = Callable[..., Any]
 _SPEC = "__reward_spec__"
+
+
+class Origin(NamedTuple):
+    """Where a reward function was written: its file, and its name in it, dotted for what stands in a class."""
+
+    file: Path
+    qualname: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +39,17 @@ class RewardSpec:
     """What the decorator knows of a reward function.
 
     Attributes:
-        function: the function as it was written.
+        function: the function, or the class with `score`, as it was written.
         mode: "pointwise": one rollout a call; "batch": all rollouts of a batch in one call.
         id: names the reward in files; by default the function's name.
         requirements: packages it needs, as in a requirements file.
-        resources: what the host provides to it, by name.
+        resources: what it is given by name besides the rollout: plain values, factories, references to factories.
         parameters: the names it takes; None where it takes any (`**kwargs`).
         required: those of them that have no default.
         is_async: it is a coroutine function.
+        sandbox: the level that its decorator asks for; None where it leaves that to the user.
+        origin: where it was written; None where it exists in memory only.
+        weakened_from: the level that it was to run at on a machine that has none; it runs in this process instead.
     """
 
     function: Function
@@ -48,6 +61,9 @@ class RewardSpec:
     required: frozenset[str]
     is_async: bool
     _shapes: Mapping[str, Callable[[Any], Any]]
+    sandbox: SandboxLevel | None = None
+    origin: Origin | None = None
+    weakened_from: SandboxLevel | None = None
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Of `given`, what the function names, each shaped to its annotation.
@@ -108,6 +124,7 @@ def reward_function(
     id: str | None = None,
     requirements: Sequence[str] | None = None,
     resources: Mapping[str, Any] | None = None,
+    sandbox: SandboxLevel | None = None,
 ) -> Callable[[Function], Function]: ...
 
 
@@ -119,18 +136,25 @@ def reward_function(
     id: str | None = None,
     requirements: Sequence[str] | None = None,
     resources: Mapping[str, Any] | None = None,
+    sandbox: SandboxLevel | None = None,
 ) -> Any:
-    """Make a function a reward.
+    """Make a function, or a class with a `score` method, a reward.
+
+    A class is made without arguments once per worker; `setup()` is called before the first `score`, `close()` at the
+    end.
 
     Args:
         mode: "pointwise" for `f(messages, ground_truth=None, **kwargs) -> EvaluateResult`, "batch" for
             `f(rollouts_messages, ground_truths, **kwargs) -> list[EvaluateResult]`.
         id: names the reward in files.
         requirements: packages it needs.
-        resources: what the host provides to it.
+        resources: what it is given by name: a plain value, a factory without arguments, or a text "file.py:factory".
+            What a factory makes is opened once per worker and closed at its end.
+        sandbox: the level it asks for. It can ask for thicker walls than the user chose, never for thinner ones.
 
     Raises:
-        ConfigError: the mode is unknown or the signature lacks the mode's first parameter; found when the file loads.
+        ConfigError: the mode or level is unknown, a resource is no parameter, or the signature cannot be called; found
+            when the file loads.
 
     Example:
         @reward_function
@@ -139,7 +163,10 @@ def reward_function(
     """
 
     def decorate(function: Function) -> Function:
-        spec = _read_signature(function, mode, id, tuple(requirements or ()), dict(resources or {}))
+        spec = _read_signature(function, mode, id, tuple(requirements or ()), dict(resources or {}), sandbox)
+        if isinstance(function, type):
+            setattr(function, _SPEC, spec)
+            return function
         wrapper = _async_wrapper(spec) if spec.is_async else _sync_wrapper(spec)
         setattr(wrapper, _SPEC, spec)
         return wrapper
@@ -148,12 +175,13 @@ def reward_function(
 
 
 def reward_spec(function: Function) -> RewardSpec:
-    """The spec of a reward function; a plain function is read as a pointwise one.
+    """The spec of a reward function or class; a plain one is read as a pointwise reward.
 
     Raises:
         ConfigError: it is no function, or its signature is wrong.
     """
-    spec = getattr(function, _SPEC, None)
+    # A subclass of a reward is no reward yet: its `score` may take something else.
+    spec = vars(function).get(_SPEC) if isinstance(function, type) else getattr(function, _SPEC, None)
     if isinstance(spec, RewardSpec):
         return spec
     if not callable(function):
@@ -201,42 +229,97 @@ _FIRST = {"pointwise": "messages", "batch": "rollouts_messages"}
 
 
 def _read_signature(
-    function: Function, mode: str, id: str | None, requirements: tuple[str, ...], resources: dict[str, Any]
+    function: Function,
+    mode: str,
+    id: str | None,
+    requirements: tuple[str, ...],
+    resources: dict[str, Any],
+    sandbox: SandboxLevel | None,
 ) -> RewardSpec:
     name = getattr(function, "__name__", type(function).__name__)
     if mode not in _FIRST:
         raise ConfigError(f"reward {name!r}: mode {mode!r} is unknown; it is 'pointwise' or 'batch'")
-    parameters = inspect.signature(function).parameters
+    if sandbox is not None and sandbox not in get_args(SandboxLevel):
+        raise ConfigError(f"reward {name!r}: sandbox {sandbox!r} is unknown; it is one of {get_args(SandboxLevel)}")
+    code = _score_of(function, name) if isinstance(function, type) else _code_of(function)
+    parameters = _parameters(function, name)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    positional = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_ONLY or p.kind is p.VAR_POSITIONAL]
-    if positional:
-        raise ConfigError(f"reward {name!r}: parameters are passed by name; {positional[0]!r} cannot be")
-    if _FIRST[mode] not in parameters and not takes_any:
-        raise ConfigError(
-            f"reward {name!r}: a {mode} reward takes {_FIRST[mode]!r}; write def {name}({_FIRST[mode]}, …)"
-        )
-    code = _code_of(function)
-    try:
-        hints = typing.get_type_hints(code, include_extras=True)
-    except (NameError, AttributeError, TypeError, SyntaxError) as error:
-        raise ConfigError(f"reward {name!r}: an annotation cannot be resolved: {error}") from error
-    shaped = ("messages", "ground_truth", "rollouts_messages", "ground_truths")
-    shapes = {key: _shape(hints[key], f"reward {name!r}, {key}") for key in shaped if key in hints}
-    is_async = inspect.iscoroutinefunction(code)
-    names = None if takes_any else frozenset(parameters)
+    _check_parameters(parameters, name, _FIRST[mode], mode, takes_any)
+    if (unknown := resources.keys() - parameters.keys()) and not takes_any:
+        raise ConfigError(f"reward {name!r}: resources names {sorted(unknown)[0]!r}, and it has no such parameter")
     named = (p for p in parameters.values() if p.kind is not p.VAR_KEYWORD)
-    required = frozenset(p.name for p in named if p.default is p.empty)
     return RewardSpec(
         function=function,
         mode="batch" if mode == "batch" else "pointwise",
         id=id or name,
         requirements=requirements,
         resources=resources,
-        parameters=names,
-        required=required,
-        is_async=is_async,
-        _shapes=shapes,
+        parameters=None if takes_any else frozenset(parameters),
+        required=frozenset(p.name for p in named if p.default is p.empty),
+        is_async=inspect.iscoroutinefunction(code),
+        _shapes=_shapes_of(code, name),
+        sandbox=sandbox,
+        origin=_origin(function, code),
     )
+
+
+def _parameters(function: Function, name: str) -> dict[str, inspect.Parameter]:
+    if not isinstance(function, type):
+        return dict(inspect.signature(function).parameters)
+    parameters = dict(inspect.signature(vars(function).get("score") or function.score).parameters)  # type: ignore[attr-defined]
+    parameters.pop(next(iter(parameters), ""), None)  # self
+    return parameters
+
+
+def _check_parameters(
+    parameters: Mapping[str, inspect.Parameter], name: str, first: str, mode: str, takes_any: bool
+) -> None:
+    positional = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_ONLY or p.kind is p.VAR_POSITIONAL]
+    if positional:
+        raise ConfigError(f"reward {name!r}: parameters are passed by name; {positional[0]!r} cannot be")
+    if first not in parameters and not takes_any:
+        raise ConfigError(f"reward {name!r}: a {mode} reward takes {first!r}; write def {name}({first}, …)")
+
+
+def _score_of(kind: type, name: str) -> Function:
+    """The `score` of a class, once it is sure that the class can be made, set up and closed without arguments.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    score = getattr(kind, "score", None)
+    if not inspect.isfunction(score) or isinstance(inspect.getattr_static(kind, "score"), staticmethod | classmethod):
+        raise ConfigError(f"reward {name!r}: a class that is a reward has a method score(self, messages, …)")
+    for method in ("__init__", "setup", "close"):
+        function = getattr(kind, method, None)
+        if function is None or function is object.__init__:
+            continue
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
+        if needed:
+            raise ConfigError(
+                f"reward {name!r}: {method} is called without arguments; give {needed[0]!r} a default, "
+                "or take it in score and declare it in resources="
+            )
+    return score
+
+
+def _shapes_of(code: Function, name: str) -> dict[str, Callable[[Any], Any]]:
+    try:
+        hints = typing.get_type_hints(code, include_extras=True)
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
+        raise ConfigError(f"reward {name!r}: an annotation cannot be resolved: {error}") from error
+    shaped = ("messages", "ground_truth", "rollouts_messages", "ground_truths")
+    return {key: _shape(hints[key], f"reward {name!r}, {key}") for key in shaped if key in hints}
+
+
+def _origin(function: Function, code: Function) -> Origin | None:
+    """Where the function stands, if that is a file."""
+    plain = inspect.unwrap(code)
+    text = getattr(getattr(plain, "__code__", None), "co_filename", "")
+    named = function if isinstance(function, type) else plain
+    return Origin(Path(text), named.__qualname__) if text and Path(text).is_file() else None
 
 
 def _code_of(function: Function) -> Function:
@@ -251,7 +334,10 @@ def _shape(annotation: Any, what: str) -> Callable[[Any], Any]:
     if not _mentions(annotation, Message):
         wants_dicts = _mentions(annotation, dict)
         return _dumped if wants_dicts else _unchanged
-    adapter = pydantic.TypeAdapter(annotation)
+    try:
+        adapter = _adapter(annotation)
+    except TypeError:  # an annotation that has no hash
+        adapter = pydantic.TypeAdapter(annotation)
 
     def validate(value: Any) -> Any:
         try:
@@ -260,6 +346,11 @@ def _shape(annotation: Any, what: str) -> Callable[[Any], Any]:
             raise InvalidResultError(f"{what}: {'; '.join(describe_validation_error(error))}") from None
 
     return validate
+
+
+@functools.lru_cache(maxsize=64)
+def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(annotation)
 
 
 def _unchanged(value: Any) -> Any:

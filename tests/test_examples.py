@@ -102,7 +102,8 @@ def test_the_resource_of_the_guide_keeps_the_contract(tmp_path: Path) -> None:
     (code,) = (code for code in blocks(guide, "python") if "class GuessTheNumber" in code)
     (tmp_path / "guess.py").write_text(code)
     done = run(tmp_path, "check", "guess.py:GuessTheNumber", "-c", "highest=9")
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0 and "warning" not in done.stdout, done.stdout
+    assert "check my_world.py:GuessTheNumber -c highest=9" in guide
     assert "I think of a number from 1 to 9." in done.stdout and "tool guess(number): Guess the number." in done.stdout
 
 

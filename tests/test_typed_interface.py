@@ -179,7 +179,7 @@ class TestKinds:
 
     def test_the_decorated_function_keeps_its_name_and_docstring(self):
         @reward_function(id="exact", requirements=["sympy"], resources={"judge": "gpt"})
-        def reward(messages):
+        def reward(messages, judge):
             """Compare."""
             return ONE
 
@@ -253,3 +253,50 @@ class TestResults:
             reward_function(mode="batch")(lambda rollouts_messages: ONE)([CHAT])
         with pytest.raises(InvalidResultError, match=r"\[1\] returned float"):
             reward_function(mode="batch", id="b")(lambda rollouts_messages: [ONE, 0.5])([CHAT, CHAT])
+
+
+class TestClasses:
+    """A class with `score` is a reward; what could never be called is found when the file loads."""
+
+    def test_its_score_gives_mode_parameters_and_shapes(self):
+        @reward_function(resources={"judge": "gpt"}, sandbox="isolated")
+        class Judged:
+            async def score(self, messages: list[Message], judge, limit=3): ...
+
+        spec = reward_spec(Judged)
+        assert (spec.id, spec.is_async, spec.sandbox) == ("Judged", True, "isolated")
+        assert (spec.parameters, spec.required) == ({"messages", "judge", "limit"}, {"messages", "judge"})
+        assert spec.arguments({"messages": CHAT})["messages"] == MESSAGES
+        assert (spec.origin.file.name, spec.origin.qualname.split(".")[-1]) == ("test_typed_interface.py", "Judged")
+
+    def test_a_subclass_is_read_anew(self):
+        class First:
+            def score(self, messages): ...
+
+        class Second(reward_function(First)):
+            def score(self, messages, ground_truth): ...
+
+        assert reward_spec(Second).required == {"messages", "ground_truth"}
+
+    @pytest.mark.parametrize(
+        ("members", "message"),
+        [
+            ({}, r"has a method score\(self, messages, …\)"),
+            ({"score": staticmethod(lambda messages: ONE)}, "has a method score"),
+            ({"score": lambda self, message: ONE}, "takes 'messages'"),
+            (
+                {"score": lambda self, messages: ONE, "setup": lambda self, key: None},
+                "setup is called without arguments",
+            ),
+            ({"score": lambda self, messages: ONE, "__init__": lambda self, key: None}, "give 'key' a default"),
+        ],
+    )
+    def test_a_class_that_could_never_be_called_is_refused(self, members, message):
+        with pytest.raises(ConfigError, match=message):
+            reward_function(type("Bad", (), members))
+
+    def test_an_unknown_level_and_a_resource_that_is_no_parameter_are_refused(self):
+        with pytest.raises(ConfigError, match="sandbox 'warmer' is unknown"):
+            reward_function(sandbox="warmer")(lambda messages: ONE)
+        with pytest.raises(ConfigError, match="resources names 'judge', and it has no such parameter"):
+            reward_function(resources={"judge": 1})(lambda messages: ONE)

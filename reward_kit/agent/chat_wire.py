@@ -13,6 +13,7 @@ from typing import Any
 
 import pydantic
 
+from reward_kit.errors import kind_of
 from reward_kit.models import Message, ToolCall, describe_validation_error
 from reward_kit.providers.completion import ChatCompletion, Usage
 

@@ -26,6 +26,7 @@ from reward_kit.errors import (
     ToolError,
     boundary,
     did_you_mean,
+    kind_of,
 )
 from reward_kit.models import FunctionCall, Message, TaskDefinitionModel, ToolCall
 

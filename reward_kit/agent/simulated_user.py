@@ -8,7 +8,9 @@ This is the arrangement of τ-bench (https://arxiv.org/abs/2406.12045), its stop
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +19,14 @@ from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, check_output
 from reward_kit.agent.samples import Prompt, Sample, derive_seed
 from reward_kit.agent.starts import EpisodeStart
-from reward_kit.errors import ConfigError, PolicyError
+from reward_kit.errors import ConfigError, PolicyError, RewardKitError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.task_parts import STOP_PHRASE
 
 GREETING = "Hello! What can I do for you?"
 """What a user who speaks first is asked; many endpoints refuse a conversation without a user message."""
+WHO = "the simulated user"
+"""With which the message of a failure of theirs begins."""
 NO_ANSWER = "(no answer)"
 """What the user hears where the agent says nothing."""
 
@@ -97,7 +101,8 @@ class SimulatedUser:
         policy = self._policy_for(start.sample)
         context = EpisodeContext(start.rollout_id, seed, None, start.sample.id, start.rollout_index)
         instructions = self._instructions.of(start.sample)
-        session = await policy.open(context)
+        with _told_apart():
+            session = await policy.open(context)
         return UserSession(session, instructions, self._stop_phrase, self._opens, is_shared=session is self.policy)
 
     async def close(self) -> None:
@@ -199,13 +204,14 @@ class UserSession:
         Raises:
             PolicyError: the user's policy gave no action, or called a tool.
         """
-        output = check_output(await self._policy.get_action(self._as_heard(messages), None))
+        with _told_apart():
+            output = check_output(await self._policy.get_action(self._as_heard(messages), None))
         action = output.action_structured
         if action["type"] not in ("text", "terminate"):
             raise PolicyError(f"the simulated user called a tool, and a user has none: {action!r:.200}")
         text = action.get("content") or ""
         stops = action["type"] == "terminate" or self._stop_phrase in text
-        return UserTurn(text.replace(self._stop_phrase, "").strip() if stops else text, stops, _facts(output, text))
+        return UserTurn(_without(self._stop_phrase, text) if stops else text, stops, _facts(output, text))
 
     async def close(self) -> None:
         """Release what the session of the policy holds."""
@@ -244,6 +250,27 @@ class _Texts:
         if self._prompt.shows_observation and "observation" not in sample.row:
             raise ConfigError("{{ observation }}: what the world shows is not for the user")
         return [] if self._is_empty else self._prompt.render(sample)
+
+
+@contextmanager
+def _told_apart() -> Iterator[None]:
+    """Say that a failure is the user's: in the record and the table it stands under the agent's name."""
+    try:
+        with boundary(PolicyError, WHO):
+            yield
+    except RewardKitError as error:
+        if not str(error).startswith(WHO):
+            error.args = (f"{WHO}: {error}", *error.args[1:])
+        raise
+
+
+def _without(phrase: str, text: str) -> str:
+    """The text without the phrase, and with one gap where there was one on either side of it."""
+
+    def gap(cut: re.Match[str]) -> str:
+        return "\n" if "\n" in cut[0] else " "
+
+    return re.sub(rf"\s+(?:{re.escape(phrase)}\s+)+", gap, text).replace(phrase, "").strip()
 
 
 def _texts(value: Any, what: str) -> list[str]:

@@ -17,8 +17,13 @@ from reward_kit.errors import PolicyError, RewardKitError, boundary
 logger = logging.getLogger("reward_kit.agent")
 
 
-async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+async def in_thread(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """The function's result. A thread cannot be ended: where this is cancelled, it goes on and nobody listens.
+
+    Args:
+        what: whose function it is, for the message.
+        function: called with the arguments.
+        arguments: as given.
 
     Raises:
         PolicyError: the function raised.
@@ -37,7 +42,7 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     def work() -> None:
         result, failure = None, None
         try:
-            with boundary(PolicyError, getattr(function, "__name__", "the agent")):
+            with boundary(PolicyError, what):
                 result = function(*arguments)
         except (RewardKitError, asyncio.CancelledError) as error:
             failure = error

@@ -10,6 +10,7 @@ import anyio
 import click
 
 from reward_kit.agent.execution import as_text
+from reward_kit.cli.numbers import WholeNumber
 from reward_kit.environments.base import ToolSpec
 from reward_kit.environments.checker import Finding, check_resource
 from reward_kit.environments.registry import resource_class
@@ -24,7 +25,7 @@ from reward_kit.runs.users import make_user
 @click.option("-c", "--config", "config", multiple=True, metavar="KEY=VALUE", help="A key of the resource's config.")
 @click.option(
     "--steps",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=20,
     show_default=True,
     help="How many random actions to try on a resource.",
@@ -51,7 +52,11 @@ def _check_task(path: Path) -> None:
     task = load_task(path)
     policies = [named.label for named in make_policies(task)] if task.definition.policy else []
     make_user(task)
-    anyio.run(check_world, task)
+    for note in task.notes:
+        click.echo(note, err=True)
+    if not anyio.run(check_world, task) and task.tools is None:
+        kind = task.definition.resource_type
+        click.echo(f"warning: resource {kind!r} offers no tools, and an agent can only write texts")
     episodes = len(task.samples) * task.rollouts_per_sample
     reward = f"scored by {task.reward.id}" if task.reward else "not scored"
     by = f"by {', '.join(policies)}" if policies else "by the policy that you name"
@@ -66,9 +71,9 @@ def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) 
     async def check() -> tuple[list[Finding], list[ToolSpec], Any]:
         findings = await check_resource(kind, config, seed=seed, steps=steps)
         world = kind()
-        await world.setup(config)
-        await world.reset(seed)
         try:
+            await world.setup(config)
+            await world.reset(seed)
             return findings, await world.get_tools_spec(), await world.get_observation()
         finally:
             await world.close()
@@ -80,7 +85,8 @@ def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) 
     for tool in tools:
         function = tool["function"]
         click.echo(
-            f"tool {function['name']}({', '.join(function['parameters']['properties'])}): {function['description']}"
+            f"tool {function['name']}({', '.join(function['parameters'].get('properties', ()))}): "
+            f"{function.get('description', '(no description)')}"
         )
     click.echo(f"first observation:\n{as_text(observation) or '(none)'}")
     verdict = f"{errors} errors" if errors else "ok"

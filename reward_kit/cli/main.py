@@ -17,6 +17,7 @@ VERBS: dict[str, str] = {
     "run": "Run a task file: collect episodes, score them, show a table.",
     "score": "Score transcripts you already have.",
     "check": "Check a task file or a resource before it costs anything.",
+    "doctor": "Show what this machine offers, and what is missing.",
     "runs": "List runs, and remove old ones.",
     "schema": "Print the JSON schema of task files, for your editor.",
 }

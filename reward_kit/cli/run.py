@@ -17,6 +17,7 @@ from click.core import ParameterSource
 
 from reward_kit.agent.policies.human_policy import HumanPolicy
 from reward_kit.agent.simulated_user import SimulatedUser
+from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.outcome import Ending, carry_out
 from reward_kit.errors import ConfigError
 from reward_kit.models import describe_validation_error
@@ -54,8 +55,8 @@ _LATEST = "latest"
     help="random, expert, human, scripted, replay:RUN or file.py:Class; repeat to compare.",
 )
 @click.option("--base-url", help="The OpenAI-compatible endpoint of the --models (else OPENAI_BASE_URL).")
-@click.option("-n", "--rollouts", type=click.IntRange(1), help="Episodes of each sample.")
-@click.option("--limit", type=click.IntRange(1), help="Run the first N samples only.")
+@click.option("-n", "--rollouts", type=WholeNumber(1), help="Episodes of each sample.")
+@click.option("--limit", type=WholeNumber(1), help="Run the first N samples only.")
 @click.option(
     "--sample-id",
     "sample_ids",
@@ -63,7 +64,7 @@ _LATEST = "latest"
     envvar="REWARD_KIT_RUN_SAMPLE_ID",
     help="Run this sample only; may be repeated.",
 )
-@click.option("--max-concurrency", type=click.IntRange(1), default=16, show_default=True, help="Episodes in flight.")
+@click.option("--max-concurrency", type=WholeNumber(1), default=16, show_default=True, help="Episodes in flight.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Everything random derives from it.")
 @click.option(
     "-T",
@@ -74,15 +75,20 @@ _LATEST = "latest"
     metavar="KEY=VALUE",
     help="Set a key of the task (dotted for inner).",
 )
+@click.option(
+    "--sandbox",
+    type=click.Choice(["in_process", "warm", "isolated"]),
+    help="Behind which walls the reward runs; default: the task's, else warm for a file of one's own.",
+)
 @click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
 @click.option("--resume", is_flag=False, flag_value=_LATEST, metavar="[RUN]", help="Go on; default: the latest run.")
 @click.option("--only-failed", is_flag=True, help="With --resume: run again what broke, and nothing else.")
 @click.option("--force", is_flag=True, help="With --resume: go on though the task's files changed.")
-@click.option("--max-cost", type=click.FloatRange(0, min_open=True), metavar="X", help="Stop at X US dollars.")
+@click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop at X US dollars.")
 @click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Keep every answer of a model in FILE.")
 @click.option("--replay", type=click.Path(path_type=Path), metavar="FILE", help="Take answers from FILE, call nobody.")
 @click.option("--fail-under", type=float, metavar="X", help="Exit 1 where a mean score is below X.")
-@click.option("--fail-on-error", type=click.FloatRange(0), metavar="X", help="Stop once more than X episodes broke.")
+@click.option("--fail-on-error", type=Number(0), metavar="X", help="Stop once more than X episodes broke.")
 @click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal.")
 @click.option(
     "--json",
@@ -103,6 +109,7 @@ def command(
     max_concurrency: int,
     seed: int,
     overrides: tuple[str, ...],
+    sandbox: str | None,
     log_dir: Path,
     resume: str | None,
     only_failed: bool,
@@ -134,6 +141,7 @@ def command(
             request = Request.of_run(path).changed(parsed, base_url, _told_of_hidden(path, parsed))
         elif task is not None:
             path, parsed = None, dict(parse_override(item) for item in overrides)
+            parsed |= {"sandbox.level": sandbox} if sandbox else {}
             request = Request(task, parsed, models, policies, base_url, rollouts, limit, sample_ids, seed)
         else:
             raise click.UsageError("name a task file, or give --resume")
@@ -148,6 +156,8 @@ def command(
         plan = _plan(loaded, request, max_concurrency, traffic)
         redaction = _redaction(loaded)
         anyio.run(check_world, loaded)
+    for note in loaded.notes:
+        click.echo(note, err=True)
     if dry_run:
         _show_plan(plan, as_json)
         return
@@ -223,7 +233,13 @@ def _traffic(record: Path | None, replay: Path | None) -> Traffic:
         raise click.UsageError("--record and --replay exclude each other")
     if replay is not None:
         return Traffic(cassette=Cassette.replay(replay))
-    return Traffic(cassette=Cassette.record(record) if record is not None else None)
+    if record is None:
+        return Traffic()
+    cassette = Cassette.record(record)
+    if cassette.held:
+        count = "1 exchange that is" if cassette.held == 1 else f"{cassette.held} exchanges that are"
+        click.echo(f"--record {record} adds to {count} there", err=True)
+    return Traffic(cassette=cassette)
 
 
 def _redaction(task: Task) -> Redaction:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from reward_kit.cli.numbers import WholeNumber
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.runs.shelf import StoredRun, remove, stored_runs, to_remove
 
@@ -43,7 +44,7 @@ def list_(log_dir: Path, as_json: bool) -> None:
 
 @command.command(name="prune")
 @_LOG_DIR
-@click.option("--keep", type=click.IntRange(0), metavar="N", help="Keep the newest N runs of each task.")
+@click.option("--keep", type=WholeNumber(0), metavar="N", help="Keep the newest N runs of each task.")
 @click.option("--older-than", metavar="AGE", help="Remove only what is older, such as 30d, 12h or 90m.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
@@ -64,9 +65,10 @@ def prune(log_dir: Path, keep: int | None, older_than: str | None, yes: bool, dr
     if not chosen or dry_run:
         click.echo(f"{len(chosen)} runs, {freed}. Nothing was removed." if chosen else "Nothing to remove.", err=True)
         return
-    if not yes:
-        click.confirm(f"Remove these {len(chosen)} runs ({freed})?", abort=True, err=True)
-    _remove_all(chosen)
+    if yes or click.confirm(f"Remove these {len(chosen)} runs ({freed})?", err=True):
+        _remove_all(chosen)
+    else:
+        click.echo("Nothing was removed.", err=True)
 
 
 def _remove_all(chosen: Sequence[StoredRun]) -> None:

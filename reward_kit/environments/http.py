@@ -101,14 +101,14 @@ class HttpResource(ReplayForkResource):
         tools = _tool_specs(settings.tools or [], ConfigError, "http resource: tools")
         server = await self._lease(settings)
         obituary = server.obituary if server is not None else None
-        self._client = JsonClient(_base_url(settings, server), headers, settings.timeout, obituary)
-        if server is None and settings.health_endpoint is not None:
-            await self._client.check_health(settings.health_endpoint)
-        if settings.tools_endpoint is not None:
-            answer = await self._client.get(settings.tools_endpoint)
-            listed = answer.value if isinstance(answer.value, list) else answer.fields().get("tools")
-            tools = _tool_specs(listed, EnvironmentFailure, answer.source)
-        self._tools = tools
+        client = self._client = JsonClient(_base_url(settings, server), headers, settings.timeout, obituary)
+        try:
+            if server is None and settings.health_endpoint is not None:
+                await client.check_health(settings.health_endpoint)
+            self._tools = tools if settings.tools_endpoint is None else await _listed(client, settings.tools_endpoint)
+        except BaseException:
+            await self.close()
+            raise
 
     async def _lease(self, settings: HttpConfig) -> Server | None:
         if settings.resource_server is None:
@@ -255,6 +255,13 @@ def _headers_from_environment(names: Mapping[str, str]) -> dict[str, str]:
         if name not in os.environ:
             raise ConfigError(f"http resource: headers_env: {header}: the environment variable {name} is not set")
     return {header: os.environ[name] for header, name in names.items()}
+
+
+async def _listed(client: JsonClient, endpoint: str) -> list[ToolSpec]:
+    """The tools that a server lists."""
+    answer = await client.get(endpoint)
+    listed = answer.value if isinstance(answer.value, list) else answer.fields().get("tools")
+    return _tool_specs(listed, EnvironmentFailure, answer.source)
 
 
 def _tool_specs(listed: Any, error_type: type[ConfigError | EnvironmentFailure], where: str) -> list[ToolSpec]:

@@ -10,6 +10,7 @@ import os
 import shlex
 import socket
 import sys
+from collections.abc import Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,15 +177,22 @@ async def _start(spec: ServerSpec) -> Server:
 
 
 async def _spawn(spec: ServerSpec, port: int) -> ChildProcess:
-    variables = {name: value.replace("{port}", str(port)) for name, value in spec.env}
+    values = {"{port}": str(port), "{python}": sys.executable}
+    variables = {name: _filled(value, values) for name, value in spec.env}
     # So that `python` is the one that runs us, also where its environment is not activated.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     environment = child_environment({"PATH": path, **variables}, pass_names=spec.pass_env)
-    command = shlex.split(spec.command.replace("{port}", str(port)))
+    command = [_filled(word, values) for word in shlex.split(spec.command)]
     try:
         return await start_process(command, cwd=spec.folder, env=environment, log_name="resource-server")
     except ConfigError as error:
         raise ConfigError(f"resource_server: {error}") from error
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    for placeholder, value in values.items():
+        text = text.replace(placeholder, value)
+    return text
 
 
 async def _until_healthy(process: ChildProcess, url: str, seconds: float) -> str:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome, ToolSpec, tool_spec
 from reward_kit.environments.config import read_config, task_path
 from reward_kit.environments.sqlite_guard import GuardedConnection, SqliteLimits
-from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean, why_unreadable
 
 _SEED_TIME_S = 60.0
 _MAX_STATEMENTS = 100
@@ -170,7 +170,7 @@ def _seeded(settings: SqliteConfig) -> GuardedConnection:
         try:
             script = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"sqlite resource: {where} cannot be read: {error}") from None
+            raise ConfigError(f"sqlite resource: {where} cannot be read: {why_unreadable(path, error)}") from None
     try:
         return GuardedConnection.seeded(settings.limits(), script, _SEED_TIME_S)
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:

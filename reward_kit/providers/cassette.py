@@ -40,6 +40,7 @@ class Cassette:
     """A recording. Made by `record` or `replay`; one process records at a time.
 
     Attributes:
+        held: how many exchanges the file had when it was opened.
         redact: applied to each line before it is written. What an answer loses by it, a replay lacks.
     """
 
@@ -47,6 +48,7 @@ class Cassette:
         self.path = path
         self._file = file
         self._index = index
+        self.held = 0 if index is None else len(index)
         self.redact: Callable[[bytes], bytes] = bytes
         self._asked: defaultdict[tuple[str, str], int] = defaultdict(int)
 
@@ -62,7 +64,7 @@ class Cassette:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("a+b")
         except OSError as error:
-            raise ConfigError(f"cassette {path} cannot be written: {error}") from error
+            raise ConfigError(f"cassette {path} cannot be written: {error.strerror}") from error
         try:
             cassette = cls(path, file, None)
             cassette._begin_session()
@@ -154,6 +156,7 @@ class Cassette:
         self._file.seek(0)
         index = CassetteIndex.read(self.path, self._file)
         self._file.truncate(index.end)
+        self.held = len(index)
         for scope, key, occurrence in index.occurrences():
             self._asked[scope, key] = max(self._asked[scope, key], occurrence + 1)
 

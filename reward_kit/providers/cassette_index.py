@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from reward_kit.differences import first_difference
-from reward_kit.errors import ConfigError, ProviderError
+from reward_kit.errors import ConfigError, ProviderError, why_unreadable
 from reward_kit.providers.faults import excerpt
 
 SCHEMA_VERSION = 1
@@ -110,6 +110,10 @@ class CassetteIndex:
         for queue in self._queues.values():
             queue.sort(key=lambda place: place.occurrence)
 
+    def __len__(self) -> int:
+        """The number of exchanges."""
+        return sum(map(len, self._by_key.values()))
+
     def occurrences(self) -> Iterator[tuple[str, str, int]]:
         """(scope, key, occurrence) of every exchange."""
         for key, places in self._by_key.items():
@@ -173,7 +177,7 @@ def open_cassette(path: Path) -> IO[bytes]:
     try:
         file = path.open("rb")
     except OSError as error:
-        raise ConfigError(f"cassette {path} cannot be read: {error}") from error
+        raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
     try:
         read_header(path, file)
     except BaseException:
@@ -192,7 +196,7 @@ def read_header(path: Path, file: IO[bytes]) -> None:
     try:
         first = file.readline()
     except OSError as error:
-        raise ConfigError(f"cassette {path} cannot be read: {error}") from error
+        raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
     if not first.endswith(b"\n") and _HEADER_START.startswith(first[: len(_HEADER_START)]):
         return  # nothing, or a header whose writer was killed
     header = _parsed(first)

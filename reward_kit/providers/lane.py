@@ -339,7 +339,8 @@ class Lane:
         since = self._outage.since
         waited_s = 0.0 if since is None else now - since
         if waited_s >= self._patience_s():
-            self._stop_soon(f"{self._name} has answered nothing for {waited_s:.0f} s: {self._what(str(error))}", fail=True)
+            what = self._what(str(error))
+            self._stop_soon(f"{self._name} has answered nothing for {waited_s:.0f} s: {what}", fail=True)
         return self._outage.is_shared or waited_s < passage.budget_s
 
     def _patience_s(self) -> float:

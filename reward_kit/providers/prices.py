@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.errors import ConfigError, did_you_mean, why_unreadable
 
 _FIELDS = ("input", "output", "cached")
 
@@ -62,7 +62,7 @@ def _read(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"price file {path} cannot be read: {error}") from error
+        raise ConfigError(f"price file {path} cannot be read: {why_unreadable(path, error)}") from error
     if path.suffix == ".json":
         try:
             return json.loads(text)

@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 
 from reward_kit.errors import ConfigError, RewardError
-from reward_kit.reward_agent.scoring import Scored, ScoringRequest, score_one
+from reward_kit.reward_agent.scoring import InProcessScorer, Scored, Scorer, ScoringRequest
 from reward_kit.typed_interface import RewardSpec
 
 
@@ -49,14 +49,21 @@ class AsyncRewardAgent:
     """Scores rollouts concurrently. Use it as an async context manager.
 
     Args:
-        scorer: the reward.
+        scorer: where rewards are called; a reward alone is called in this process.
         max_concurrency: calls in flight at a time.
-        deadline_s: for one call; what exceeds it is unscored with the class `timeout`.
+        deadline_s: for one call of a reward in this process; what exceeds it is unscored with the class `timeout`. A
+            scorer has limits of its own.
+
+    Raises:
+        ConfigError: a deadline is given beside a scorer.
     """
 
-    def __init__(self, scorer: RewardSpec, *, max_concurrency: int = 16, deadline_s: float | None = None) -> None:
-        self.scorer = scorer
-        self._deadline_s = deadline_s
+    def __init__(
+        self, scorer: RewardSpec | Scorer, *, max_concurrency: int = 16, deadline_s: float | None = None
+    ) -> None:
+        if not isinstance(scorer, RewardSpec) and deadline_s is not None:
+            raise ConfigError("deadline_s is for a reward in this process; give the scorer its own limit")
+        self.scorer: Scorer = InProcessScorer(scorer, deadline_s) if isinstance(scorer, RewardSpec) else scorer
         self._limiter = anyio.Semaphore(max_concurrency)
         self._tasks: anyio.abc.TaskGroup | None = None
         self._ready: list[tuple[int, Scored]] = []
@@ -65,6 +72,7 @@ class AsyncRewardAgent:
 
     async def __aenter__(self) -> Self:
         self._groups_in, self._groups_out = anyio.create_memory_object_stream[list[tuple[int, Scored]]](math.inf)
+        await self.scorer.__aenter__()
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         return self
@@ -82,6 +90,7 @@ class AsyncRewardAgent:
             self._tasks = None
             self._groups_in.close()
             self._groups_out.close()
+            await self.scorer.__aexit__(kind, error, trace)
 
     async def submit(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> Ticket:
         """Begin scoring a batch whose consecutive `group_size` requests form groups.
@@ -127,6 +136,6 @@ class AsyncRewardAgent:
 
     async def _score(self, ticket: Ticket, index: int) -> None:
         async with self._limiter:
-            ticket.results[index] = await score_one(self.scorer, ticket.requests[index], self._deadline_s)
+            ticket.results[index] = await self.scorer.score(ticket.requests[index])
         if (group := ticket.complete_group(index)) is not None:
             self._groups_in.send_nowait(group)

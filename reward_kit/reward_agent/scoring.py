@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import anyio
 import anyio.to_thread
-import pydantic
 
 from reward_kit.agent.models import StepData, steps_of
 from reward_kit.environments.base import StateSnapshot
@@ -30,14 +31,9 @@ from reward_kit.errors import (
     boundary,
     did_you_mean,
 )
-from reward_kit.models import (
-    EvaluateResult,
-    Message,
-    MetricResult,
-    StepOutput,
-    TaskDefinitionModel,
-    describe_validation_error,
-)
+from reward_kit.loading import load_object
+from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel
+from reward_kit.reward_agent.calling import OpenReward
 from reward_kit.typed_interface import RewardSpec
 
 OFFERED = frozenset(
@@ -59,7 +55,11 @@ OFFERED = frozenset(
     }
 )
 """Every name that a reward function may ask for."""
-_BATCH_NAMES = {"messages": "rollouts_messages", "ground_truth": "ground_truths"}
+_NAMED = (
+    *("messages", "ground_truth", "assistant_turns", "sample", "environment_return", "stop_reason", "rollout_id"),
+    *("step_data", "state"),
+)
+_POINTWISE_NAMES = {"rollouts_messages": "messages", "ground_truths": "ground_truth"}
 
 logger = logging.getLogger("reward_kit.reward_agent")
 
@@ -126,24 +126,35 @@ class ScoringRequest:
 
         All are copies: a reward that changes them changes nothing, neither here nor for the siblings of the rollout.
         """
-        values = {
-            "messages": [_copy(message) for message in self.messages],
-            "ground_truth": copy.deepcopy(self.ground_truth),
-            "assistant_turns": list(self.assistant_turns),
-            "sample": copy.deepcopy(dict(self.sample)),
-            "environment_return": self.environment_return,
-            "stop_reason": self.stop_reason,
-            "rollout_id": self.rollout_id,
-            **copy.deepcopy(dict(self.extra)),
-        }
-        if wanted is None or "step_data" in wanted:
-            values["step_data"] = copy.deepcopy(self._steps())
-        if wanted is None or "state" in wanted:
-            values["state"] = open_snapshot(self.final_state) if self.final_state else None
+        values: dict[str, Any] = {}
+        for name in self.names(wanted):
+            if name == "messages":
+                values[name] = [_copy(message) for message in self.messages]
+            elif name == "step_data":
+                values[name] = copy.deepcopy(self._steps())
+            elif name == "state":
+                values[name] = open_snapshot(self.final_state) if self.final_state else None
+            else:
+                values[name] = _copied(self.plain_value(name))
         return values
+
+    def names(self, wanted: frozenset[str] | None) -> set[str]:
+        """The values that a reward gets which takes these parameters (None: any)."""
+        known = {*_NAMED, *self.extra}
+        return known if wanted is None else known & {_POINTWISE_NAMES.get(name, name) for name in wanted}
+
+    def plain_value(self, name: str) -> Any:
+        """A value that is no message, step or state; not a copy."""
+        if name in self.extra:
+            return self.extra[name]
+        return list(self.assistant_turns) if name == "assistant_turns" else getattr(self, name)
 
     def _steps(self) -> list[StepData]:
         return steps_of(self.episode) if self.episode is not None else []
+
+
+def _copied(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | None) else copy.deepcopy(value)
 
 
 def _copy(message: Message) -> Message:
@@ -161,12 +172,19 @@ class Scored:
         result: what the reward function returned; None where it failed.
         failure: why there is no score.
         duration_s: how long the call took.
+        sandbox: the level it ran at and, behind walls, their strength; None where nothing was called.
+        stdout, stderr: what the reward wrote, where it was kept apart.
+        is_output_cut: it wrote more than was kept.
     """
 
     rollout_id: str
     result: EvaluateResult | None = None
     failure: Failure | None = None
     duration_s: float = 0.0
+    sandbox: Mapping[str, str] | None = None
+    stdout: str = ""
+    stderr: str = ""
+    is_output_cut: bool = False
 
     @property
     def score(self) -> float | None:
@@ -174,7 +192,32 @@ class Scored:
         return self.result.score if self.result is not None and self.failure is None else None
 
 
-def check_parameters(spec: RewardSpec) -> None:
+class Reward(Protocol):
+    """What is known of a reward without calling it, whether it is loaded here or behind walls."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def requirements(self) -> tuple[str, ...]: ...
+    @property
+    def required(self) -> frozenset[str]: ...
+    @property
+    def resources(self) -> Mapping[str, Any]: ...
+
+
+class Scorer(Protocol):
+    """Where rewards are called: opened, asked for one score after the other or for several at once, and closed."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+    async def score(self, request: ScoringRequest) -> Scored:
+        """The score of one rollout; what goes wrong with it is in the result."""
+        ...
+
+
+def check_parameters(spec: Reward) -> None:
     """Refuse a reward that requires what is never given, or a package that is not installed.
 
     Raises:
@@ -184,76 +227,111 @@ def check_parameters(spec: RewardSpec) -> None:
         package = re.split(r"[\s<>=!~\[;@]", requirement.strip(), maxsplit=1)[0]
         if not any(metadata.distributions(name=package)):
             raise ConfigError(f"reward {spec.id!r} requires {requirement!r}, and it is not installed")
+    if taken := sorted(spec.resources.keys() & OFFERED):
+        raise ConfigError(f"reward {spec.id!r}: a resource cannot be called {taken[0]!r}, which is the rollout's")
     for name in sorted(spec.required - OFFERED - spec.resources.keys()):
         raise ConfigError(f"reward {spec.id!r} asks for {name!r}, which nobody gives{did_you_mean(name, OFFERED)}")
 
 
-async def score_one(spec: RewardSpec, request: ScoringRequest, deadline_s: float | None = None) -> Scored:
-    """Call a reward on one rollout, in this process. A synchronous function runs in a thread.
+class InProcessScorer:
+    """Calls a reward in this process: a synchronous function in a thread, an async one in the loop. No walls.
 
-    A batch reward is called with a batch of one. A rollout that broke is not scored: its failure is the answer.
+    Args:
+        spec: the reward. Its resources are opened, and its instance is made, before the first call.
+        deadline_s: for one call; what exceeds it is unscored with the class `timeout`.
     """
-    began = time.perf_counter()
-    result, failure = None, None
-    if request.failure is not None:
-        return Scored(request.rollout_id, None, request.failure)
-    try:
-        with boundary(RewardError, f"reward {spec.id!r}"), anyio.fail_after(deadline_s):
-            result = await _call(spec, request)
-        _check_steps(spec, result, len(request.assistant_turns))
-        failure = _declared_failure(spec, result)
-    except RewardKitError as error:
-        logger.info("episode %s cannot be scored", request.rollout_id, exc_info=error)
-        failure = Failure.from_exception(error)
-    return Scored(request.rollout_id, result, failure, time.perf_counter() - began)
 
+    def __init__(self, spec: RewardSpec, deadline_s: float | None = None) -> None:
+        self._spec, self._deadline_s = spec, deadline_s
+        folder = spec.origin.file.parent if spec.origin else None
+        self._load = functools.partial(load_object, folder=folder)
+        self._opened: OpenReward | None = None
+        self._opening = anyio.Lock()
+        self._sandbox = {"level": "in_process"}
+        if spec.weakened_from is not None:
+            self._sandbox["asked"] = spec.weakened_from
 
-async def _call(spec: RewardSpec, request: ScoringRequest) -> EvaluateResult:
-    given = {**spec.resources, **request.named_values(spec.parameters)}
-    state = given.get("state")
-    if spec.mode == "batch":
-        # One list per named value, with an entry for each rollout.
-        given = {_BATCH_NAMES.get(name, name): [value] for name, value in given.items()}
-    try:
-        returned = await _run(spec, spec.arguments(given))
-    except Exception:
-        close_state(state)
-        raise
-    # After a cancellation it stays open: a call that was given up may still be using it in its thread.
-    close_state(state)
-    checked = spec.check(returned, 1)
-    result: EvaluateResult = checked[0] if spec.mode == "batch" else checked
-    return result
+    async def __aenter__(self) -> Self:
+        return self
 
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        opened, self._opened = self._opened, None
+        if opened is None:
+            return
+        try:
+            with anyio.CancelScope(shield=True), boundary(RewardError, f"close of reward {self._spec.id!r}"):
+                await opened.close()
+        except RewardKitError as problem:  # every score is there; how it ends is worth a line
+            logger.warning("%s", problem, exc_info=problem)
 
-async def _run(spec: RewardSpec, arguments: Mapping[str, Any]) -> Any:
-    """What the function returns; an invalid result that it tries to make is named as one, not as a crash."""
-    try:
-        if spec.is_async:
-            return await spec.function(**arguments)
-        return await anyio.to_thread.run_sync(lambda: spec.function(**arguments), abandon_on_cancel=True)
-    except pydantic.ValidationError as error:
-        kinds = {kind.__name__: kind for kind in (EvaluateResult, StepOutput, MetricResult)}
-        if error.title not in kinds:
+    async def score(self, request: ScoringRequest) -> Scored:
+        """As `Scorer`. A rollout that broke is not scored: its failure is the answer."""
+        if request.failure is not None:
+            return Scored(request.rollout_id, None, request.failure)
+        began = time.perf_counter()
+        result, failure = None, None
+        try:
+            with boundary(RewardError, f"reward {self._spec.id!r}"), anyio.fail_after(self._deadline_s):
+                result = await self._call(request)
+            failure = failure_of(self._spec.id, result, len(request.assistant_turns))
+        except RewardKitError as error:
+            logger.info("episode %s cannot be scored", request.rollout_id, exc_info=error)
+            failure = Failure.from_exception(error)
+        return Scored(request.rollout_id, result, failure, time.perf_counter() - began, self._sandbox)
+
+    async def _call(self, request: ScoringRequest) -> EvaluateResult:
+        opened = self._opened or await self._open()
+        values = request.named_values(self._spec.parameters)
+        try:
+            result = await opened.call(values)
+        except Exception:
+            close_state(values.get("state"))
             raise
-        problems = "; ".join(describe_validation_error(error, kinds[error.title]))
-        raise InvalidResultError(f"reward {spec.id!r} made an invalid {error.title}: {problems}") from error
+        # After a cancellation it stays open: a call that was given up may still be using it in its thread.
+        close_state(values.get("state"))
+        return result
+
+    async def _open(self) -> OpenReward:
+        async with self._opening:
+            if self._opened is None:
+                opened = OpenReward(self._spec, self._load, _in_thread)
+                await opened.open()
+                self._opened = opened
+            return self._opened
 
 
-def _check_steps(spec: RewardSpec, result: EvaluateResult, steps: int) -> None:
-    """A step output that names no step, or a second one for a step, is found when it is made, not when credit is."""
+async def _in_thread(function: Any) -> Any:
+    return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
+
+
+async def score_one(spec: RewardSpec, request: ScoringRequest, deadline_s: float | None = None) -> Scored:
+    """Call a reward on one rollout, in this process; what it opens is closed again."""
+    async with InProcessScorer(spec, deadline_s) as scorer:
+        return await scorer.score(request)
+
+
+def failure_of(id: str, result: EvaluateResult, steps: int) -> Failure | None:
+    """The failure that a result declares itself: an error, or a score that is not valid.
+
+    Args:
+        id: the reward's.
+        result: what it returned.
+        steps: how many there are.
+
+    Raises:
+        AlignmentError: a step output names no step, or one that another names too. It is found when it is made, not
+            when credit is.
+    """
     seen: set[str] = set()
     for output in result.step_outputs or ():
         index = str(output.step_index)
         if index in seen or index not in map(str, range(steps)):
             problem = "is given twice" if index in seen else f"names no step; there are {steps}, counted from 0"
-            raise AlignmentError(f"reward {spec.id!r}: step_index {index!r} {problem}")
+            raise AlignmentError(f"reward {id!r}: step_index {index!r} {problem}")
         seen.add(index)
-
-
-def _declared_failure(spec: RewardSpec, result: EvaluateResult) -> Failure | None:
-    """The failure that a result declares itself: an error, or a score that is not valid."""
     if result.error is None and result.is_score_valid:
         return None
     reason = result.error or result.reason or "is_score_valid is false"
-    return Failure.from_exception(InvalidResultError(f"reward {spec.id!r} declared no valid score: {reason}"))
+    return Failure.from_exception(InvalidResultError(f"reward {id!r} declared no valid score: {reason}"))

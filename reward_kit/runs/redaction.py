@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary, kind_of
@@ -26,6 +27,8 @@ _JOINS = ("rollout_id", "sample_id", "group_id", "policy", "stop_reason", "start
 # How a text with lone surrogates stands in a record; see `episodes/json_codec.py`.
 _WRAPPED_MARK = b'"__type__":"text"'
 _WRAPPED = re.compile(rb'("__type__":"text","value":")([A-Za-z0-9+/=]*)"')
+# RFC 3986, 3.2.1; a password whose own "@" is not escaped, as programs take it all the same, goes to the last one.
+_PASSWORD_IN_URL = re.compile(r"://[^\s/?#:@]*:([^\s/?#]+)@")
 _SHORTEST_SECRET = 8  # a shorter value would blot out ordinary words
 
 
@@ -140,6 +143,8 @@ def without_hidden(value: Any) -> Any:
 def known_secrets(*configurations: Any) -> Iterator[str]:
     """The values of secrets that this process knows: from the environment, `.env`, and under secret-like keys.
 
+    A password in a URL (`scheme://user:password@host`) is one wherever it stands, as it is written and decoded.
+
     Args:
         configurations: nested mappings and lists, such as a task definition and the command line's overrides.
     """
@@ -156,8 +161,11 @@ def _secrets_in(value: Any, is_secret: bool = False) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _secrets_in(item, is_secret)
-    elif is_secret and isinstance(value, str) and not Path(value).is_absolute():
-        yield value  # PASSWORD_STORE_DIR and its like name a place, which is no secret
+    elif isinstance(value, str):
+        for password in _PASSWORD_IN_URL.findall(value):
+            yield from {password, unquote(password)}
+        if is_secret and not Path(value).is_absolute():  # PASSWORD_STORE_DIR and its like name a place, no secret
+            yield value
 
 
 def load_hook(location: str | None, folder: Path) -> Callable[[str], str] | None:

@@ -7,12 +7,10 @@ next one. What is written is decided by seeds alone, so the number of slots chan
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -27,7 +25,10 @@ from reward_kit.agent.simulated_user import SimulatedUser
 from reward_kit.agent.starts import CLOSE_SECONDS, GroupStart
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
-from reward_kit.reward_agent import AsyncRewardAgent, Scored, ScoringRequest
+from reward_kit.reward_agent.agent import AsyncRewardAgent
+from reward_kit.reward_agent.confined import ConfinedReward
+from reward_kit.reward_agent.levels import scorer_of
+from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.runs.plan import Control, Listener, Plan
 from reward_kit.runs.store import RunStore, load_episode, read_episodes, read_json, read_scores
 from reward_kit.runs.summary import EpisodeRow, whole_usage
@@ -163,7 +164,8 @@ class Run:
             await self._collect(None)
             return
         deadline_s = self._plan.task.definition.limits.reward_time_s
-        async with AsyncRewardAgent(reward, deadline_s=deadline_s) as scorer, anyio.create_task_group() as takers:
+        agent = AsyncRewardAgent(scorer_of(reward, deadline_s))
+        async with agent as scorer, anyio.create_task_group() as takers:
             scoring = _Scoring(self, reward, scorer, takers)
             for request in self._unscored:
                 await scoring.submit(request)
@@ -226,7 +228,7 @@ class Run:
         if scoring is not None and row.error_class is None:
             await scoring.submit(ScoringRequest.of(episode, self._plan.task.definition))
 
-    def take_score(self, scored: Scored, reward: RewardSpec, scorer_hash: str) -> None:
+    def take_score(self, scored: Scored, reward: RewardSpec | ConfinedReward, scorer_hash: str) -> None:
         """Write one score and tell of it."""
         row = self.rows[scored.rollout_id]
         record = {"attempt": row.attempt, **score_record(scored, reward, scorer_hash)}
@@ -276,7 +278,9 @@ class _OpenGroup:
 class _Scoring:
     """Submits episodes to the reward agent and takes each result as it comes."""
 
-    def __init__(self, run: Run, reward: RewardSpec, agent: AsyncRewardAgent, takers: anyio.abc.TaskGroup) -> None:
+    def __init__(
+        self, run: Run, reward: RewardSpec | ConfinedReward, agent: AsyncRewardAgent, takers: anyio.abc.TaskGroup
+    ) -> None:
         self._run, self._reward, self._agent, self._takers = run, reward, agent, takers
         self._hash = scorer_hash(reward)
 
@@ -290,20 +294,22 @@ class _Scoring:
             self._run.take_score(scored, self._reward, self._hash)
 
 
-def score_record(scored: Scored, reward: RewardSpec, scorer_hash: str) -> dict[str, object]:
-    """The line of `scores.jsonl` for one score."""
+def score_record(scored: Scored, reward: RewardSpec | ConfinedReward, scorer_hash: str) -> dict[str, object]:
+    """The line of `scores.jsonl` for one score. What the reward wrote is there where it wrote something."""
+    output = {"stdout": scored.stdout, "stderr": scored.stderr, "is_output_cut": scored.is_output_cut}
     return {
         "rollout_id": scored.rollout_id,
         "scorer": {"id": reward.id, "hash": scorer_hash},
         "score": scored.score,
         "result": scored.result.model_dump(mode="json", exclude_none=True) if scored.result else None,
         "failure": scored.failure.to_json() if scored.failure else None,
+        "sandbox": dict(scored.sandbox) if scored.sandbox else None,
+        **({"output": output} if scored.stdout or scored.stderr else {}),
         "timing": {"duration_s": round(scored.duration_s, 6)},
     }
 
 
-def scorer_hash(reward: RewardSpec) -> str:
+def scorer_hash(reward: RewardSpec | ConfinedReward) -> str:
     """SHA-256 of the file the reward function stands in: what scored, whatever it is called."""
-    file = inspect.getsourcefile(inspect.unwrap(reward.function))
-    source = Path(file).read_bytes() if file and Path(file).is_file() else reward.id.encode()
+    source = reward.origin.file.read_bytes() if reward.origin else reward.id.encode()
     return hashlib.sha256(source).hexdigest()

@@ -12,6 +12,8 @@ from rich.text import Text
 from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import PolicySummary
 
+_MOST_LINES = 8
+
 
 def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableType:
     """One column per policy, side by side, and below it the first error of each."""
@@ -76,8 +78,15 @@ def _counts(counts: Mapping[str, int]) -> str:
     return "\n".join(f"{name} {count}" for name, count in counts.items()) or "0"
 
 
-def _first_error(summary: PolicySummary) -> Text:
-    """What broke first, with the user's own frames where there are any."""
-    lines = [line[:500] for line in (summary.first_error or "").splitlines()[:1]]
-    lines += (summary.first_traceback or "").splitlines()[1:]
-    return Text(f"first error of {summary.policy}: " + "\n".join(lines[:14]), style="red")
+def _first_error(summary: PolicySummary) -> RenderableType:
+    """What broke first: its first line, the end of what follows it, and the user's own frames where there are any."""
+    first, *more = (summary.first_error or "").splitlines()
+    if len(more) > _MOST_LINES:  # of a server's log, the end says why it ended
+        more = ["…", *more[1 - _MOST_LINES :]]
+    frames = (summary.first_traceback or "").splitlines()[1:]
+    parts = [Text(f"first error of {summary.policy}: {first[:500]}", style="red")]
+    if more:
+        parts.append(Text("\n".join(more), style="red", no_wrap=True, overflow="ellipsis"))
+    if frames:
+        parts.append(Text("\n".join(frames[:13]), style="red"))
+    return Group(*parts)

@@ -21,14 +21,16 @@ from reward_kit.agent.starts import GroupStart
 from reward_kit.environments.registry import resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.errors import ConfigError, EnvironmentFailure, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, EnvironmentFailure, boundary, did_you_mean, kind_of
 from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel, describe_validation_error
-from reward_kit.reward_agent.scoring import check_parameters
+from reward_kit.reward_agent.confined import ConfinedReward
+from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
+from reward_kit.reward_agent.scoring import Reward, check_parameters
 from reward_kit.runs.datasets import read_samples
 from reward_kit.runs.resources import check_samples, check_tools, with_surroundings
 from reward_kit.runs.yaml_lines import LocatedYaml, about
-from reward_kit.typed_interface import RewardSpec, reward_spec
+from reward_kit.typed_interface import RewardSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,9 @@ class Task:
         samples: its initial conditions, in dataset order.
         rollouts_per_sample: how many episodes each gets.
         tools: the task's own tools, None where it has none.
-        reward: the reward function, None where the task only collects.
+        reward: the reward function, None where the task only collects. Unless it runs in this process, it is known from
+            behind its walls and not loaded here.
+        notes: lines for the user about what was loaded.
         inputs: the files that decide what a run's episodes and scores are: task file, dataset, tools and reward.
         digests: their SHA-256, to notice a change before a resume.
     """
@@ -51,9 +55,10 @@ class Task:
     samples: tuple[Sample, ...]
     rollouts_per_sample: int
     tools: ToolRegistry | None = None
-    reward: RewardSpec | None = None
+    reward: RewardSpec | ConfinedReward | None = None
     inputs: Mapping[str, Path] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
 def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
@@ -75,8 +80,8 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
         tools = load_tools(definition.tools_module_path, folder) if definition.tools_module_path else None
         check_tools(tools, definition)
     with about(located, "reward_function_path"):
-        reward_path = definition.reward_function_path
-        reward = reward_spec(load_object(reward_path, folder)) if reward_path else None
+        loaded = load_tasks_reward(definition, folder)
+        reward = loaded.reward if loaded else None
     samples = tuple(read_samples(definition, folder))
     check_samples(definition, samples)
     with about(located, "reward_function_path"):
@@ -91,9 +96,29 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
         reward=reward,
         inputs=(inputs := _input_files(path, definition, folder)),
         digests={name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in inputs.items()},
+        notes=loaded.notes if loaded else (),
     )
     _check_prompts(task)
     return task
+
+
+def load_tasks_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedReward | None:
+    """The reward that a task names, ready for the level it is to run at; None where it names none.
+
+    Raises:
+        ConfigError: it cannot be loaded, or cannot be confined as it is asked to be.
+    """
+    if definition.reward_function_path is None:
+        return None
+    asked = definition.sandbox
+    choice = SandboxChoice(
+        level=asked.level,
+        limits=asked.limits.model_dump(exclude_none=True),
+        read_paths=tuple(asked.read_paths),
+        preload=tuple(asked.preload),
+        reward_time_s=definition.limits.reward_time_s,
+    )
+    return load_reward(definition.reward_function_path, folder, choice)
 
 
 def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel) -> None:
@@ -103,6 +128,7 @@ def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel) -> Non
         "num_rollouts": "a task with a dataset counts num_rollouts_per_sample" if has_dataset else "",
         "num_rollouts_per_sample": "" if has_dataset else "a task without a dataset counts num_rollouts",
         "base_resource_config": "" if definition.resource_type else "the task has no resource_type",
+        "sandbox": "" if definition.reward_function_path else "the task has no reward_function_path",
         "nudge": "the simulated user answers a text" if definition.user else "",
     }
     for key, why in unused.items():
@@ -110,7 +136,7 @@ def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel) -> Non
             raise ConfigError(f"{located.where((key,))}: {key} has no effect: {why}")
 
 
-def _check_reward(reward: RewardSpec | None, samples: Sequence[Sample]) -> None:
+def _check_reward(reward: Reward | None, samples: Sequence[Sample]) -> None:
     """A reward that asks for what nobody gives would break on every episode."""
     if reward is None:
         return
@@ -124,13 +150,23 @@ def _check_reward(reward: RewardSpec | None, samples: Sequence[Sample]) -> None:
 def _validated(located: LocatedYaml, overrides: Mapping[str, Any]) -> TaskDefinitionModel:
     if not isinstance(located.data, dict):
         raise ConfigError(f"{located.path}: a task file is a mapping of keys, this one is {located.data!r:.60}")
-    data = _overlaid(located.data, overrides)
+    data = overlaid(located.data, overrides)
     try:
         return TaskDefinitionModel.model_validate(data)
     except pydantic.ValidationError as error:
         problems = describe_validation_error(error, TaskDefinitionModel)
-        places = [_place(located, tuple(problem["loc"]), overrides) for problem in error.errors()]
-        raise ConfigError("\n".join(f"{p}: {text}" for p, text in zip(places, problems, strict=True))) from None
+        lines = [
+            f"{_place(located, tuple(problem['loc']), overrides)}: {text}{_why(problem)}"
+            for problem, text in zip(error.errors(), problems, strict=True)
+        ]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _why(problem: Mapping[str, Any]) -> str:
+    """What a reader of the message may not know of task files, "" for most problems."""
+    if problem["type"] == "missing" and tuple(problem["loc"]) in (("policy", "type"), ("user", "type")):
+        return f"; such a block needs a type, e.g. -T {problem['loc'][0]}.type=openai"
+    return "; YAML reads an empty value as null, which is None here" if problem["input"] is None else ""
 
 
 def _place(located: LocatedYaml, location: tuple[str | int, ...], overrides: Mapping[str, Any]) -> str:
@@ -139,7 +175,7 @@ def _place(located: LocatedYaml, location: tuple[str | int, ...], overrides: Map
     return "-T" if any(f"{dotted}.".startswith(f"{key}.") for key in overrides) else located.where(location)
 
 
-def _overlaid(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def overlaid(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """`data` with dotted `overrides` on it; neither is changed."""
     result = json.loads(json.dumps(data, default=str)) if overrides else data
     for dotted, value in overrides.items():
@@ -200,14 +236,18 @@ def _check_prompts(task: Task) -> None:
         raise ConfigError("\n".join([*problems[:3], *more]))
 
 
-async def check_world(task: Task) -> None:
+async def check_world(task: Task) -> bool:
     """Make a world for one sample of each kind of configuration, so that a wrong resource is found before the run.
+
+    Returns:
+        Whether every world offers tools; True where the task has no resource.
 
     Raises:
         ConfigError: the resource does not exist, refuses its configuration, or cannot be reset.
     """
+    has_tools = True
     if task.definition.resource_type is None:
-        return
+        return has_tools
     resource_class(task.definition.resource_type)
     kinds = {frozenset(_keys(sample.resource_config)): sample for sample in reversed(task.samples)}
     async with ServerPool():
@@ -216,10 +256,15 @@ async def check_world(task: Task) -> None:
                 async with GroupStart(task.definition, sample, 0) as group:
                     start = await group.episode(0)
                     if start.world is not None:
-                        await start.world.close()
+                        try:
+                            with boundary(EnvironmentFailure, "get_tools_spec"):
+                                has_tools = bool(await start.world.get_tools_spec()) and has_tools
+                        finally:
+                            await start.world.close()
             except (ConfigError, EnvironmentFailure) as error:
                 where = sample.where if sample.resource_config else task.path
                 raise ConfigError(f"{where}: {_named(task.definition)}: {error}") from error
+    return has_tools
 
 
 def _named(definition: TaskDefinitionModel) -> str:

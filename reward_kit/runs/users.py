@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reward_kit.agent.policies import make_policy
+from reward_kit.agent.policies import make_policy, option_names
 from reward_kit.agent.simulated_user import ScriptedUser, SimulatedUser
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.loading import load_object
 from reward_kit.runs.tasks import Task
+from reward_kit.runs.yaml_lines import LocatedYaml
 from reward_kit.task_parts import UserModel
 
 if TYPE_CHECKING:
@@ -35,13 +36,31 @@ def make_user(task: Task, traffic: Traffic | None = None) -> SimulatedUser | Non
     block = task.definition.user
     if block is None:
         return None
+    folder = task.path.resolve().parent
     try:
-        user = _user(block, task.path.resolve().parent, traffic)
+        _refuse_unknown(block, task.path, folder)
+        user = _user(block, folder, traffic)
         for sample in task.samples:
             user.check(sample)
+    except _UnknownKey:
+        raise
     except ConfigError as error:
-        raise ConfigError(f"{task.path}: user: {error}") from error
+        raise ConfigError(f"{LocatedYaml(task.path).where(('user',))}: user: {error}") from error
     return user
+
+
+class _UnknownKey(ConfigError):
+    """A key that nothing reads, with its line."""
+
+
+def _refuse_unknown(block: UserModel, path: Path, folder: Path) -> None:
+    """Before anything else, since a misspelt key is also missed where it is needed."""
+    taken = {"replies"} if block.type == "scripted" else option_names(block.type, folder)
+    for key in block.options():
+        if taken is not None and key not in taken:
+            near = did_you_mean(key, {*UserModel.model_fields, *taken})
+            where = LocatedYaml(path).where(("user", key))
+            raise _UnknownKey(f"{where}: user.{key}: unknown key for a user of type {block.type!r}{near}")
 
 
 def _user(block: UserModel, folder: Path, traffic: Traffic | None) -> SimulatedUser:
@@ -63,9 +82,6 @@ def _user(block: UserModel, folder: Path, traffic: Traffic | None) -> SimulatedU
 
 def _replies(options: dict[str, Any], folder: Path) -> Any:
     """The one key of a scripted user: texts, or the function that `file.py:function` names."""
-    for key in options:
-        if key != "replies":
-            raise ConfigError(f"user.{key}: unknown key for a scripted user; known: replies")
     replies = options.get("replies")
     if not isinstance(replies, str):
         return replies

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.errors import ConfigError, why_unreadable
 
 KeyPath = tuple[str | int, ...]
 
@@ -41,9 +41,7 @@ class LocatedYaml:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            near = did_you_mean(path.name, siblings(path)) if not path.exists() else ""
-            raise ConfigError(f"cannot read {path}: {reason}{near if '?' in near else ''}") from None
+            raise ConfigError(f"cannot read {path}: {why_unreadable(path, error)}") from None
         self._lines: dict[KeyPath, int] = {}
         try:
             loader = _Loader(text)

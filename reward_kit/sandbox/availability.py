@@ -83,7 +83,7 @@ async def _availability(strength: Strength) -> Availability:
 
 
 async def _try(strength: Strength) -> Availability:
-    if sys.platform != "linux" and strength != "process":
+    if sys.platform != "linux":
         return Availability(strength, False, f"it needs Linux, and this is {sys.platform}")
     program = Program(_TRIAL, "trial", form="plain")
     try:

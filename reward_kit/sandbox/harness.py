@@ -33,6 +33,11 @@ _ERRNO_KINDS = {
     errno.EAGAIN: "processes",
 }
 
+OWN_FILES: set[str] = set()
+"""The files whose lines a traceback shows: the program's, and what else was sent as text."""
+SPOILT: list[str] = []
+"""Why this process should answer no further call, for what runs in it to say."""
+
 # Bound now: the code under test may replace any builtin, and the answer is still written with these.
 _len, _isinstance, _str = len, isinstance, str
 _read, _write, _exit, _dup, _close = os.read, os.write, os._exit, os.dup, os.close
@@ -120,6 +125,7 @@ def _load(program: dict[str, Any]) -> tuple[Any, dict[str, Any] | None]:
     module = types.ModuleType(program["module"])
     module.__file__ = filename
     sys.modules[module.__name__] = module
+    OWN_FILES.add(filename)
     linecache.cache[filename] = (_len(source), None, source.splitlines(True), filename)
     try:
         exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - what this is for
@@ -127,9 +133,9 @@ def _load(program: dict[str, Any]) -> tuple[Any, dict[str, Any] | None]:
     except KeyError as error:
         if error.args == (function,) and function not in module.__dict__:
             return None, _told("load", "NameError", f"the code defines no function {function!r}")
-        return None, _describe(error, filename, "load")
+        return None, _describe(error, "load")
     except BaseException as error:  # noqa: BLE001 - code under test may raise anything, and the host is told
-        return None, _describe(error, filename, "load")
+        return None, _describe(error, "load")
     return target, None
 
 
@@ -144,8 +150,7 @@ def _call(target: Any, form: str, request: dict[str, Any], is_async: bool) -> di
         if form == "reward" and _type_of(value).__module__.startswith("reward_kit"):
             value = value.model_dump(mode="python")
     except BaseException as error:  # noqa: BLE001 - code under test may raise anything, and the host is told
-        filename = getattr(getattr(target, "__code__", None), "co_filename", "")
-        return {"error": _describe(error, filename, "exception")}
+        return {"error": _describe(error, "exception")}
     return {"value": value}
 
 
@@ -155,15 +160,15 @@ def _run(coroutine: Any) -> Any:
     return asyncio.run(coroutine)
 
 
-def _describe(error: BaseException, filename: str, kind: str) -> dict[str, Any]:
+def _describe(error: BaseException, kind: str) -> dict[str, Any]:
     """What the host is told of an exception. Its frames let go of their values: they may be what filled memory."""
     trace = []
     step = error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
-        if code.co_filename == filename:
-            line = linecache.getline(filename, step.tb_lineno).strip()
-            trace.append(f"  {filename}:{step.tb_lineno} in {code.co_name}\n    {line}")
+        if code.co_filename in OWN_FILES:
+            line = linecache.getline(code.co_filename, step.tb_lineno).strip()
+            trace.append(f"  {code.co_filename}:{step.tb_lineno} in {code.co_name}\n    {line}")
         try:
             step.tb_frame.clear()
         except RuntimeError:  # it still runs
@@ -175,8 +180,13 @@ def _describe(error: BaseException, filename: str, kind: str) -> dict[str, Any]:
     elif _isinstance(error, SystemExit):
         kind = "exit"
     elif isinstance(error, OSError) and kind != "load":
-        kind = _ERRNO_KINDS.get(error.errno or 0, kind)
+        kind = kind_of(error) or kind
     return _told(kind, name, _text(error), "\n".join([f"{name}: {_text(error)}", *trace[: -_DEEPEST_TRACE - 1 : -1]]))
+
+
+def kind_of(error: OSError) -> str | None:
+    """The limit or the wall that an error of the system comes from, if it comes from one."""
+    return _ERRNO_KINDS.get(error.errno or 0)
 
 
 def _text(error: BaseException) -> str:
@@ -240,7 +250,7 @@ def _converted(value: Any) -> Any:
 
 def _left_behind(lowest: int, channel: int) -> list[str]:
     """What a call left that the next one of a warm worker should not find."""
-    found = []
+    found = [*SPOILT]
     if thread_count():
         found.append("threads")
     try:

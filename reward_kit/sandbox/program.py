@@ -41,6 +41,8 @@ class Program:
         read_paths: further files and folders it may read, absolute.
         search_paths: folders it may import from, which it may read too.
         is_async: the function is async and is awaited; one that is not declared so gets an error instead.
+        last_call: JSON of the one argument of a last call that a warm child gets when it is ended in good order, for
+            the form "plain"; what it answers is not looked at. "" for none.
     """
 
     source: str
@@ -51,6 +53,7 @@ class Program:
     read_paths: tuple[str, ...] = ()
     search_paths: tuple[str, ...] = ()
     is_async: bool = False
+    last_call: str = ""
 
     def __post_init__(self) -> None:
         if len(self.source) > SOURCE_LIMIT:

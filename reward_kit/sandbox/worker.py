@@ -20,6 +20,7 @@ from reward_kit.sandbox.zygote_process import ZygoteProcess
 _WARM_CPU_S = 86_400.0
 _CALLS_A_LOOK = 64
 _SPOILING = ("memory", "open_files", "disk", "processes")
+_LAST_CALL_S = 2.0
 _BACKSTOP_S = 2.0
 """A zygote that has not ended a child this long after its deadline is ended itself."""
 
@@ -64,7 +65,7 @@ async def run_isolated(
     child = zygote.spawn(limits, is_single=True, wall_s=limits.wall_s, cpu_s=limits.cpu_s)
     try:
         child.answered = asyncio.get_running_loop().create_future()
-        child.answered.add_done_callback(lambda _: zygote.kill_child() if child.has_fault else None)
+        child.answered.add_done_callback(lambda _: zygote.kill_child(child) if child.has_fault else None)
         child.send(program_of(program), call)
         ended = await _end_of(zygote, child, limits.wall_s + _BACKSTOP_S)
         evidence = Evidence()
@@ -90,7 +91,7 @@ async def _end_of(zygote: ZygoteProcess, child: Child, timeout_s: float) -> Ende
 
 async def _end_child(zygote: ZygoteProcess, child: Child) -> Ended | None:
     """Kill the child and wait for its end, which takes a millisecond; where it does not come, end the zygote."""
-    zygote.kill_child()
+    zygote.kill_child(child)
     waiting = asyncio.get_running_loop().create_task(asyncio.wait({child.ended}, timeout=_BACKSTOP_S))
     try:
         await asyncio.shield(waiting)
@@ -208,8 +209,10 @@ class Session:
 
     async def close(self) -> None:
         """End the child; the zygote can be asked for another one."""
-        self.is_usable = False
         try:
+            if self._program.last_call and self._calls and self.is_clean():
+                await self.call(request_of(self._program, json.loads(self._program.last_call)), _LAST_CALL_S)
+            self.is_usable = False
             if not self._child.ended.done():
                 await _end_child(self._zygote, self._child)
         finally:

@@ -88,7 +88,11 @@ class Zygote:
         self._may_start: bool = config["may_start_processes"]
         self._filter = b""
         if self._strength != "process":
-            self._filter = seccomp.build(syscalls.machine(), may_start_processes=self._may_start)
+            self._filter = seccomp.build(
+                syscalls.machine(),
+                may_start_processes=self._may_start,
+                has_own_root=self._strength == "namespaces",
+            )
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._landlock = landlock.abi() if self._strength != "process" else 0
         self._mapped = rlimits.address_space_in_use(statm) if statm >= 0 else 0

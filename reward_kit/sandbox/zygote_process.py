@@ -130,9 +130,9 @@ class ZygoteProcess:
         child.handed_over()
         return child
 
-    def kill_child(self) -> None:
-        """Kill the child, and with it its tree; `ended` resolves when it is gone."""
-        if self._child is not None and not self._child.ended.done():
+    def kill_child(self, child: Child) -> None:
+        """Kill this child, and with it its tree, unless it has ended; `ended` resolves when it is gone."""
+        if child is self._child and not child.ended.done():
             try:
                 self._control.send(KILL)
             except OSError:
@@ -215,7 +215,11 @@ def _configuration(world: World, strength: Strength) -> tuple[dict[str, Any], Pa
 def _work_root(user: int | None) -> Path:
     folder = temporary_folder("sandbox-")
     if user is not None:
-        os.chown(folder, user, user)
+        try:
+            os.chown(folder, user, user)
+        except OSError as error:  # such as in a user namespace that knows this one user only
+            remove_folder(folder)
+            raise SetupError("give a work folder to a user id that is free", str(error)) from error
         # What lies beside it is closed to others; only the way through is opened.
         temporary_root().chmod(0o711)
     return folder

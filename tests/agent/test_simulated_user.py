@@ -145,6 +145,20 @@ class TestEnds:
         episode = await dialogue([text("a"), text("b")], user)
         assert said(episode)[-2:] == [("user", "###STOP### is no word"), ("assistant", "b")]
 
+    @pytest.mark.parametrize(
+        ("raw", "read"),
+        [
+            ("thanks ###STOP### bye", "thanks bye"),
+            ("thanks\n\n###STOP###\nbye", "thanks\nbye"),
+            ("a ###STOP### ###STOP### b", "a b"),
+            ("so###STOP###.", "so."),
+            ("two  blanks ###STOP###", "two  blanks"),
+        ],
+    )
+    async def test_the_phrase_leaves_no_gap_where_it_was_cut_out(self, raw, read):
+        episode = await dialogue([text("a")], [raw])
+        assert said(episode)[-1] == ("user", read)
+
     async def test_the_agents_own_end_comes_before_the_user(self):
         user = Recorder()
         episode = await dialogue([text("DONE")], user, stop_phrases=["DONE"])
@@ -244,7 +258,8 @@ class TestScripted:
 
     async def test_a_function_that_returns_no_text_breaks_the_episode(self):
         episode = await dialogue([text("a")], ScriptedUser(lambda conversation, row: 7))
-        assert "returns a text, not 7" in failure(episode)["message"]
+        message = failure(episode)["message"]
+        assert message.startswith("the simulated user: the function of") and "returns a text, not 7" in message
 
     @pytest.mark.parametrize(
         ("make", "problem"),
@@ -260,6 +275,17 @@ class TestScripted:
     def test_what_is_wrong_is_found_before_a_run(self, make, problem):
         with pytest.raises(ConfigError, match=problem):
             make()
+
+
+async def test_a_failure_of_the_users_endpoint_is_told_apart_from_the_agents() -> None:
+    async with ChatServer([status(400)]) as users:
+        user = SimulatedUser(OpenAIAgentPolicy("u", base_url=users.base_url, api_key="x"))
+        try:
+            episode = await dialogue([text("a")], user)
+        finally:
+            await user.close()
+    assert failure(episode)["message"].startswith("the simulated user: http://")
+    assert failure(episode)["where"] == "ProviderError"
 
 
 async def test_two_models_talk() -> None:
@@ -331,9 +357,15 @@ class TestTaskFile:
         [
             (
                 {"type": "openai", "modle": "m", "instructions": "x"},
-                r"task.yaml: user: user.modle: unknown key.*'model'",
+                r"task.yaml:8: user.modle: unknown key.*'model'",
             ),
-            ({"type": "openai", "model": "m"}, "give user.instructions"),
+            (
+                {"type": "scripted", "stop_frase": "END"},
+                r"task.yaml:8: user.stop_frase: unknown key for a user of type 'scripted'; .*'stop_phrase'\?",
+            ),
+            ({"type": "scripted", "xyz": 1}, "known: instructions, opens, replies, stop_phrase, type"),
+            ({"type": "openai", "model": "m", "instuctions": "x"}, "unknown key.*did you mean 'instructions'"),
+            ({"type": "openai", "model": "m"}, r"task.yaml:6: user: .*give user.instructions"),
             ({"type": "scripted", "reply": ["a"]}, "user.reply: unknown key"),
             ({"type": "scripted"}, "sample 't' has no 'replies'"),
             ({"type": "scripted", "replies": ["a"], "instructions": "{{ nope }}"}, "'nope' is undefined"),

@@ -191,8 +191,8 @@ class TestWhatBreaksInOneEpisodeStaysThere:
         assert Counter(line["sample_id"] for line in episodes) == dict.fromkeys(kinds, 2)
         failures = {line["sample_id"]: line["failure"] for line in episodes}
         assert failures["plain"] is failures["place"] is None
-        for kind, type_name in (("set", "set"), ("date", "date"), ("object", "object")):
-            assert f"a {type_name} has no JSON form" in failures[kind]["message"]
+        for kind, named in (("set", "a set"), ("date", "a date"), ("object", "an object")):
+            assert f"{named} has no JSON form" in failures[kind]["message"]
         answers = {
             m["content"] for e in episodes if e["sample_id"] == "place" for m in e["messages"] if m["role"] == "tool"
         }
@@ -276,7 +276,7 @@ def test_a_disk_that_takes_no_more_is_one_line_and_leaves_what_is_there_readable
 def test_a_broken_attempt_leaves_its_sample_out_of_pass_hat_k_and_the_header_says_which_k(project: Project) -> None:
     (project.folder / "reward.py").write_text(
         "def right(messages, sample, rollout_id):\n"
-        "    if sample['id'] == 'a' and rollout_id.endswith('-0'):\n        raise MemoryError\n"
+        "    if sample['id'] == 'a' and rollout_id.endswith('-0'):\n        raise RecursionError\n"
         "    return {'score': float(sample['id'] == 'b')}\n"
     )
     project.write_rows([{"id": "a", "number": 1}, {"id": "b", "number": 2}])
@@ -387,8 +387,10 @@ def test_what_a_users_code_prints_does_not_mix_with_the_json(project: Project) -
     done = project.call("run", "task.yaml", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["policies"][0]["score"]["mean"] == 1.0
-    for place in ("at import", "while made", "by the policy", "by the reward", "at the end"):
+    for place in ("at import", "while made", "by the policy", "at the end"):
         assert f"printed {place}" in done.stderr
+    (output, *_) = (line["output"] for line in lines(project.run_path() / "scores.jsonl"))
+    assert output == {"stdout": "printed by the reward\n", "stderr": "", "is_output_cut": False}
     dry = project.call("run", "task.yaml", "--json", "--dry-run")
     assert json.loads(dry.stdout)["episodes"] == 6
     again = project.call(
@@ -451,6 +453,7 @@ class TestOneLineAndNoTraceback:
         (project.folder / "reward.py").write_text(
             "import time\nfrom pathlib import Path\nPath('loading').touch()\ntime.sleep(60)\n"
         )
+        project.write_task(sandbox={"level": "in_process"})
         with Watched(project) as watched:
             watched.wait_until(lambda: (project.folder / "loading").exists())
             watched.process.send_signal(signal.SIGINT)
@@ -473,7 +476,7 @@ class TestOneLineAndNoTraceback:
         assert status(project.run_path()) == "interrupted"
 
     def test_ctrl_c_after_the_last_episode_changes_nothing(self, project: Project) -> None:
-        project.write_task(reward_function_path="mine.py:when_allowed")
+        project.write_task(reward_function_path="mine.py:when_allowed", sandbox={"level": "in_process"})
         with Watched(project) as watched:
             watched.wait_until(lambda: bool(project.runs()) and len(list(read_episodes(project.run_path()))) == 6)
             watched.process.send_signal(signal.SIGINT)

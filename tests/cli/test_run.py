@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from reward_kit.providers.cassette import Cassette
 from tests.cli.project import Project, lines
 
 
@@ -109,6 +110,12 @@ BAD_INPUT = {
     "a tool module that is not there": ({"tools_module_path": "tool.py"}, [], ["no such file", "tool.py"]),
     "a sample that is not there": ({}, ["--sample-id", "q9"], ["q9"]),
     "an override that is no key": ({}, ["-T", "max_stps=3"], ["max_stps"]),
+    "a recording that is not there": ({}, ["--replay", "task.yml"], ["No such file", "did you mean 'task.yaml'"]),
+    "a price file that is not there": (
+        {"policy": {"type": "openai", "model": "m", "api_key": "x", "price_file": "task.yml"}},
+        [],
+        ["price file", "No such file or directory; did you mean 'task.yaml'"],
+    ),
     "a regular expression that is none": ({"termination_regex": "("}, [], ["termination_regex"]),
 }
 
@@ -156,6 +163,21 @@ def test_a_reward_file_that_does_not_import_shows_its_own_line(project: Project)
     assert "reward.py:3" in done.stderr and "undefined_name" in done.stderr
 
 
+def test_a_number_that_is_none_is_called_a_number(project: Project) -> None:
+    assert "'abc' is not a valid number." in project.call("run", "task.yaml", "--max-cost", "abc").stderr
+    assert "'2.5' is not a valid integer." in project.call("run", "task.yaml", "-n", "2.5").stderr
+
+
+def test_a_recording_that_goes_on_says_what_is_there(project: Project) -> None:
+    recording = Cassette.record(project.folder / "answers.jsonl")
+    for number in range(2):
+        recording.keep(recording.question(b'{"messages": []}', f"episode {number}", "http://a/b"), {}, 0)
+    recording.close()
+    for name, said in (("answers.jsonl", "--record answers.jsonl adds to 2 exchanges that are there\n"), ("new", "")):
+        done = project.call("run", "task.yaml", "--dry-run", "--record", name)
+        assert (done.returncode, done.stderr) == (0, said)
+
+
 def test_a_missing_task_file_and_an_unknown_command_exit_2(project: Project) -> None:
     assert "cannot read" in project.call("run", "tsk.yaml").stderr
     assert project.call("run", "tsk.yaml").returncode == 2
@@ -171,7 +193,7 @@ def test_a_run_in_which_every_episode_broke_exits_3(project: Project) -> None:
 
 
 def test_a_users_exception_shows_their_frame_first_in_15_lines_and_the_rest_in_the_log(project: Project) -> None:
-    project.write_task(reward_function_path="reward.py:broken")
+    project.write_task(reward_function_path="reward.py:broken", sandbox={"level": "in_process"})
     done = project.call("run", "task.yaml")
     shown = done.stdout[done.stdout.index("first error") :].strip().splitlines()
     assert len(shown) <= 15
@@ -391,6 +413,7 @@ def test_a_run_stopped_while_it_scores_is_not_complete_and_resume_scores_the_res
         "    while not pathlib.Path('go').exists():\n        time.sleep(0.05)\n"
         "    return {'score': 1.0}\n"
     )
+    project.write_task(sandbox={"level": "in_process"})
     process = project.start("run", "task.yaml")
     wait_for_lines(project, 4)
     time.sleep(0.3)

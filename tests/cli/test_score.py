@@ -102,6 +102,23 @@ def test_check_proves_a_task_and_a_resource(project: Project) -> None:
     assert bad.returncode == 1 and "fork" in bad.stdout
 
 
+def test_a_server_without_tools_is_a_warning_and_one_that_is_not_there_one_line(project: Project) -> None:
+    (project.folder / "worlds.py").write_text(
+        "from reward_kit.environments.python_state import PythonStateResource\n"
+        "class Silent(PythonStateResource):\n"
+        "    async def get_tools_spec(self):\n"
+        "        return []\n"
+    )
+    silent = {"resource_type": "worlds.py:Silent", "base_resource_config": {"initial_state": {}}}
+    project.write_task(**silent, tools_module_path=None, on_text=None)
+    done = project.call("check", "task.yaml")
+    assert done.returncode == 0 and "Silent' offers no tools, and an agent can only write texts" in done.stdout
+    project.write_task(**silent)
+    assert "warning" not in project.call("check", "task.yaml").stdout, "it has tools of its own"
+    gone = project.call("check", "http", "-c", "base_url=http://127.0.0.1:1")
+    assert gone.returncode == 3 and len(gone.stderr.splitlines()) == 1, gone.stderr
+
+
 def test_the_schema_is_json_and_names_every_key(project: Project) -> None:
     schema = json.loads(project.call("schema").stdout)
     assert {"name", "max_episode_steps", "limits", "policy"} <= schema["properties"].keys()

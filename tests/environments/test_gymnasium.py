@@ -301,7 +301,7 @@ async def test_without_gymnasium_the_error_says_what_to_install(monkeypatch) -> 
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"pip install 'reward-kit\[games\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '/path/to/reward-kit\[games\]'"):
         await GymnasiumResource().setup({"env_id": "FrozenLake-v1"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import socket
 import subprocess
@@ -214,6 +215,12 @@ async def test_a_refused_start_and_a_server_that_is_not_there_are_named() -> Non
             await made(**server_with("--refuse-start"))
     with pytest.raises(EnvironmentFailure, match=r"GET http://127.0.0.1:1/health: ClientConnectorError"):
         await made(resource_server=None, base_url="http://127.0.0.1:1")
+
+
+async def test_a_setup_that_fails_leaves_no_connection_open() -> None:
+    with pytest.raises(EnvironmentFailure):
+        await HttpResource().setup({"base_url": "http://127.0.0.1:1"})
+    gc.collect()  # aiohttp warns of an open session when it is collected, and a warning is an error
 
 
 async def test_headers_come_from_the_environment(shared, monkeypatch) -> None:

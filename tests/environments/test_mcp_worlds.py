@@ -57,6 +57,8 @@ async def test_a_url_that_nobody_serves_is_one_failure() -> None:
         ({}, "exactly one of command"),
         ({"command": "a", "url": "http://a"}, "exactly one of command"),
         ({"comand": ["a"]}, "comand: unknown key; did you mean 'command'"),
+        ({"command": ["a", True]}, "command.1: YAML reads this as true"),
+        ({"command": "a", "env": {"A": False}}, "env.A: YAML reads this as false; put the text in quotes"),
         ({"command": "a", "headers": {"a": "b"}}, "headers has no meaning with command"),
         ({"url": "http://a", "env": {"a": "b"}}, "env has no meaning with url"),
         ({"url": "ftp://a"}, "must begin with http://"),
@@ -86,7 +88,10 @@ def test_without_the_sdk_the_error_names_the_extra() -> None:
         "asyncio.run(McpResource().setup({'command': 'a'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stderr.endswith("ConfigError: the mcp resource needs the MCP SDK: pip install 'reward-kit[mcp]'\n")
+    assert done.stderr.endswith(
+        "ConfigError: the mcp resource needs the MCP SDK; install the extra 'mcp': "
+        "pip install '/path/to/reward-kit[mcp]' (in the clone: '.[mcp]')\n"
+    )
 
 
 SAY_WHERE = """
@@ -99,11 +104,12 @@ async def test_the_server_gets_its_folder_and_its_variables_and_no_secret(tmp_pa
     for name in ("TEST_TOKEN", "TEST_OTHER_TOKEN", "TEST_PLAIN"):
         monkeypatch.setenv(name, "set")
     (tmp_path / "inner").mkdir()
-    config = {"env": {"AT": "{task_folder}/x"}, "pass_env": ["TEST_TOKEN"], "task_folder": str(tmp_path)}
+    variables = {"AT": "{task_folder}/x", "TEST_NUMBER": 3}
+    config = {"env": variables, "pass_env": ["TEST_TOKEN"], "task_folder": str(tmp_path)}
     command = ["{python}", "-S", str(tmp_path / "say.py")]
     (tmp_path / "say.py").write_text(SAY_WHERE)
     message = await failed_start(*command, **config, cwd="inner")
-    assert f"{tmp_path}/inner ['TEST_PLAIN', 'TEST_TOKEN'] {tmp_path}/x" in message
+    assert f"{tmp_path}/inner ['TEST_NUMBER', 'TEST_PLAIN', 'TEST_TOKEN'] {tmp_path}/x" in message
     message = await failed_start(*command, **config)
     assert f"ends with:\n{tmp_path} [" in message
 

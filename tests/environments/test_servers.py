@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import socket
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import anyio
 import pytest
+from pydantic import ValidationError
 
 from reward_kit.environments import servers
 from reward_kit.environments.servers import Server, ServerPool, ServerSpec
@@ -64,6 +66,25 @@ async def test_another_specification_is_another_server() -> None:
         one, two = [await pool.lease(spec(env={"NUMBER": number})) for number in "12"]
         assert one.address != two.address
         assert "NUMBER" in (await get(two, "/seen"))["variables"]
+
+
+async def test_a_number_is_the_text_of_a_variable_and_true_is_refused() -> None:
+    assert dict(spec(env={"NUMBER": 0, "SHARE": 0.5}).env) == {"NUMBER": "0", "SHARE": "0.5"}
+    with pytest.raises(ValidationError, match="YAML reads this as true; put the text in quotes"):
+        spec(env={"FLAG": True})
+
+
+async def test_the_python_that_runs_us_can_be_named() -> None:
+    say = "import os, sys; sys.exit(f'{sys.executable} {os.environ[\"BY\"]}')"
+    config = ResourceServerConfig(
+        start_command=f"{{python}} -S -c {shlex.quote(say)} {{port}}",
+        health_check_url=HEALTH,
+        env={"BY": "by {python}"},
+    )
+    async with ServerPool() as pool:
+        with pytest.raises(EnvironmentFailure) as caught:
+            await pool.lease(ServerSpec.of(config, HERE))
+    assert f"{sys.executable} by {sys.executable}" in str(caught.value)
 
 
 async def test_a_large_output_blocks_nobody_and_is_quoted_at_its_end() -> None:

@@ -25,7 +25,7 @@ from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 from reward_kit.processes import shared_folder
 
 INSTALLED = find_spec("textworld") is not None
-needs_textworld = pytest.mark.skipif(not INSTALLED, reason="needs pip install 'reward-kit[text-games]'")
+needs_textworld = pytest.mark.skipif(not INSTALLED, reason="needs the extra text-games")
 COOKING = {"recipe": 2, "take": 2, "go": 6, "open": True, "cook": True, "cut": True}
 
 
@@ -97,7 +97,7 @@ async def test_a_wrong_configuration_is_named(config: dict[str, Any], message: s
 
 @pytest.mark.skipif(INSTALLED, reason="textworld is installed")
 async def test_without_textworld_it_says_what_to_install() -> None:
-    with pytest.raises(ConfigError, match=r"pip install 'reward-kit\[text-games\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '/path/to/reward-kit\[text-games\]'"):
         await TextworldResource().setup({"maker": "simple"})
 
 

@@ -45,6 +45,7 @@ async def test_an_outage_pauses_every_request_and_all_of_them_are_answered():
     await chat.aclose()
     first, second = lines
     assert f"http://127.0.0.1:{server.port}/v1/chat/completions (m) has failed" in first
+    assert first.count("http://") == 1 and "after 1 s at first and every 30 s at last: " in first
     assert "answers again after" in second
     assert not reasons
 

@@ -67,6 +67,14 @@ class TestWhatIsKnown:
         assert {"from-dotenv", "from-environment", "from-the-task", "x1"} <= found
         assert not found & {"no-secret-at-all", str(tmp_path), "m"}
 
+    def test_a_password_in_a_url_is_one_under_any_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DATABASE_URL", "postgres://me:pass%2Fword@db.example:5432/shop?at=a:b@c")
+        monkeypatch.setenv("PROXY", "http://me:p@ssw0rd@proxy.example")
+        monkeypatch.setenv("PLAIN_URL", "http://example.org:8080/a:b@c")
+        found = set(known_secrets({"url": "redis://:in-the-task@host"}))
+        assert {"pass%2Fword", "pass/word", "p@ssw0rd", "in-the-task"} <= found
+        assert not found & {"8080/a:b", "me", "b"}
+
     def test_a_value_under_a_secret_like_key_is_hidden_whatever_its_kind(self) -> None:
         given = {"api_key": 12, "tokens": 5, "inner": [{"password": ["a"]}], "secret": None}
         hidden = {"api_key": HIDDEN, "tokens": 5, "inner": [{"password": HIDDEN}], "secret": None}
@@ -98,6 +106,6 @@ class TestHook:
         (tmp_path / "mine.py").write_text("blot = str.upper\nnumber = 3\n")
         hook = load_hook("mine.py:blot", tmp_path)
         assert hook is not None and hook("a") == "A"
-        with pytest.raises(ConfigError, match=r"redact: mine\.py:number is a int, not a function"):
+        with pytest.raises(ConfigError, match=r"redact: mine\.py:number is an int, not a function"):
             load_hook("mine.py:number", tmp_path)
         assert load_hook(None, tmp_path) is None

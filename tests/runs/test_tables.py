@@ -141,9 +141,18 @@ class TestTheFirstError:
         after = text[text.index("first error") :].splitlines()
         assert [line.rstrip() for line in after] == [
             "first error of openai/gpt-5-mini: reward 'f': division by zero",
+            "more",
             "  reward.py:3 in f",
             "    return 1 / 0",
         ]
+
+    def test_the_last_lines_of_a_server_are_shown_each_in_one_line(self) -> None:
+        log = [f"line {n}" for n in range(20)] + ["wide " * 40, "OSError: no licence"]
+        text = shown(replace(SUMMARY, first_error="\n".join(["the server ended; its last lines:", *log])))
+        first, *more = [line.rstrip() for line in text[text.index("first error") :].splitlines()]
+        assert first.endswith("the server ended; its last lines:")
+        assert more[:2] == ["…", "line 15"] and more[-1] == "OSError: no licence"
+        assert len(more) == 8 and len(more[-2]) == 80 and more[-2].endswith("…")
 
     def test_it_takes_no_more_than_a_screen(self) -> None:
         traceback = "\n".join(f"  line {n}" for n in range(100))

@@ -148,6 +148,10 @@ def test_overrides_reach_inner_keys_and_are_validated(tmp_path: Path) -> None:
     assert task.definition.stop_phrases == ["a", "b"]
     with pytest.raises(ConfigError, match="unknown key"):
         load_task(path, {"limits.wall": 1})
+    with pytest.raises(ConfigError, match=r"policy.type: missing; .* needs a type, e.g. -T policy.type=openai"):
+        load_task(path, {"policy.price_file": "p.yaml"})
+    with pytest.raises(ConfigError, match=r"-T: user.stop_phrase: .*YAML reads an empty value as null"):
+        load_task(path, dict(map(parse_override, ["user.type=human", "user.stop_phrase="])))
     for text in ("novalue", "=3", "a=["):
         with pytest.raises(ConfigError, match="-T"):
             parse_override(text)

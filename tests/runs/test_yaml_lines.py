@@ -120,7 +120,7 @@ class TestFilesThatCannotBeRead:
         with pytest.raises(ConfigError, match="Is a directory"):
             LocatedYaml(tmp_path)
         (tmp_path / "task.yaml").write_bytes("name: é".encode("latin-1"))
-        with pytest.raises(ConfigError, match=r"cannot read .*task\.yaml: 'utf-8' codec"):
+        with pytest.raises(ConfigError, match=r"cannot read .*task\.yaml: not UTF-8 text \('utf-8' codec"):
             LocatedYaml(tmp_path / "task.yaml")
 
 

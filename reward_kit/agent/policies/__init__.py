@@ -15,9 +15,6 @@ from reward_kit.loading import load_object
 if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic
 
-if TYPE_CHECKING:
-    from reward_kit.providers.traffic import Traffic
-
 BUILT_IN: dict[str, str] = {
     "expert": "reward_kit.agent.policies.expert_policy:ExpertPolicy",
     "human": "reward_kit.agent.policies.human_policy:HumanPolicy",
@@ -52,15 +49,7 @@ def make_policy(
     Raises:
         ConfigError: there is no such policy, or it has no such option, or lacks a required one.
     """
-    if name not in BUILT_IN and ":" not in name:
-        raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, BUILT_IN)} Your own: file.py:Class")
-    if name in BUILT_IN:
-        module, _, attribute = BUILT_IN[name].partition(":")
-        kind = getattr(import_module(module), attribute)
-    else:
-        kind = load_object(name, folder)
-    if not (isinstance(kind, type) and issubclass(kind, AgentPolicy)):
-        raise ConfigError(f"{name!r} is not a subclass of AgentPolicy")
+    kind = _class_of(name, folder)
     _check_options(name, kind, options, section)
     paths = {key: (folder or Path()) / options[key] for key in kind.path_options if options.get(key)}
     named = {key: options[key] for key in kind.object_options if isinstance(options.get(key), str)}
@@ -72,18 +61,51 @@ def make_policy(
         raise ConfigError(f"policy {name!r}: {error}") from error
 
 
+def option_names(name: str, folder: Path | None = None) -> set[str] | None:
+    """The keys that a policy takes, None where it takes any.
+
+    Args:
+        name: as in a task file's `policy.type`.
+        folder: what `file.py:Class` is relative to.
+
+    Raises:
+        ConfigError: there is no such policy.
+    """
+    return _option_names(name, _class_of(name, folder))
+
+
+def _option_names(name: str, kind: type[AgentPolicy]) -> set[str] | None:
+    parameters = inspect.signature(kind).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None
+    return set(parameters) - _NOT_OPTIONS.get(name, set()) - {_SHARED}
+
+
+def _class_of(name: str, folder: Path | None) -> type[AgentPolicy]:
+    if name not in BUILT_IN and ":" not in name:
+        raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, BUILT_IN)} Your own: file.py:Class")
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        kind = getattr(import_module(module), attribute)
+    else:
+        kind = load_object(name, folder)
+    if not (isinstance(kind, type) and issubclass(kind, AgentPolicy)):
+        raise ConfigError(f"{name!r} is not a subclass of AgentPolicy")
+    return kind
+
+
 def _shared(kind: type[AgentPolicy], traffic: Traffic | None) -> dict[str, Any]:
     return {"traffic": traffic} if traffic is not None and "traffic" in inspect.signature(kind).parameters else {}
 
 
 def _check_options(name: str, kind: type[AgentPolicy], options: Mapping[str, Any], section: str) -> None:
-    parameters = inspect.signature(kind).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    known = _option_names(name, kind)
+    if known is None:
         return
-    known = set(parameters) - _NOT_OPTIONS.get(name, set()) - {"traffic"}
     for key in options:
         if key not in known:
             raise ConfigError(f"{section}.{key}: unknown key for policy {name!r}{did_you_mean(key, known)}")
-    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
+    parameters = inspect.signature(kind).parameters.values()
+    missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
     if missing:
         raise ConfigError(f"policy {name!r} needs {', '.join(f'{section}.{key}' for key in missing)}")

@@ -195,8 +195,8 @@ class AgentSession(AgentPolicy):
     async def _run(self, task: AgentTask, is_async: bool) -> str | None:
         """The agent, from its beginning to its end."""
         with boundary(PolicyError, _WHOSE):
-            ended = self._agent(task, self._base_url) if is_async else in_thread(self._agent, task, self._base_url)
-            result = await ended
+            given = (task, self._base_url)
+            result = await (self._agent(*given) if is_async else in_thread(_WHOSE, self._agent, *given))
         if not isinstance(result, str | None):
             raise PolicyError(f"the agent returned {kind_of(result)}; it returns text, or None")
         return result

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from reward_kit.environments.config import read_config, task_path
 from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.task_parts import Word
 
 PYTHON, TASK_FOLDER, WORKING_COPY = "{python}", "{task_folder}", "{working_copy}"
 _PLACEHOLDERS = (PYTHON, TASK_FOLDER, WORKING_COPY)
@@ -36,8 +37,8 @@ class McpConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    command: list[str] | None = Field(default=None, description="a list, or one text that is split as a shell does")
-    env: dict[str, str] = Field(default_factory=dict, description="variables added to the server's environment")
+    command: list[Word] | None = Field(default=None, description="a list, or one text that is split as a shell does")
+    env: dict[str, Word] = Field(default_factory=dict, description="variables added to the server's environment")
     pass_env: list[str] = Field(default_factory=list, description="variables handed on although they look secret")
     cwd: str | None = Field(default=None, description="relative to the task's folder, which is the default")
     url: str | None = None

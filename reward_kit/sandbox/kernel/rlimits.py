@@ -11,6 +11,10 @@ from reward_kit.sandbox.kernel import libc
 MEBIBYTE = 1 << 20
 THREADS = 64
 """Threads that confined code may have at once, whatever it is granted."""
+SIGNALS_AND_TIMERS = 1_024
+"""Signals that wait and timers of the kernel, which it counts together, for all processes of a user id."""
+_SIGPENDING = 11
+"""`RLIMIT_SIGPENDING` (asm-generic/resource.h), which Python has no name for."""
 SPARE_TASKS = 1_024
 """How many tasks a user id that others share may gain before confined code can start no thread."""
 
@@ -35,8 +39,10 @@ class ProcessLimits(NamedTuple):
             (resource.RLIMIT_AS, self.address_space),
             (resource.RLIMIT_FSIZE, self.file_size),
             (resource.RLIMIT_NOFILE, self.open_files),
-            (resource.RLIMIT_CORE, 0),
+            # Not 0, at which the kernel still hands a dump to a program that collects them; 1 byte is too few for any.
+            (resource.RLIMIT_CORE, 1),
             (resource.RLIMIT_MEMLOCK, 0),
+            (_SIGPENDING, SIGNALS_AND_TIMERS),
         ]
         if self.tasks:
             fixed.append((resource.RLIMIT_NPROC, self.tasks))

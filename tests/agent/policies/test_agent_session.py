@@ -186,7 +186,7 @@ async def test_an_agent_that_raises_fails_its_episode_with_its_own_frames(is_asy
 
     episode, _ = await collect([answer("3")], agent if is_async else threaded)
     assert (reason(episode), failure(episode)["where"]) == ("error", "PolicyError")
-    assert "ZeroDivisionError: in my agent" in failure(episode)["message"]
+    assert failure(episode)["message"] == "the agent's own code: ZeroDivisionError: in my agent"
     assert Path(__file__).name in failure(episode)["traceback"]
     assert shown(episode)[-1] == ("assistant", "3")
 
@@ -196,7 +196,7 @@ async def test_an_agent_returns_text_or_nothing() -> None:
         return 3
 
     episode, _ = await collect([], agent)
-    assert "the agent returned a int" in failure(episode)["message"]
+    assert "the agent returned an int; it returns text, or None" in failure(episode)["message"]
 
 
 async def test_a_failure_of_the_real_endpoint_is_the_episodes_failure() -> None:

@@ -2,7 +2,7 @@
 
     python tests/environments/household/record_traces.py [--count 2040] [--processes 2] [--out traces.jsonl.xz]
 
-Needs `reward-kit[text-games]`. It goes on where it was stopped: each process appends to a part of its own beside the
+Needs the extra `text-games`. It goes on where it was stopped: each process appends to a part of its own beside the
 output, and the parts are joined at the end (`--join` joins what is there). One line is one episode:
 
     {"kind", "problem", "plan", "start": [observation, commands, reward, done],

@@ -15,7 +15,7 @@ from reward_kit.environments.household.real_worker import PACKAGES
 from reward_kit.errors import ConfigError, EnvironmentFailure
 
 INSTALLED = all(find_spec(name) for name in PACKAGES)
-needs_engine = pytest.mark.skipif(not INSTALLED, reason="needs pip install 'reward-kit[text-games]'")
+needs_engine = pytest.mark.skipif(not INSTALLED, reason="needs the extra text-games")
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ async def test_a_file_that_is_no_game_is_refused_and_the_engine_goes_on(engine, 
 @pytest.mark.skipif(INSTALLED, reason="the packages are installed")
 async def test_missing_packages_say_what_to_install():
     engine = RealEngine()
-    with pytest.raises(ConfigError, match=r"pip install 'reward-kit\[text-games\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '/path/to/reward-kit\[text-games\]'"):
         await engine.start()
 
 

@@ -1,0 +1,224 @@
+"""What confining a reward function costs, by level, beside a subprocess, bubblewrap and inspect-ai's `local` sandbox.
+
+    .venv/bin/python benchmarks/sandbox.py [-n 300] [--rounds 3] [--strength namespaces|landlock]
+
+Three rewards (the standard library, NumPy, SymPy), each asked with a request of 2 kB. The wait
+is that of calls one after the other, the rate that of four tasks on as many slots as there are CPUs. Of the rounds the
+one with the highest rate counts: the others were disturbed. bubblewrap is measured where it is installed, inspect-ai
+where `benchmarks/rollouts.py --peers` has installed it; both start an interpreter for every call, as they do for users.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)]
+
+from reward_kit.models import EvaluateResult, Message  # noqa: E402
+from reward_kit.sandbox import Limits, Program, Sandbox  # noqa: E402
+
+TASKS = 4
+LIMITS = Limits(memory_mb=1024)
+TEXT = "The first train covers 2/3 of the way in 40 minutes, the second one needs an hour and a half. "
+REQUEST: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": "Solve the task. Put the answer in \\boxed{}."},
+        {"role": "user", "content": TEXT * 9},
+        {"role": "assistant", "content": TEXT * 10 + "So the answer is \\boxed{x + x}."},
+    ],
+    "ground_truth": "2*x",
+}
+_HEAD = (
+    "def evaluate(messages, ground_truth, **rest):\n    found = re.findall(r'boxed{(.*?)}', messages[-1]['content'])\n"
+)
+SOURCES = {
+    "stdlib": "import re\n" + _HEAD + "    return {'score': float(len(found) == 1 and found[0] != ground_truth)}\n",
+    "numpy": "import re\nimport numpy\n"
+    + _HEAD
+    + "    lengths = numpy.array([len(message['content']) for message in messages])\n"
+    + "    return {'score': float(numpy.clip(lengths.mean(), 0.0, 1.0))}\n",
+    "sympy": "import re\nimport sympy\n"
+    + _HEAD
+    + "    return {'score': float(sympy.simplify(sympy.sympify(found[0]) - sympy.sympify(ground_truth)) == 0)}\n",
+}
+_MAIN = "import json, sys\nprint(json.dumps(evaluate(**json.load(sys.stdin))))\n"
+Call = Callable[[], Awaitable[Any]]
+
+
+class Cost(NamedTuple):
+    """What one way of calling costs."""
+
+    rate: float  # calls/s
+    p50_ms: float
+    p99_ms: float
+
+
+async def measured(call: Call, count: int) -> Cost:
+    """Waits of `count` calls in a row, then the rate of as many by several tasks."""
+    for _ in range(3):
+        await call()
+    waits = []
+    for _ in range(count):
+        began = time.perf_counter()
+        await call()
+        waits.append(time.perf_counter() - began)
+
+    async def work() -> None:
+        for _ in range(count // TASKS):
+            await call()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(TASKS)))
+    return cost_of(waits, count // TASKS * TASKS / (time.perf_counter() - began))
+
+
+def cost_of(waits: list[float], rate: float) -> Cost:
+    waits = sorted(waits)
+    return Cost(rate, waits[len(waits) // 2] * 1e3, waits[len(waits) * 99 // 100] * 1e3)
+
+
+@asynccontextmanager
+async def in_process(kind: str) -> AsyncIterator[Call]:
+    """A trusted reward: a call with typed copies of the messages, and a checked result."""
+    space: dict[str, Any] = {}
+    exec(SOURCES[kind].replace("['content']", ".text"), space)  # noqa: S102 - ours, and trusted
+    messages = [Message.model_validate(message) for message in REQUEST["messages"]]
+
+    async def call() -> None:
+        copies = [message.model_copy(deep=True) for message in messages]
+        result = space["evaluate"](messages=copies, ground_truth=REQUEST["ground_truth"])
+        assert EvaluateResult.model_validate(result).score == 1.0
+
+    yield call
+
+
+def confined(level: Any, strength: Any) -> Callable[[str], Any]:
+    """A level of the sandbox."""
+
+    @asynccontextmanager
+    async def way(kind: str) -> AsyncIterator[Call]:
+        program = Program(SOURCES[kind], imports=() if kind == "stdlib" else (kind,))
+        async with Sandbox(strength=strength) as sandbox:
+
+            async def call() -> None:
+                outcome = await sandbox.call(program, REQUEST, limits=LIMITS, level=level)
+                assert outcome.failure is None and outcome.value["score"] == 1.0, outcome
+
+            await asyncio.gather(*(call() for _ in range(2 * TASKS)))
+            yield call
+
+    return way
+
+
+def put(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def spawned(*before: str) -> Callable[[str], Any]:
+    """A fresh interpreter for each call, with the request on its input and the result on its output."""
+
+    @asynccontextmanager
+    async def way(kind: str) -> AsyncIterator[Call]:
+        request = json.dumps(REQUEST).encode()
+        with tempfile.TemporaryDirectory() as folder:
+            script = put(Path(folder, "reward.py"), SOURCES[kind] + _MAIN)
+            binding = ["--ro-bind", folder, folder, "--die-with-parent"] if before else []
+
+            async def call() -> None:
+                process = await asyncio.create_subprocess_exec(
+                    *(*before, *binding, sys.executable, "-I", str(script)),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+                output, _ = await process.communicate(request)
+                assert json.loads(output)["score"] == 1.0
+
+            yield call
+
+    return way
+
+
+async def inspect_local(count: int) -> Cost:
+    """inspect-ai in its own environment, with its own interpreter."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = put(Path(folder, "reward.py"), SOURCES["stdlib"] + _MAIN)
+        request = put(Path(folder, "request.json"), json.dumps(REQUEST))
+        command = [str(INSPECT), str(ROOT / "benchmarks" / "peers" / "inspect_exec.py"), str(count), str(TASKS)]
+        process = await asyncio.create_subprocess_exec(
+            *command, sys.executable, str(script), str(request), stdout=subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+    found = json.loads(output.splitlines()[-1])
+    return cost_of(found["waits"], found["rate"])
+
+
+INSPECT = ROOT / ".peers" / "inspect" / "bin" / "python"
+BWRAP = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--unshare-all"]
+
+
+def ways(strength: str) -> dict[str, tuple[Callable[[str], Any], tuple[str, ...], int]]:
+    """Each way of calling, the rewards it is measured with, and how many calls of `-n` it makes."""
+    every = ("stdlib", "numpy", "sympy")
+    found: dict[str, tuple[Callable[[str], Any], tuple[str, ...], int]] = {
+        "in_process": (in_process, every, 20),
+        "warm": (confined("warm", strength), every, 20),
+        "isolated": (confined("isolated", strength), every, 1),
+        "subprocess": (spawned(), every[:2], 1),
+    }
+    if shutil.which("bwrap"):
+        found["bwrap"] = (spawned(*BWRAP), every[:1], 1)
+    return found
+
+
+async def main(count: int, rounds: int, strength: str) -> None:
+    """Measure each way in turn, as often as there are rounds, and print the table."""
+    best: dict[tuple[str, str], Cost] = {}
+    for _ in range(rounds):
+        for name, (way, kinds, times) in ways(strength).items():
+            for kind in kinds:
+                async with way(kind) as call:
+                    cost = await measured(call, max(40, count * times // (1 if name != "subprocess" else 3)))
+                best[name, kind] = max(best.get((name, kind), cost), cost)
+        if INSPECT.exists():
+            cost = await inspect_local(count // 3)
+            best["inspect local", "stdlib"] = max(best.get(("inspect local", "stdlib"), cost), cost)
+    show(best, strength)
+
+
+def show(best: dict[tuple[str, str], Cost], strength: str) -> None:
+    """The table; the ratio is to our isolated call of the same reward."""
+    today, load = datetime.date.today(), os.getloadavg()
+    print(f"{today}, Linux {platform.release()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, ", end="")
+    print(f"{strength}, uid {os.geteuid()}, load {load[0]:.1f} {load[1]:.1f}, request {len(json.dumps(REQUEST))} bytes")
+    print(f"{'':<14} {'reward':<8} {'calls/s':>9} {'p50 ms':>8} {'p99 ms':>8}   wait beside isolated")
+    for (name, kind), cost in best.items():
+        ratio = cost.p50_ms / best["isolated", kind].p50_ms
+        print(f"{name:<14} {kind:<8} {cost.rate:>9,.0f} {cost.p50_ms:>8.3f} {cost.p99_ms:>8.3f}   {ratio:.3g}x")
+    for name, present in (("bwrap", shutil.which("bwrap")), ("inspect local", INSPECT.exists())):
+        if not present:
+            print(f"{name:<14} not installed, not measured")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-n", type=int, default=300, help="isolated calls a round; faster ways make more")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--strength", choices=["namespaces", "landlock"], default="namespaces")
+    given = parser.parse_args()
+    asyncio.run(main(given.n, given.rounds, given.strength))

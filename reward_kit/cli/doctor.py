@@ -1,0 +1,174 @@
+"""`reward-kit doctor`: what this machine offers to confine code with, and which optional packages are there."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reward_kit.errors import ConfigError
+from reward_kit.sandbox.availability import STRENGTHS, Availability, best_strength, probe
+from reward_kit.sandbox.kernel import landlock
+
+_WALLS = {
+    "namespaces": "own users, files, processes and network; Landlock; system call filter; its tree is killed",
+    "landlock": "Landlock and system call filter; starts no process; sees that others exist",
+    "process": "limits only, confines nothing",
+}
+_ENOUGH_DESCRIPTORS = 1024
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-]+)['\"]")
+
+
+@click.command(name="doctor")
+@click.option(
+    "--json", "as_json", is_flag=True, envvar="REWARD_KIT_DOCTOR_JSON", help="Print JSON on standard output."
+)
+def command(as_json: bool) -> int:
+    """Show what this machine offers, and what is missing.
+
+    Each wall of the sandbox is tried in a throw-away process, so what is shown is what a run would get. The exit code
+    is 1 where model-written code cannot be confined, else 0.
+    """
+    found = asyncio.run(_examine())
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _show(found)
+    return 0 if found["sandbox"]["confines_model_code"] else 1
+
+
+async def _examine() -> dict[str, Any]:
+    strengths = await probe()
+    try:
+        best: str | None = await best_strength("auto")
+        refusal = ""
+    except ConfigError as error:
+        best, refusal = None, str(error)
+    return {
+        "python": {"version": platform.python_version(), "path": sys.executable},
+        "system": {
+            "name": platform.system(),
+            "kernel": platform.release(),
+            "machine": platform.machine(),
+            "user": os.geteuid(),
+        },
+        "sandbox": {
+            "strength": best,
+            "confines_model_code": best is not None,
+            "refusal": refusal,
+            "strengths": {one.strength: _told(one) for one in strengths},
+        },
+        "kernel": _kernel(),
+        "limits": _limits(),
+        "extras": _extras(),
+    }
+
+
+def _told(one: Availability) -> dict[str, Any]:
+    return {"available": one.is_available, "reason": one.reason, "walls": _WALLS[one.strength]}
+
+
+def _kernel() -> dict[str, Any]:
+    if sys.platform != "linux":
+        return {}
+    return {
+        "landlock": landlock.abi(),
+        "seccomp": _read("/proc/sys/kernel/seccomp/actions_avail"),
+        "user_namespaces": _user_namespaces(),
+        "cgroup": _cgroup(),
+    }
+
+
+def _user_namespaces() -> str:
+    """What the kernel's own switches say of them; whether they can be made, the strengths above tell."""
+    most = _read("/proc/sys/user/max_user_namespaces")
+    if not most or most == "0":
+        return "none allowed" if most else "not in this kernel"
+    if _read("/proc/sys/kernel/unprivileged_userns_clone") == "0":
+        return "for root only (kernel.unprivileged_userns_clone)"
+    if _read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return "restricted by AppArmor (kernel.apparmor_restrict_unprivileged_userns)"
+    return f"allowed, at most {most}"
+
+
+def _cgroup() -> str:
+    """Whether the group this process is in could be divided to count memory and processes of whole trees."""
+    entry = next((line[3:] for line in _read("/proc/self/cgroup").splitlines() if line.startswith("0::")), None)
+    if entry is None:
+        return "version 2 is not mounted"
+    group = Path(f"/sys/fs/cgroup/{entry.lstrip('/')}")
+    delegated = set(_read(str(group / "cgroup.controllers")).split()) & {"memory", "pids"}
+    if not delegated:
+        return "neither memory nor pids is delegated"
+    if not os.access(group, os.W_OK):
+        return f"{' and '.join(sorted(delegated))} are there, and this user may not divide them"
+    return f"{' and '.join(sorted(delegated))} are delegated"
+
+
+def _limits() -> dict[str, Any]:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {"open_files": soft, "open_files_at_most": hard, "processors": os.cpu_count()}
+
+
+def _extras() -> dict[str, list[str]]:
+    """What is missing of each extra; an empty list for one that is whole."""
+    missing: dict[str, list[str]] = {}
+    try:
+        requirements = importlib.metadata.requires("reward-kit") or []
+    except importlib.metadata.PackageNotFoundError:  # a checkout on the path, not installed
+        requirements = []
+    for requirement in requirements:
+        match = _REQUIREMENT.match(requirement)
+        if match is None or _is_for_another_python(requirement):
+            continue
+        package, extra = match.groups()
+        missing.setdefault(extra, [])
+        try:
+            importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            missing[extra].append(package)
+    return missing
+
+
+def _is_for_another_python(requirement: str) -> bool:
+    bound = re.search(r"python_version\s*<\s*['\"](\d+)\.(\d+)", requirement)
+    return bound is not None and sys.version_info >= (int(bound[1]), int(bound[2]))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _show(found: dict[str, Any]) -> None:
+    python, system, sandbox = found["python"], found["system"], found["sandbox"]
+    click.echo(f"Python     {python['version']}, {python['path']}")
+    click.echo(f"System     {system['name']} {system['kernel']}, {system['machine']}, user {system['user']}")
+    click.echo("Sandbox")
+    for name in STRENGTHS:
+        one = sandbox["strengths"][name]
+        mark, text = ("yes", one["walls"]) if one["available"] else ("no", one["reason"])
+        click.echo(f"  {name:<12} {mark:<4} {text}")
+    for name, value in found["kernel"].items():
+        click.echo(f"  {name.replace('_', ' '):<16} {value if value not in ('', 0) else 'none'}")
+    limits = found["limits"]
+    few = "" if limits["open_files_at_most"] >= _ENOUGH_DESCRIPTORS else "; many episodes at once will not fit"
+    click.echo(f"Descriptors {limits['open_files']:,}, may be raised to {limits['open_files_at_most']:,}{few}")
+    for extra, missing in found["extras"].items():
+        click.echo(f"Extra {extra:<12} {'missing: ' + ', '.join(missing) if missing else 'installed'}")
+    if sandbox["strength"]:
+        click.echo(f"\nModel-written code is confined with {sandbox['strength']}.")
+    else:
+        click.echo(f"\nModel-written code is refused: {sandbox['refusal']}.")

@@ -1,0 +1,297 @@
+"""A reward that is never loaded in this process: described, called and judged from outside its walls."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import anyio
+import pydantic
+
+from reward_kit.episodes.record import episode_to_record
+from reward_kit.errors import (
+    FAILURE_CLASSES,
+    ConfigError,
+    Failure,
+    InvalidResultError,
+    RewardError,
+    RewardKitError,
+    boundary,
+)
+from reward_kit.models import EvaluateResult, describe_validation_error
+from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_of
+from reward_kit.sandbox.host import Sandbox
+from reward_kit.sandbox.limits import Limits
+from reward_kit.sandbox.outcome import Outcome, Strength
+from reward_kit.sandbox.program import Program
+from reward_kit.typed_interface import Mode, Origin, SandboxLevel, as_result
+
+if TYPE_CHECKING:
+    from reward_kit.reward_agent.sources import Sources
+
+ConfinedLevel = Literal["warm", "isolated"]
+
+_ALWAYS = ("reward_kit.reward_agent.preloaded",)
+_FOR = {
+    "state": ("reward_kit.environments.snapshots",),
+    "step_data": ("reward_kit.agent.models", "reward_kit.episodes.record"),
+}
+_NOT_OF_STEPS = {"sample", "ground_truth", "custom_data", "timing", "failure", "usage", "start"}
+_DESCRIBE_S = 60.0
+_LIMIT = re.compile(r"raise limits\.(\w+)")
+_UNSEEN = re.compile(r"No such file or directory: '([^'\n]+)'")
+
+logger = logging.getLogger("reward_kit.reward_agent")
+
+
+class Facts(pydantic.BaseModel):
+    """What the worker says of a reward, whose own code may have had a hand in it."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    id: str = pydantic.Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
+    mode: Mode
+    requirements: list[str]
+    resources: list[str]
+    parameters: list[str] | None
+    required: list[str]
+    is_async: bool
+    sandbox: SandboxLevel | None
+    has_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConfinedReward:
+    """What is known of a reward that runs behind walls.
+
+    Attributes:
+        program: calls it.
+        origin: where it was written.
+        facts: what it said of itself.
+        level: "warm" or "isolated".
+        limits: of one call.
+        output: what its file printed when it was loaded.
+    """
+
+    program: Program
+    origin: Origin
+    facts: Facts
+    level: ConfinedLevel
+    limits: Limits
+    output: str = field(default="", compare=False)
+
+    @property
+    def id(self) -> str:
+        """Names the reward in files."""
+        return self.facts.id
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """Packages it needs."""
+        return tuple(self.facts.requirements)
+
+    @property
+    def resources(self) -> Mapping[str, None]:
+        """The names of its resources; what they are is known inside only."""
+        return dict.fromkeys(self.facts.resources)
+
+    @property
+    def parameters(self) -> frozenset[str] | None:
+        """The names it takes; None where it takes any."""
+        return None if self.facts.parameters is None else frozenset(self.facts.parameters)
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Those of them that have no default."""
+        return frozenset(self.facts.required)
+
+
+def program_of(
+    reference: str, folder: Path, sources: Sources, *, read_paths: tuple[str, ...] = (), preload: tuple[str, ...] = ()
+) -> Program:
+    """The program that loads a reward from text and describes it; `ready_to_score` makes the one that calls it."""
+    modules = {name: [m.filename, m.text, m.is_package] for name, m in sources.modules.items()}
+    told = json.dumps([modules, reference, str(folder)])
+    source = (
+        "import json\n"
+        "from reward_kit.reward_agent.inside import ConfinedCalls\n"
+        f"calls = ConfinedCalls(*json.loads({told!r}))\n"
+        "answer = calls.answer\n"
+    )
+    imports = (*_ALWAYS, *sorted(sources.imports), *preload)
+    return Program(source, "answer", "<reward-kit>", "plain", tuple(dict.fromkeys(imports)), read_paths)
+
+
+def ready_to_score(program: Program, facts: Facts) -> Program:
+    """The program of a described reward: it opens what calls need, and has imported what they need."""
+    names = _FOR.keys() if facts.parameters is None else _FOR.keys() & set(facts.parameters)
+    further = [module for name in sorted(names) for module in _FOR[name]]
+    return replace(
+        program,
+        source=f"{program.source}calls.prepare()\n",
+        imports=(*program.imports, *further),
+        last_call=json.dumps({"close": True}) if facts.has_end else "",
+    )
+
+
+async def describe(program: Program, what: str, limits: Limits) -> tuple[Facts, str]:
+    """Load a reward behind walls and ask what it is; with what its file printed meanwhile.
+
+    Raises:
+        ConfigError: it cannot be loaded, or its signature cannot be called.
+    """
+    async with Sandbox(slots=1) as sandbox:
+        limits = replace(limits, wall_s=min(limits.wall_s, _DESCRIBE_S))
+        outcome = await sandbox.call(program, {"describe": True}, limits=limits)
+    output = outcome.stdout + outcome.stderr
+    if outcome.failure is not None:
+        message = f"{what} cannot be loaded in the sandbox: {_message(outcome.failure.message)}"
+        raise ConfigError("\n".join(part for part in (message, outcome.failure.traceback) if part))
+    answer = outcome.value if isinstance(outcome.value, dict) else {}
+    if isinstance(refused := answer.get("refused"), str):
+        raise ConfigError(_with_hint(refused))
+    try:
+        return Facts.model_validate(answer.get("facts")), output
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{what}: {'; '.join(describe_validation_error(error))}") from None
+
+
+class ConfinedScorer:
+    """Calls a reward behind walls. Use it as an async context manager; workers are started as they are needed.
+
+    Args:
+        reward: the reward.
+        strength: which walls; by default the strongest that this machine has.
+        slots: calls at once; by default the number of CPUs.
+    """
+
+    def __init__(
+        self, reward: ConfinedReward, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None
+    ) -> None:
+        self._reward = reward
+        self._sandbox = Sandbox(strength=strength, slots=slots)
+        self._wanted = reward.parameters
+
+    async def __aenter__(self) -> Self:
+        await self._sandbox.__aenter__()
+        self._told = {"level": self._reward.level, "strength": self._sandbox.strength}
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._sandbox.__aexit__(kind, error, trace)
+
+    async def score(self, request: ScoringRequest) -> Scored:
+        """As `Scorer`. A rollout that broke is not scored: its failure is the answer."""
+        if request.failure is not None:
+            return Scored(request.rollout_id, None, request.failure)
+        began = time.perf_counter()
+        result, failure, outcome = None, None, None
+        try:
+            with boundary(RewardError, f"reward {self._reward.id!r}"):
+                outcome = await self._call(self._request(request))
+            result, failure = self._judged(outcome)
+            if result is not None:
+                failure = failure_of(self._reward.id, result, len(request.assistant_turns))
+        except RewardKitError as error:
+            failure = Failure.from_exception(error)
+        if failure is not None:
+            logger.info("episode %s cannot be scored: %s\n%s", request.rollout_id, failure.message, failure.traceback)
+        duration_s = time.perf_counter() - began
+        if outcome is None:
+            return Scored(request.rollout_id, result, failure, duration_s, self._told)
+        output = (outcome.stdout, outcome.stderr, outcome.is_output_cut)
+        return Scored(request.rollout_id, result, failure, duration_s, self._told, *output)
+
+    async def _call(self, request: Mapping[str, Any]) -> Outcome:
+        """The call, in a task of its own: a cancelled scope of anyio cancels again and again, also what cleans up."""
+        reward = self._reward
+        call = asyncio.ensure_future(
+            self._sandbox.call(reward.program, request, limits=reward.limits, level=reward.level)
+        )
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            call.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([call])
+            raise
+
+    def _request(self, request: ScoringRequest) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name in request.names(self._wanted):
+            if name == "messages":
+                values[name] = [message.to_chat() for message in request.messages]
+            elif name == "state":
+                values[name] = _state(request)
+            elif name == "step_data":
+                values[name] = _steps(request)
+            else:
+                values[name] = request.plain_value(name)
+        return {"values": values, "is_last": True} if self._reward.level == "isolated" else {"values": values}
+
+    def _judged(self, outcome: Outcome) -> tuple[EvaluateResult | None, Failure | None]:
+        """What the outcome is worth: the worker's word is checked as a stranger's."""
+        name = self._reward.id
+        if outcome.failure is not None:
+            failure = outcome.failure
+            return None, replace(failure, message=f"reward {name!r}: {_message(failure.message)}")
+        answer = outcome.value if isinstance(outcome.value, dict) else {}
+        if answer.keys() == {"result"}:
+            return as_result(answer["result"], name), None
+        told: Any = answer.get("failure")
+        if answer.keys() != {"failure"} or not _is_failure(told):
+            raise InvalidResultError(f"reward {name!r}: the answer was not written by the worker")
+        failure = Failure.from_json(told)
+        return None, replace(failure, message=_with_hint(failure.message))
+
+
+def _is_failure(told: Any) -> bool:
+    names = {"class", "where", "message", "traceback"}
+    if not (isinstance(told, dict) and told.keys() == names and all(isinstance(text, str) for text in told.values())):
+        return False
+    return told["class"] in FAILURE_CLASSES
+
+
+def _state(request: ScoringRequest) -> dict[str, str] | None:
+    state = request.final_state
+    if state is None:
+        return None
+    return {"kind": state.kind, "payload": base64.b64encode(state.payload).decode("ascii")}
+
+
+def _steps(request: ScoringRequest) -> dict[str, Any] | None:
+    """The episode as its line in a file, from which the worker makes the steps; without what no step shows."""
+    if request.episode is None:
+        return None
+    record = episode_to_record(request.episode, final_state={"kind": "", "sha256": ""})
+    return {name: value for name, value in record.items() if name not in _NOT_OF_STEPS} | {"final_state": None}
+
+
+def _message(message: str) -> str:
+    """A limit's message with the keys of a task file."""
+    return _with_hint(_LIMIT.sub(_key_of_task, message))
+
+
+def _key_of_task(found: re.Match[str]) -> str:
+    name = found.group(1)
+    return "raise limits.reward_time_s" if name == "wall_s" else f"raise sandbox.limits.{name}"
+
+
+def _with_hint(message: str) -> str:
+    """Say it where a file that was not found is there, and only not shown."""
+    found = _UNSEEN.search(message)
+    if found and Path(found.group(1)).is_absolute() and Path(found.group(1)).exists():
+        return f"{message}; it is there and not shown in the sandbox: name it in sandbox.read_paths"
+    return message

@@ -1,0 +1,220 @@
+"""What runs in the confined worker around a reward: its file as text, its own decorator, its arguments made again.
+
+Nothing here is a wall; it shares a process with the reward. The host believes of an answer only what it checks itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import importlib
+import inspect
+import io
+import linecache
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary
+from reward_kit.loading import imported, module_name_of, named_in, split_reference
+from reward_kit.models import EvaluateResult, Message
+from reward_kit.reward_agent.calling import OpenReward
+from reward_kit.sandbox import harness
+from reward_kit.typed_interface import RewardSpec, reward_spec
+
+
+class _Texts(MetaPathFinder, Loader):
+    """Finds and loads modules whose text the host sent; the folder they stand in is not readable."""
+
+    def __init__(self, modules: Mapping[str, list[Any]]) -> None:
+        self._modules = modules
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """As importlib asks."""
+        if name not in self._modules:
+            return None
+        filename, text, is_package = self._modules[name]
+        spec = ModuleSpec(name, self, origin=filename, is_package=is_package)
+        spec.has_location = text is not None
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As importlib asks; the usual one will do."""
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the text; tracebacks show its lines."""
+        filename, text, _ = self._modules[module.__name__]
+        if text is None:  # a folder without __init__.py
+            return
+        linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+        harness.OWN_FILES.add(filename)
+        exec(compile(text, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - what this is for
+
+
+class ConfinedCalls:
+    """One reward, loaded from text, and the calls of it.
+
+    Args:
+        modules: name to [file name, text, is a package], of the reward's file and of what it imports of the user's own.
+        reference: the reward, as the user wrote it.
+        folder: what a file in a reference is relative to.
+    """
+
+    def __init__(self, modules: Mapping[str, list[Any]], reference: str, folder: str) -> None:
+        # First, since the host has seen that no installed module has one of these names; the others read folders.
+        sys.meta_path.insert(0, _Texts(modules))
+        self._modules, self._reference, self._folder = modules, reference, folder
+        self._opened: OpenReward | None = None
+        self._runner: asyncio.Runner | None = None
+        self._spec: RewardSpec | None = None
+
+    def prepare(self) -> ConfinedCalls:
+        """Load and open what the calls need, before the first one is looked at; a failure is told by each call."""
+        # What it prints at import was shown when it was described, and belongs to no call.
+        with contextlib.suppress(RewardKitError), _quiet():
+            self._ready()
+        return self
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer one request of the host: describe the reward, score a rollout, or close."""
+        name = self._reference
+        try:
+            if "describe" in request:
+                return {"facts": _facts(self._load())}
+            if "close" in request:
+                return self._close()
+            opened = self._ready()
+            name = opened.spec.id
+            return {"result": self._score(opened, request)}
+        except RewardKitError as error:
+            cause = error.__cause__
+            if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and harness.kind_of(cause) is not None):
+                raise cause from None  # a limit, which the harness and the host name better
+            if "describe" in request and isinstance(error, ConfigError):
+                return {"refused": str(error)}
+            if isinstance(error, ConfigError):
+                error = RewardError(f"reward {name!r}: {error}")
+            return {"failure": Failure.from_exception(error).to_json()}
+        except BaseException:  # nothing of ours raises: something was changed under it
+            harness.SPOILT.append("its own code")
+            raise
+
+    def _score(self, opened: OpenReward, request: dict[str, Any]) -> dict[str, Any]:
+        spec = opened.spec
+        state: Any = None
+        try:
+            with boundary(RewardError, f"reward {spec.id!r}"):
+                values = dict(request["values"])
+                if "messages" in values:
+                    values["messages"] = [Message.model_validate(message) for message in values["messages"]]
+                if "step_data" in values:
+                    values["step_data"] = _steps(values["step_data"])
+                if values.get("state") is not None:
+                    values["state"] = state = _state(values["state"])
+                result = self._run(opened.call(values))
+        finally:
+            _close_state(state)
+        if request.get("is_last"):
+            self._close()
+        return {name: value for name, value in result.model_dump().items() if name in EvaluateResult.model_fields}
+
+    def _close(self) -> dict[str, Any]:
+        opened, self._opened = self._opened, None
+        with boundary(RewardError, f"close of reward {self._reference!r}"):
+            if opened is not None:
+                self._run(opened.close())
+        return {}
+
+    def _ready(self) -> OpenReward:
+        if self._opened is None:
+            spec = self._load()
+            if spec.is_async or spec.resources or isinstance(spec.function, type):
+                # Made here, so that its descriptors are not taken for something that a call left open.
+                self._runner = self._runner or asyncio.Runner()
+                self._runner.get_loop()
+            opened = OpenReward(spec, self._object, _directly)
+            with boundary(RewardError, f"reward {spec.id!r}, opened"):
+                self._run(opened.open())
+            self._opened = opened
+        return self._opened
+
+    def _load(self) -> RewardSpec:
+        if self._spec is None:
+            self._spec = reward_spec(self._object(self._reference))
+        return self._spec
+
+    def _object(self, reference: str) -> Any:
+        """As `load_object`, of the texts that the host sent."""
+        location, name = split_reference(reference)
+        module, what = location, location
+        if location.endswith(".py"):
+            path = Path(self._folder, location)
+            module, what = module_name_of(path), str(path)
+            if module not in self._modules:
+                raise ConfigError(f"no such file: {path}")
+        return named_in(imported(lambda: importlib.import_module(module), what), name, reference, location)
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        if self._runner is not None:
+            return self._runner.run(coroutine)
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            return done.value
+        raise RewardError(f"reward {self._reference!r} waits for something although it is not async")
+
+
+def _directly(function: Callable[[], Any]) -> Awaitable[Any]:
+    async def call() -> Any:
+        return function()
+
+    return call()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def _facts(spec: RewardSpec) -> dict[str, Any]:
+    return {
+        "id": spec.id,
+        "mode": spec.mode,
+        "requirements": list(spec.requirements),
+        "resources": sorted(spec.resources),
+        "parameters": None if spec.parameters is None else sorted(spec.parameters),
+        "required": sorted(spec.required),
+        "is_async": spec.is_async,
+        "sandbox": spec.sandbox,
+        "has_end": bool(spec.resources) or (inspect.isclass(spec.function) and hasattr(spec.function, "close")),
+    }
+
+
+def _steps(record: dict[str, Any] | None) -> list[Any]:
+    if record is None:
+        return []
+    from reward_kit.agent.models import steps_of
+    from reward_kit.episodes.record import episode_from_record
+
+    return list(steps_of(episode_from_record(record)))
+
+
+def _state(state: dict[str, str]) -> Any:
+    from reward_kit.environments.base import StateSnapshot
+    from reward_kit.environments.snapshots import open_snapshot
+
+    return open_snapshot(StateSnapshot(state["kind"], base64.b64decode(state["payload"])))
+
+
+def _close_state(state: Any) -> None:
+    if state is not None:
+        from reward_kit.environments.snapshots import close_state
+
+        close_state(state)

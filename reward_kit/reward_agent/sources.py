@@ -1,0 +1,188 @@
+"""What a reward's file needs of the user's own code, found by reading it and never by running it.
+
+The file and the modules that it imports, directly or through one another, are sent into the sandbox as text, so that
+the folder they stand in stays closed. Installed packages are readable there; the usual heavy ones are imported once,
+before any call.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reward_kit.errors import ConfigError
+from reward_kit.loading import MODULE_PREFIX, module_name_of
+from reward_kit.reward_agent.calling import REFERENCE
+from reward_kit.sandbox.program import SOURCE_LIMIT, library_path
+
+_HEAVY = frozenset(
+    {
+        *("numpy", "scipy", "pandas", "sympy", "mpmath", "math_verify", "latex2sympy2_extended", "networkx"),
+        *("pydantic", "yaml", "jsonschema", "regex", "rapidfuzz", "Levenshtein", "nltk", "sqlglot", "bs4", "lxml"),
+    }
+)
+"""Installed packages that are slow to import and do nothing but define things when they are."""
+_NOT_PRELOADED = frozenset(
+    {
+        *("antigravity", "this", "idlelib", "tkinter", "turtle", "turtledemo", "test", "lib2to3", "ensurepip", "venv"),
+        *("site", "sitecustomize", "usercustomize", "curses", "readline", "rlcompleter", "pty", "tty", "webbrowser"),
+        *("__main__", "builtins", "__future__"),
+    }
+)
+"""Modules of the standard library that do something when they are imported, or are of no use to a reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One module of the user's own. `text` is None for a folder without `__init__.py`."""
+
+    filename: str
+    text: str | None
+    is_package: bool
+
+
+@dataclass(slots=True)
+class Sources:
+    """What a reward needs.
+
+    Attributes:
+        modules: the user's own, by the names they are imported with.
+        imports: installed ones to import before any call, sorted.
+    """
+
+    modules: dict[str, Module] = field(default_factory=dict)
+    imports: set[str] = field(default_factory=set)
+
+
+def sources_of(file: Path, name: str, roots: Sequence[Path]) -> Sources:
+    """Read a reward's file and what it imports.
+
+    Args:
+        file: the file.
+        name: the name of its module.
+        roots: folders that it may import the user's own modules from, besides what is installed.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    found = Sources()
+    pending = [(name, file, False)]
+    if not name.startswith(MODULE_PREFIX):
+        pending = [] if _is_installed(name.partition(".")[0]) else list(_parts(name, roots))
+    while pending:
+        current, path, is_package = pending.pop()
+        if current in found.modules:
+            continue
+        text = _read(path) if path.is_file() else None
+        found.modules[current] = Module(str(path), text, is_package)
+        for wanted in _imports(text or "", current, is_package):
+            top = wanted.partition(".")[0]
+            if top == "reward_kit":
+                continue
+            if _is_installed(top):
+                found.imports |= {top} if _may_be_preloaded(top) else set()
+            else:
+                pending += _parts(wanted, roots)
+        pending += _factories(text or "", file.parent)
+    return found
+
+
+def find_module(name: str) -> Path | None:
+    """The file of a dotted name, found without importing anything; None where there is none."""
+    found = list(_parts(name, [*user_roots(), *map(Path, library_path())]))
+    return found[-1][1] if found and found[-1][0] == name and found[-1][1].is_file() else None
+
+
+def user_roots() -> list[Path]:
+    """The entries of `sys.path` that are neither the standard library nor installed packages."""
+    libraries = set(library_path())
+    return [Path(entry).resolve() for entry in sys.path if entry not in libraries and Path(entry).is_dir()]
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > SOURCE_LIMIT:
+            raise ConfigError(f"{path} is longer than {SOURCE_LIMIT:,} bytes, which is the most that is run")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _tree(text: str) -> ast.AST:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # told with its line where it is run
+        return ast.Module([], [])
+
+
+def _imports(text: str, name: str, is_package: bool) -> Iterator[str]:
+    """Every dotted name that a text may import, also inside functions."""
+    package = name if is_package else name.rpartition(".")[0]
+    for node in ast.walk(_tree(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")
+                base = ".".join([*parents[: len(parents) - node.level + 1], *([base] if base else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _factories(text: str, folder: Path) -> Iterator[tuple[str, Path, bool]]:
+    """Files that texts of the form "file.py:factory" name."""
+    for node in ast.walk(_tree(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and REFERENCE.match(node.value):
+            path = (folder / node.value.partition(":")[0]).resolve()
+            if _is_within(path, folder):
+                yield module_name_of(path), path, False
+
+
+def _parts(name: str, roots: Sequence[Path]) -> Iterator[tuple[str, Path, bool]]:
+    """The module of a dotted name and the packages around it, as far as they are in one of `roots`."""
+    for root in roots:
+        if found := list(_parts_in(name, root)):
+            yield from found
+            return
+
+
+def _parts_in(name: str, root: Path) -> Iterator[tuple[str, Path, bool]]:
+    folder, done = root, ""
+    for part in name.split("."):
+        done = f"{done}.{part}" if done else part
+        folder = folder / part
+        if _is_within(folder / "__init__.py", root):
+            yield done, folder / "__init__.py", True
+        elif _is_within(file := folder.with_name(f"{part}.py"), root):
+            yield done, file, False
+            return
+        elif folder.is_dir() and any(folder.glob("*.py")):
+            yield done, folder, True
+        else:
+            return
+
+
+def _is_within(file: Path, root: Path) -> bool:
+    """A file, and no link that leads out of `root`: what is found here is handed to the reward's code as text."""
+    return file.is_file() and file.resolve().is_relative_to(root)
+
+
+def _is_installed(top: str) -> bool:
+    if top in sys.stdlib_module_names:
+        return True
+    return importlib.machinery.PathFinder.find_spec(top, library_path()) is not None
+
+
+def _may_be_preloaded(top: str) -> bool:
+    if top in sys.stdlib_module_names:
+        if top in _NOT_PRELOADED:
+            return False
+        if top in sys.builtin_module_names:
+            return True
+        return importlib.machinery.PathFinder.find_spec(top, library_path()) is not None
+    return top in _HEAVY

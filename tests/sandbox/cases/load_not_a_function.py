@@ -1,0 +1,2 @@
+# expect: error | kind: reward | observe: what is to be called cannot be
+evaluate = 3

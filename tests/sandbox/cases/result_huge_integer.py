@@ -1,0 +1,3 @@
+# expect: invalid-result|error | kind: reward | observe: a result that is none is told as such, never mended
+def evaluate(messages, ground_truth=None, **rest):
+    return {"score": 10**5000}
