@@ -28,9 +28,7 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-
 
 
 @click.command(name="doctor")
-@click.option(
-    "--json", "as_json", is_flag=True, envvar="REWARD_KIT_DOCTOR_JSON", help="Print JSON on standard output."
-)
+@click.option("--json", "as_json", is_flag=True, envvar="REWARD_KIT_DOCTOR_JSON", help="Print JSON on standard output.")
 def command(as_json: bool) -> int:
     """Show what this machine offers, and what is missing.
 

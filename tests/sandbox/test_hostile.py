@@ -5,6 +5,7 @@ The quick cases here; all of them, as both users and at both levels, by `make sa
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from reward_kit.sandbox import Sandbox
-from tests.sandbox.behind_walls import missing, run
+from tests.sandbox.behind_walls import AVAILABLE, missing, run
 from tests.sandbox.hostile_cage import HERE, missing_cage
 from tests.sandbox.hostile_campaign import naive_row, row_of
 from tests.sandbox.hostile_case import TESTS, Seen, problems_of, read_case, read_cases, share_passed
@@ -109,6 +110,19 @@ return found
     async with Sandbox(strength=strength, slots=1) as sandbox:
         found = (await run(sandbox, body)).value
     assert found == ["done" if strength == "namespaces" else "denied"] * 4 + ["denied"]
+
+
+async def test_a_late_kill_of_one_call_leaves_the_next_one_alone():
+    if not any(found.is_available for name, found in AVAILABLE.items() if name != "process"):
+        pytest.skip("nothing confines here")
+    async with Sandbox(slots=1) as sandbox:
+        await run(sandbox, "return 1")
+        (zygote,) = sandbox._idle
+        over = zygote._child
+        call = asyncio.create_task(run(sandbox, "time.sleep(0.1)\nreturn 2"))
+        await asyncio.sleep(0.05)
+        zygote.kill_child(over)
+        assert (await call).value == 2
 
 
 def test_a_first_line_is_read(tmp_path):
