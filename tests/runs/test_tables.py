@@ -154,6 +154,10 @@ class TestTheFirstError:
         assert more[:2] == ["…", "line 15"] and more[-1] == "OSError: no licence"
         assert len(more) == 8 and len(more[-2]) == 80 and more[-2].endswith("…")
 
+    def test_a_stranger_does_not_write_to_the_terminal(self) -> None:
+        text = shown(replace(SUMMARY, first_error="reward 'f': \x1b[2J\x9b31m owned", first_traceback=None))
+        assert "reward 'f': \\x1b[2J\\x9b31m owned" in text
+
     def test_it_takes_no_more_than_a_screen(self) -> None:
         traceback = "\n".join(f"  line {n}" for n in range(100))
         text = shown(replace(SUMMARY, first_error="x" * 5_000, first_traceback=traceback), width=2_000)
