@@ -131,16 +131,14 @@ def command(
       reward-kit run task.yaml --policy expert --policy random
       reward-kit run --resume
     """
-    traffic = _traffic(record, replay)
     # What a user's code prints, when it is loaded too, must not mix with the summary on standard output.
     with contextlib.redirect_stdout(sys.stderr):
+        path, parsed = None, dict(parse_override(item) for item in overrides)
         if resume is not None:
             _refuse_options_with_resume()
             path = _run_to_resume(resume, task, log_dir)
-            parsed = dict(parse_override(item) for item in overrides)
             request = Request.of_run(path).changed(parsed, base_url, _told_of_hidden(path, parsed))
         elif task is not None:
-            path, parsed = None, dict(parse_override(item) for item in overrides)
             parsed |= {"sandbox.level": sandbox} if sandbox else {}
             request = Request(task, parsed, models, policies, base_url, rollouts, limit, sample_ids, seed)
         else:
@@ -150,10 +148,9 @@ def command(
         loaded = load_task(request.task_path, request.overrides)
         if path is not None:
             _check_unchanged(path, loaded, force)
-        limits = kept_run_limits(path) if path is not None else {}
-        limits |= {key.partition(".")[2]: value for key, value in parsed.items() if key.startswith("run_limits.")}
-        loaded = _with_run_limits(loaded, limits | ({"cost": max_cost} if max_cost is not None else {}))
-        plan = _plan(loaded, request, max_concurrency, traffic)
+        loaded = _with_run_limits(loaded, path, parsed, max_cost)
+        # The recording is opened last, so that bad input leaves none behind; a dry run writes nothing.
+        plan = _plan(loaded, request, max_concurrency, _traffic(record, replay, dry_run))
         redaction = _redaction(loaded)
         anyio.run(check_world, loaded)
     for note in loaded.notes:
@@ -162,23 +159,28 @@ def command(
         _show_plan(plan, as_json)
         return
     store = RunStore(path, redaction) if path is not None else _new_store(log_dir, plan, request, redaction)
-    ending = Ending(
-        title=f"{loaded.definition.name}  ({len(plan.samples)} samples × {plan.rollouts})",
-        pass_threshold=loaded.definition.pass_threshold,
-        expected=plan.total,
-        fail_under=fail_under,
-        as_json=as_json,
-        resume_command=["reward-kit", "run", "--resume", str(store.path)],
-    )
+    ending = _ending(plan, store.path, fail_under, as_json)
     if display is None and _has_human(plan.policies, plan.user):
         display = "none"  # the terminal belongs to the person who plays
     sys.exit(carry_out(plan, store, ending, display=display, error_limit=fail_on_error, only_failed=only_failed))
 
 
+def _ending(plan: Plan, path: Path, fail_under: float | None, as_json: bool) -> Ending:
+    definition = plan.task.definition
+    return Ending(
+        title=f"{definition.name}  ({len(plan.samples)} samples × {plan.rollouts})",
+        pass_threshold=definition.pass_threshold,
+        expected=plan.total,
+        fail_under=fail_under,
+        as_json=as_json,
+        resume_command=["reward-kit", "run", "--resume", str(path)],
+    )
+
+
 def _refuse_options_with_resume() -> None:
     """What is run was decided when the run began; an option that would change it is an error, not a silent no-op."""
     context = click.get_current_context()
-    decided = ("models", "policies", "rollouts", "limit", "sample_ids", "seed")
+    decided = ("models", "policies", "rollouts", "limit", "sample_ids", "seed", "sandbox")
     for name in decided:
         source = context.get_parameter_source(name)
         parameter = next(p for p in context.command.params if p.name == name)
@@ -197,8 +199,11 @@ def _told_of_hidden(path: Path, given: Mapping[str, Any]) -> list[str]:
     return hidden
 
 
-def _with_run_limits(task: Task, limits: Mapping[str, Any]) -> Task:
-    """The task with other limits of the run: those of the command line, now and when the run began."""
+def _with_run_limits(task: Task, path: Path | None, given: Mapping[str, Any], max_cost: float | None) -> Task:
+    """The task with other limits of the run: those of the command line, when the run began and now."""
+    limits = kept_run_limits(path) if path is not None else {}
+    limits |= {key.partition(".")[2]: value for key, value in given.items() if key.startswith("run_limits.")}
+    limits |= {"cost": max_cost} if max_cost is not None else {}
     try:
         changed = RunLimitsModel.model_validate({**task.definition.run_limits.model_dump(), **limits})
     except pydantic.ValidationError as error:
@@ -224,8 +229,11 @@ def _plan(task: Task, request: Request, max_concurrency: int, traffic: Traffic) 
     )
 
 
-def _traffic(record: Path | None, replay: Path | None) -> Traffic:
-    """What all requests of this run share, with the cassette that they are kept in or come from."""
+def _traffic(record: Path | None, replay: Path | None, dry_run: bool) -> Traffic:
+    """What all requests of this run share, with the cassette that they are kept in or come from.
+
+    A dry run reads a recording that is there, and begins none.
+    """
     from reward_kit.providers.cassette import Cassette
     from reward_kit.providers.traffic import Traffic
 
@@ -233,9 +241,9 @@ def _traffic(record: Path | None, replay: Path | None) -> Traffic:
         raise click.UsageError("--record and --replay exclude each other")
     if replay is not None:
         return Traffic(cassette=Cassette.replay(replay))
-    if record is None:
+    if record is None or (dry_run and not record.exists()):
         return Traffic()
-    cassette = Cassette.record(record)
+    cassette = Cassette.replay(record) if dry_run else Cassette.record(record)
     if cassette.held:
         count = "1 exchange that is" if cassette.held == 1 else f"{cassette.held} exchanges that are"
         click.echo(f"--record {record} adds to {count} there", err=True)

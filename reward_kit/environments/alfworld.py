@@ -48,15 +48,39 @@ class AlfworldConfig(BaseModel):
     task_folder: str | None = None
 
 
-class AlfworldResource(ForkableResource):
+class _Household(ForkableResource):
+    """What an agent sees of a household, whichever engine plays it."""
+
+    takes_task_folder = True
+    _session: Session
+
+    async def get_observation(self) -> Any:
+        return self._session.observation()
+
+    async def get_tools_spec(self) -> list[ToolSpec]:
+        return self._session.tools_spec()
+
+    async def state_key(self) -> str:
+        return self._session.state_key()
+
+    async def final_state(self) -> StateSnapshot:
+        return self._session.final_state()
+
+    async def admissible_actions(self) -> Sequence[Mapping[str, Any]]:
+        return self._session.admissible_actions()
+
+    async def expert_action(self) -> Mapping[str, Any] | None:
+        """The first command of a shortest plan; of a published game the planner's, while its plan is followed."""
+        return self._session.expert_action()
+
+
+class AlfworldResource(_Household):
     """A household on the native engine."""
 
     fork_kind = "native"
-    takes_task_folder = True
 
     def __init__(self) -> None:
         self._config = AlfworldConfig()
-        self._session: Session
 
     async def setup(self, config: Mapping[str, Any]) -> None:
         self._config = _read(config, "alfworld", "native")
@@ -87,40 +111,18 @@ class AlfworldResource(ForkableResource):
         held = engine.holding
         return self._session.record(command, engine.step(command), held)
 
-    async def get_observation(self) -> Any:
-        return self._session.observation()
 
-    async def get_tools_spec(self) -> list[ToolSpec]:
-        return self._session.tools_spec()
-
-    async def state_key(self) -> str:
-        return self._session.state_key()
-
-    async def final_state(self) -> StateSnapshot:
-        return self._session.final_state()
-
-    async def admissible_actions(self) -> Sequence[Mapping[str, Any]]:
-        return self._session.admissible_actions()
-
-    async def expert_action(self) -> Mapping[str, Any] | None:
-        """The first command of a shortest plan."""
-        return self._session.expert_action()
-
-
-class RealAlfworldResource(ReplayForkResource):
+class RealAlfworldResource(_Household, ReplayForkResource):
     """A household on TextWorld's engine, in a worker process of its own.
 
     Of a generated problem the native engine plays along: it gives the state key and the expert, and where the two
     differ in anything the agent sees, the episode fails.
     """
 
-    takes_task_folder = True
-
     def __init__(self) -> None:
         super().__init__()
         self._settings = AlfworldConfig()
         self._worker: RealEngine | None = None
-        self._session: Session
 
     async def _setup(self, config: Mapping[str, Any]) -> None:
         self._settings = _read(config, "alfworld_real", "real")
@@ -162,25 +164,6 @@ class RealAlfworldResource(ReplayForkResource):
         worker, self._worker = self._worker, None
         if worker is not None:
             await worker.close()
-
-    async def get_observation(self) -> Any:
-        return self._session.observation()
-
-    async def get_tools_spec(self) -> list[ToolSpec]:
-        return self._session.tools_spec()
-
-    async def state_key(self) -> str:
-        return self._session.state_key()
-
-    async def final_state(self) -> StateSnapshot:
-        return self._session.final_state()
-
-    async def admissible_actions(self) -> Sequence[Mapping[str, Any]]:
-        return self._session.admissible_actions()
-
-    async def expert_action(self) -> Mapping[str, Any] | None:
-        """The first command of a shortest plan; of a published game the planner's, while its plan is followed."""
-        return self._session.expert_action()
 
     def _real(self) -> RealEngine:
         if self._worker is None:

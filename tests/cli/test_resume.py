@@ -51,6 +51,8 @@ def test_other_keys_cannot_be_changed_and_a_wrong_limit_is_named(project: Projec
     project.call("run", "task.yaml")
     done = project.call("run", "--resume", "-T", "num_rollouts_per_sample=4")
     assert done.returncode == 2 and "-T num_rollouts_per_sample cannot be changed by --resume" in done.stderr
+    done = project.call("run", "--resume", "--sandbox", "isolated")
+    assert done.returncode == 2 and "--sandbox cannot be changed by --resume" in done.stderr
     done = project.call("run", "--resume", "-T", "run_limits.stepps=4")
     assert done.returncode == 2 and "stepps: unknown key; did you mean 'steps'?" in done.stderr
 

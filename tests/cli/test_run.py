@@ -226,6 +226,12 @@ def test_gates(project: Project) -> None:
     assert project.call("run", "task.yaml", "--fail-on-error", "0.9").returncode == 0
 
 
+def test_neither_bad_input_nor_a_dry_run_leaves_a_recording(project: Project) -> None:
+    assert project.call("run", "task.yaml", "--dry-run", "--record", "c.jsonl").returncode == 0
+    assert project.call("run", "task.yaml", "-T", "nmae=x", "--record", "c.jsonl").returncode == 2
+    assert not (project.folder / "c.jsonl").exists()
+
+
 def test_a_dry_run_writes_nothing(project: Project) -> None:
     done = project.call("run", "task.yaml", "--dry-run")
     assert done.returncode == 0 and "episodes: 6" in done.stdout
