@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/sandbox.py [-n 300] [--rounds 3] [--strength namespaces|landlock]
 
 Three rewards (the standard library, NumPy, SymPy), each asked with a request of 2 kB. The wait
-is that of calls one after the other, the rate that of four tasks on as many slots as there are CPUs. Of the rounds the
+is that of calls one after the other, the rate that of four tasks on as many slots as there are CPUs; in process it is
+that of one batch, of which the reward agent has 16 in flight. Of the rounds the
 one with the highest rate counts: the others were disturbed. bubblewrap is measured where it is installed, inspect-ai
 where `benchmarks/rollouts.py --peers` has installed it; both start an interpreter for every call, as they do for users.
 """
@@ -29,8 +30,10 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from reward_kit.models import EvaluateResult, Message  # noqa: E402
+from reward_kit.models import Message  # noqa: E402
+from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest  # noqa: E402
 from reward_kit.sandbox import Limits, Program, Sandbox  # noqa: E402
+from reward_kit.typed_interface import reward_spec  # noqa: E402
 
 TASKS = 4
 LIMITS = Limits(memory_mb=1024)
@@ -83,7 +86,10 @@ async def measured(call: Call, count: int) -> Cost:
             await call()
 
     began = time.perf_counter()
-    await asyncio.gather(*(work() for _ in range(TASKS)))
+    if isinstance(call, Scoring):
+        await call(count // TASKS * TASKS)
+    else:
+        await asyncio.gather(*(work() for _ in range(TASKS)))
     return cost_of(waits, count // TASKS * TASKS / (time.perf_counter() - began))
 
 
@@ -92,19 +98,26 @@ def cost_of(waits: list[float], rate: float) -> Cost:
     return Cost(rate, waits[len(waits) // 2] * 1e3, waits[len(waits) * 99 // 100] * 1e3)
 
 
+class Scoring(NamedTuple):
+    """Scores a request with a reward agent, or as many at once as are asked for."""
+
+    agent: AsyncRewardAgent
+    request: ScoringRequest
+
+    async def __call__(self, count: int = 1) -> None:
+        await self.agent.submit([self.request] * count)
+        assert set((await self.agent.get(count)).rewards) == {1.0}
+
+
 @asynccontextmanager
 async def in_process(kind: str) -> AsyncIterator[Call]:
-    """A trusted reward: a call with typed copies of the messages, and a checked result."""
+    """A trusted reward as the reward agent calls it: in a thread, with typed copies of the messages."""
     space: dict[str, Any] = {}
     exec(SOURCES[kind].replace("['content']", ".text"), space)  # noqa: S102 - ours, and trusted
     messages = [Message.model_validate(message) for message in REQUEST["messages"]]
-
-    async def call() -> None:
-        copies = [message.model_copy(deep=True) for message in messages]
-        result = space["evaluate"](messages=copies, ground_truth=REQUEST["ground_truth"])
-        assert EvaluateResult.model_validate(result).score == 1.0
-
-    yield call
+    request = ScoringRequest("rollout", messages, ground_truth=REQUEST["ground_truth"], assistant_turns=[2])
+    async with AsyncRewardAgent(reward_spec(space["evaluate"])) as agent:
+        yield Scoring(agent, request)
 
 
 def confined(level: Any, strength: Any) -> Callable[[str], Any]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from reward_kit.models import TaskDefinitionModel as TaskDefinitionModel
     from reward_kit.models import ToolCall as ToolCall
     from reward_kit.reward_agent.agent import AsyncRewardAgent as AsyncRewardAgent
+    from reward_kit.reward_options import with_options as with_options
     from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps as system_apply_gigpo_to_batch_steps
     from reward_kit.rl_processing import RLDataAligner as RLDataAligner
     from reward_kit.typed_interface import reward_function as reward_function
@@ -54,6 +55,7 @@ _HOMES = {
     "ToolRegistry": "environments.tools",
     "reward_function": "typed_interface",
     "system_apply_gigpo_to_batch_steps": "rl_helpers",
+    "with_options": "reward_options",
 }
 
 __all__ = sorted(_HOMES)

@@ -73,6 +73,11 @@ def split_reference(reference: str) -> tuple[str, str]:
     return location, name
 
 
+def is_built_in(location: str) -> bool:
+    """It is a module of this package, which needs no walls against itself."""
+    return location == "reward_kit" or location.startswith("reward_kit.")
+
+
 def module_name_of(path: Path) -> str:
     """The name of a user's file as a module; with its whole path, so that two called reward.py stay apart."""
     return f"{MODULE_PREFIX}{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from reward_kit.errors import did_you_mean, kind_of
+from reward_kit.errors import AlignmentError, did_you_mean, kind_of
 from reward_kit.task_parts import (
     EvaluationCriteriaModel,
     LimitsModel,
@@ -162,6 +162,30 @@ class StepOutput(_MappingModel):
     reason: str | None = None
 
 
+def match_to_steps(outputs: Iterable[StepOutput] | None, steps: Collection[str], what: str) -> dict[str, StepOutput]:
+    """Step outputs by the step that each names.
+
+    Args:
+        outputs: of one rollout.
+        steps: the indices that its steps have, as text.
+        what: whose outputs they are, for the message.
+
+    Raises:
+        AlignmentError: an output names no step, or one that another names too.
+    """
+    matched: dict[str, StepOutput] = {}
+    for output in outputs or ():
+        index = str(output.step_index)
+        if index in matched:
+            raise AlignmentError(f"{what}: step_index {index!r} is given twice")
+        if index not in steps:
+            known = list(steps)
+            shown = ", ".join(known if len(known) <= 10 else [*known[:5], "…", *known[-1:]]) or "none"
+            raise AlignmentError(f"{what}: step_index {index!r} names no step; known: {shown}")
+        matched[index] = output
+    return matched
+
+
 class EvaluateResult(_MappingModel):
     """What a reward function says of one rollout.
 
@@ -195,6 +219,9 @@ class TaskDefinitionModel(BaseModel):
     )
     tools_module_path: str | None = Field(default=None, description="file.py or dotted module with a ToolRegistry")
     reward_function_path: str | None = Field(default=None, description="file.py:function or package.module:function")
+    reward_options: dict[str, Any] = Field(
+        default_factory=dict, description="keyword parameters of the reward function, fixed for all its calls"
+    )
     goal_description: str | None = Field(default=None, description="handed to reward functions")
     evaluation_criteria: EvaluationCriteriaModel | None = None
     initial_user_prompt: str | None = None

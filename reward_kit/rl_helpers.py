@@ -75,8 +75,7 @@ def system_apply_gigpo_to_batch_steps(
         epsilon: added to each standard deviation.
 
     Returns:
-        Copies with `advantage` and `return_to_go` set: G_k, or A + V where the policy gave a value estimate. Both are
-        None on the steps of an unscored trajectory.
+        Copies with `advantage` and `return_to_go`, A and G_k, set; None on the steps of an unscored trajectory.
     """
     credit = gigpo_credit(
         batch_of_step_data_lists,
@@ -153,7 +152,7 @@ ESTIMATORS: Mapping[str, Estimator] = {"gigpo": gigpo_credit}
 
 
 def with_credit(batch: Batch, credit: StepCredit) -> list[list[StepData]]:
-    """Copies of the steps with `advantage` and `return_to_go` set; None where the credit is NaN."""
+    """Copies of the steps with `advantage` (A) and `return_to_go` (G_k) set; None where the credit is NaN."""
     advantages, returns = iter(credit.advantages_S.tolist()), iter(credit.returns_S.tolist())
     copies = []
     for steps in batch:
@@ -162,8 +161,6 @@ def with_credit(batch: Batch, credit: StepCredit) -> list[list[StepData]]:
             advantage, return_to_go = next(advantages), next(returns)
             if advantage != advantage:
                 advantage = return_to_go = None
-            elif step.policy_value_estimate is not None:
-                return_to_go = advantage + step.policy_value_estimate
             done.append(_copy_with(step, advantage, return_to_go))
         copies.append(done)
     return copies

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from reward_kit.agent.models import StepData, steps_of
+from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, did_you_mean
-from reward_kit.models import EvaluateResult, StepOutput
+from reward_kit.models import EvaluateResult, StepOutput, match_to_steps
 from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_helpers import ESTIMATORS, StepCredit, with_credit
 
@@ -47,41 +48,10 @@ class RLDataAligner:
         """
         positions = _positions(current_step_data_list, rollout_id)
         aligned = [step.model_copy(update={"step_info": dict(step.step_info)}) for step in current_step_data_list]
-        seen: set[str] = set()
-        for output in current_eval_result.step_outputs or ():
-            index = str(output.step_index)
-            if index not in positions:
-                known = ", ".join(positions) or "none"
-                raise AlignmentError(f"rollout {rollout_id}: step_index {index!r} names no step; known: {known}")
-            if index in seen:
-                known = ", ".join(positions)
-                raise AlignmentError(f"rollout {rollout_id}: step_index {index!r} is given twice; known: {known}")
-            seen.add(index)
+        matched = match_to_steps(current_eval_result.step_outputs, positions, f"rollout {rollout_id}")
+        for index, output in matched.items():
             _apply(output, aligned[positions[index]])
         return aligned
-
-    def align_batch(
-        self,
-        eval_results: Sequence[EvaluateResult],
-        step_data_lists: Sequence[Sequence[StepData]],
-        rollout_ids: Sequence[str],
-    ) -> list[list[StepData] | Failure]:
-        """The aligned steps of each rollout, or the failure that leaves it unscored.
-
-        Raises:
-            ConfigError: the three have not one length.
-        """
-        lengths = {len(eval_results), len(step_data_lists), len(rollout_ids)}
-        if len(lengths) > 1:
-            counts = f"{len(eval_results)} results, {len(step_data_lists)} step lists, {len(rollout_ids)} rollout ids"
-            raise ConfigError(f"{counts}: there must be equally many")
-        return [self._try(*item) for item in zip(eval_results, step_data_lists, rollout_ids, strict=True)]
-
-    def _try(self, result: EvaluateResult, steps: Sequence[StepData], rollout_id: str) -> list[StepData] | Failure:
-        try:
-            return self.align_data_for_rl_processing(result, steps, rollout_id)
-        except AlignmentError as error:
-            return Failure.from_exception(error)
 
 
 def _positions(steps: Sequence[StepData], rollout_id: str) -> dict[str, int]:
@@ -207,7 +177,7 @@ class CreditAssigner:
         for episode in episodes:
             steps, score, failure = self._align_one(episode, by_id[episode.id_])
             batch.rollout_ids.append(episode.id_)
-            batch.group_ids.append(str(episode.custom_data.get("group_id") or episode.id_))
+            batch.group_ids.append(str(facts_of(episode).get("group_id") or episode.id_))
             batch.steps.append(steps)
             batch.scores.append(score)
             if failure is not None:
@@ -224,15 +194,15 @@ class CreditAssigner:
     ) -> tuple[list[StepData], float | None, Failure | None]:
         """The steps of one episode with base rewards, its score, and why it has none."""
         steps, result = steps_of(episode), scored.result
-        recorded = episode.custom_data.get("failure")
+        recorded = facts_of(episode).get("failure")
         failure = Failure.from_json(recorded) if recorded else scored.failure
         if failure is None and result is not None and result.step_outputs:
-            (aligned,) = self._aligner.align_batch([result], [steps], [episode.id_])
-            if isinstance(aligned, Failure):
-                return steps, None, aligned
-            return aligned, scored.score, None
+            try:
+                return self._aligner.align_data_for_rl_processing(result, steps, episode.id_), scored.score, None
+            except AlignmentError as error:
+                return steps, None, Failure.from_exception(error)
         if self.step_rewards == "environment":
-            rewards = [step.step_info.get("environment_reward") for step in steps]
+            rewards = episode.environment_rewards()
             # Where the environment gave rewards at all, a step that did not call it earned none.
             gave = any(reward is not None for reward in rewards)
             for step, reward in zip(steps, rewards, strict=True):

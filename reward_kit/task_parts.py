@@ -11,6 +11,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 STOP_PHRASE = "###STOP###"
 """With which a simulated user ends a conversation, unless the task says otherwise."""
 
+SandboxLevel = Literal["in_process", "warm", "isolated"]
+"""Where a reward runs: without walls, in a confined process that stays, or in a fresh one for each call."""
+
 
 def _written(value: Any) -> Any:
     if isinstance(value, bool):
@@ -86,6 +89,15 @@ class ResourceServerConfig(BaseModel):
         return self
 
 
+class CriterionModel(BaseModel):
+    """One dimension of a rubric: what an LLM judge is to look at, and how much it counts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    description: str = Field(min_length=1)
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+
 class EvaluationCriteriaModel(BaseModel):
     """What a reward may compare a final state with. Handed to reward functions as `evaluation_criteria`."""
 
@@ -94,6 +106,9 @@ class EvaluationCriteriaModel(BaseModel):
     final_state_query: str | None = None
     ground_truth_function_calls: list[list[str]] | None = None
     ground_truth_comparable_state: dict[str, Any] | None = None
+    rubric: dict[str, str | CriterionModel] | None = Field(
+        default=None, description="dimensions for llm_judge: name -> what it means, or {description, weight}"
+    )
 
 
 class LimitsModel(BaseModel):
@@ -132,12 +147,18 @@ class SandboxModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    level: Literal["in_process", "warm", "isolated"] | None = Field(
+    level: SandboxLevel | None = Field(
         default=None, description="default: warm for a file of one's own, in_process for what reward-kit brings along"
     )
     limits: SandboxLimitsModel = Field(default_factory=SandboxLimitsModel)
     read_paths: list[str] = Field(default_factory=list, description="files and folders that the reward may read")
     preload: list[str] = Field(default_factory=list, description="installed modules to import once, before any call")
+    back_end: str | None = Field(
+        default=None, description="run it elsewhere: docker:IMAGE or ssh:HOST; default: on this machine"
+    )
+    install_requirements: bool = Field(
+        default=False, description="install the reward's requirements in an environment of their own, by pip"
+    )
 
 
 class RunLimitsModel(BaseModel):
@@ -156,7 +177,7 @@ class PolicyModel(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    type: str = Field(description="openai, own_agent, scripted, random, expert, human, or module:Class")
+    type: str = Field(description="openai, own_agent, scripted, random, expert, human, replay, or module:Class")
 
     @model_validator(mode="before")
     @classmethod

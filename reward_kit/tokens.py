@@ -11,7 +11,9 @@ batch of B rows, all padded on the right:
 On that axis: `attention_mask` is 1 on tokens and 0 on padding, `completion_mask` is 1 on the completion, `action_mask`
 is 1 where the policy sampled, `loss_mask` = completion_mask · action_mask, 0 also where the action has no advantage.
 `position_ids` count from 0. `logprobs` are those of the sampler, 0.0 off the actions. `step_rewards` stand on each
-action's last token; `advantages` and `returns` on all tokens of the action. `policy_versions` are -1 off the actions.
+action's last token; `advantages` and `returns` on all tokens of the action. `returns` are what a critic is to expect:
+A + V where the policy gave a value estimate V, and else G_k, the step's `return_to_go`. `policy_versions` are -1 off
+the actions.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reward_kit.agent.models import StepData
+from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.segments import TokenRow
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError
@@ -124,9 +127,12 @@ class _StepValues(NamedTuple):
     @classmethod
     def of(cls, steps: Sequence[StepData]) -> _StepValues:
         # float64 turns None into NaN.
+        advantages_S = np.array([step.advantage for step in steps], dtype=np.float64)
+        values_S = np.array([step.policy_value_estimate for step in steps], dtype=np.float64)
+        returns_S = np.array([step.return_to_go for step in steps], dtype=np.float64)
         return cls(
-            np.array([step.advantage for step in steps], dtype=np.float64),
-            np.array([step.return_to_go for step in steps], dtype=np.float64),
+            advantages_S,
+            np.where(np.isnan(values_S), returns_S, advantages_S + values_S),
             np.array([step.base_reward for step in steps], dtype=np.float64),
         )
 
@@ -197,6 +203,6 @@ def _take(values_S: npt.NDArray[np.float64], steps: npt.NDArray[np.int64]) -> np
 def _names(owners: Sequence[tuple[SingleAgentEpisode, int]]) -> dict[str, Array]:
     return {
         "rollout_id": np.array([episode.id_ for episode, _ in owners], dtype=object),
-        "group_id": np.array([episode.custom_data.get("group_id") for episode, _ in owners], dtype=object),
+        "group_id": np.array([facts_of(episode).get("group_id") for episode, _ in owners], dtype=object),
         "segment": np.array([segment for _, segment in owners], dtype=object),
     }

@@ -12,7 +12,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, overload
 
@@ -20,9 +20,9 @@ import pydantic
 
 from reward_kit.errors import ConfigError, InvalidResultError
 from reward_kit.models import EvaluateResult, Message, describe_validation_error
+from reward_kit.task_parts import SandboxLevel
 
 Mode = Literal["pointwise", "batch"]
-SandboxLevel = Literal["in_process", "warm", "isolated"]
 Function = Callable[..., Any]
 _SPEC = "__reward_spec__"
 
@@ -50,6 +50,7 @@ class RewardSpec:
         sandbox: the level that its decorator asks for; None where it leaves that to the user.
         origin: where it was written; None where it exists in memory only.
         weakened_from: the level that it was to run at on a machine that has none; it runs in this process instead.
+        options: keyword parameters that are fixed, as `reward_options.with_options` gives them.
     """
 
     function: Function
@@ -64,6 +65,7 @@ class RewardSpec:
     sandbox: SandboxLevel | None = None
     origin: Origin | None = None
     weakened_from: SandboxLevel | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Of `given`, what the function names, each shaped to its annotation.
@@ -71,6 +73,7 @@ class RewardSpec:
         Raises:
             InvalidResultError: a value does not fit the annotation.
         """
+        given = {**self.options, **given}
         named = {k: v for k, v in given.items() if self.parameters is None or k in self.parameters}
         for name, shape in self._shapes.items():
             if name in named:
@@ -163,13 +166,12 @@ def reward_function(
     """
 
     def decorate(function: Function) -> Function:
-        spec = _read_signature(function, mode, id, tuple(requirements or ()), dict(resources or {}), sandbox)
+        needed = _texts(requirements, function)
+        spec = _read_signature(function, mode, id, needed, dict(resources or {}), sandbox)
         if isinstance(function, type):
             setattr(function, _SPEC, spec)
             return function
-        wrapper = _async_wrapper(spec) if spec.is_async else _sync_wrapper(spec)
-        setattr(wrapper, _SPEC, spec)
-        return wrapper
+        return as_function(spec)
 
     return decorate if _func is None else decorate(_func)
 
@@ -187,6 +189,25 @@ def reward_spec(function: Function) -> RewardSpec:
     if not callable(function):
         raise ConfigError(f"a reward is a function, not {type(function).__name__}")
     return reward_spec(reward_function(function))
+
+
+def as_function(spec: RewardSpec) -> Function:
+    """A reward function, or class, that can be called by hand and carries this spec."""
+    if isinstance(spec.function, type):
+        return type(spec.function.__name__, (spec.function,), {_SPEC: spec})
+    wrapper = _async_wrapper(spec) if spec.is_async else _sync_wrapper(spec)
+    setattr(wrapper, _SPEC, spec)
+    return wrapper
+
+
+def code_of(function: Function) -> Function:
+    """The function that carries a reward's signature: `score` of a class, that of a partial, `__call__` of an object."""
+    if isinstance(function, type):
+        score: Function = function.score  # type: ignore[attr-defined]
+        return score
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
 
 
 def _sync_wrapper(spec: RewardSpec) -> Function:
@@ -228,6 +249,14 @@ def _count(given: Mapping[str, Any]) -> int | None:
 _FIRST = {"pointwise": "messages", "batch": "rollouts_messages"}
 
 
+def _texts(requirements: Any, function: Function) -> tuple[str, ...]:
+    given = () if requirements is None else requirements
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+        name = getattr(function, "__name__", type(function).__name__)
+        raise ConfigError(f"reward {name!r}: requirements is a list of texts, such as ['sympy>=1'], not {given!r:.80}")
+    return tuple(given)
+
+
 def _read_signature(
     function: Function,
     mode: str,
@@ -241,7 +270,7 @@ def _read_signature(
         raise ConfigError(f"reward {name!r}: mode {mode!r} is unknown; it is 'pointwise' or 'batch'")
     if sandbox is not None and sandbox not in get_args(SandboxLevel):
         raise ConfigError(f"reward {name!r}: sandbox {sandbox!r} is unknown; it is one of {get_args(SandboxLevel)}")
-    code = _score_of(function, name) if isinstance(function, type) else _code_of(function)
+    code = _score_of(function, name) if isinstance(function, type) else code_of(function)
     parameters = _parameters(function, name)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     _check_parameters(parameters, name, _FIRST[mode], mode, takes_any)
@@ -320,13 +349,6 @@ def _origin(function: Function, code: Function) -> Origin | None:
     text = getattr(getattr(plain, "__code__", None), "co_filename", "")
     named = function if isinstance(function, type) else plain
     return Origin(Path(text), named.__qualname__) if text and Path(text).is_file() else None
-
-
-def _code_of(function: Function) -> Function:
-    """The function that carries the annotations: that of a partial, or the `__call__` of an object."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function if inspect.isroutine(function) else type(function).__call__
 
 
 def _shape(annotation: Any, what: str) -> Callable[[Any], Any]:

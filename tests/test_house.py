@@ -19,9 +19,9 @@ PACKAGE = Path(reward_kit.__file__).parent
 LAYERS = [
     ["errors", "lazy", "differences"],
     ["task_parts", "models", "loading", "process_guardian", "processes"],
-    ["typed_interface", "providers", "episodes", "environments"],
+    ["typed_interface", "reward_options", "reward_calls", "providers", "episodes", "environments"],
     ["agent", "sandbox"],
-    ["rewards", "tokens", "reward_agent", "rl_helpers", "rl_processing"],
+    ["rewards", "tokens", "reward_agent", "reward_checks", "rl_helpers", "rl_processing"],
     ["runs"],
     ["rl"],
     ["integrations", "cli"],

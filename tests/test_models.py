@@ -2,12 +2,14 @@
 
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pydantic
 import pytest
 
+from reward_kit.errors import AlignmentError
 from reward_kit.models import (
     EvaluateResult,
     Message,
@@ -15,6 +17,7 @@ from reward_kit.models import (
     StepOutput,
     TaskDefinitionModel,
     describe_validation_error,
+    match_to_steps,
 )
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "move", "arguments": '{"to": "left"}'}}
@@ -192,3 +195,24 @@ class TestTask:
         (problem,) = problems(TaskDefinitionModel, {"name": "t", "num_rollouts": "x" * 500})
         assert "…" in problem
         assert len(problem) < 250
+
+
+class TestMatchToSteps:
+    def test_a_number_and_its_text_are_one_index(self):
+        three, four = StepOutput(step_index=3, base_reward=0.5), StepOutput(step_index="4", base_reward=0.25)
+        assert match_to_steps([four, three], ["3", "4"], "r") == {"4": four, "3": three}
+        assert match_to_steps(None, ["3"], "r") == {}
+
+    @pytest.mark.parametrize(
+        ("indices", "known", "message"),
+        [
+            ([5], 3, "r: step_index '5' names no step; known: 0, 1, 2"),
+            ([-1], 0, "names no step; known: none"),
+            (["07"], 99, "names no step; known: 0, 1, 2, 3, 4, …, 98"),
+            ([1, "1"], 3, "r: step_index '1' is given twice"),
+        ],
+    )
+    def test_what_fits_no_step_is_refused(self, indices, known, message):
+        outputs = [StepOutput(step_index=index, base_reward=0.0) for index in indices]
+        with pytest.raises(AlignmentError, match=re.escape(message)):
+            match_to_steps(outputs, [str(n) for n in range(known)], "r")

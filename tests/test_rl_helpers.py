@@ -130,11 +130,10 @@ def test_unset_base_rewards_count_as_the_default_and_the_score_comes_last() -> N
     np.testing.assert_allclose(found, [[0.35, 0.9], [0.5, 0.5], [0.25 + 0.5 * 0.9, 0.9]])
 
 
-def test_return_to_go_is_advantage_plus_value_where_the_policy_gave_one() -> None:
-    batch = [[step("a", 1.0, value=3.0)], [step("a", 0.0)]]
-    (first,), (second,) = apply(batch, [1.0, 0.0])
-    assert first.return_to_go == first.advantage + 3.0
-    assert second.return_to_go == 0.0
+def test_return_to_go_is_the_discounted_return_whatever_the_policy_expected() -> None:
+    batch = [[step("a", 1.0, value=3.0), step("b", 2.0, value=-1.0)], [step("a", 0.0)]]
+    (first, last), (alone,) = apply(batch, [1.0, 0.0])
+    assert (first.return_to_go, last.return_to_go, alone.return_to_go) == (1.0 + 0.5 * 2.0, 2.0, 0.0)
 
 
 def test_convex_and_additive_differ_by_a_factor() -> None:

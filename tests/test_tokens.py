@@ -61,6 +61,14 @@ def test_layout(key: str, expected: list[list[float]]) -> None:
     np.testing.assert_array_equal(rows().batch[key], expected)
 
 
+def test_where_the_policy_has_a_critic_returns_are_what_it_is_to_expect() -> None:
+    first, second = valued(LONG, [0.5, -1.0])
+    steps = [first.model_copy(update={"policy_value_estimate": 3.0}), second]
+    unscored = valued(SHORT, [None])[0].model_copy(update={"policy_value_estimate": 3.0})
+    batch = build_rows([LONG, SHORT], [steps, [unscored]], pad_token_id=PAD).batch
+    np.testing.assert_array_equal(batch["returns"], [[0, 0, 3.5, 3.5, 0, -10.0], [0] * 6])
+
+
 def test_every_array_is_named_in_the_layout_test() -> None:
     (mark,) = test_layout.pytestmark  # type: ignore[attr-defined]
     assert {key for key, _ in mark.args[1]} == rows().batch.keys()

@@ -6,12 +6,12 @@ from reward_kit import EvaluateResult, StepData, StepOutput, reward_function
 
 
 @reward_function
-def reached_goal(messages: list, environment_return: float, step_data: list[StepData]) -> EvaluateResult:
+def reached_goal(messages: list, environment_return: float | None, step_data: list[StepData]) -> EvaluateResult:
     """1 at the goal, 0 otherwise; the environment's own reward for each step."""
     steps = [
         StepOutput(step_index=step.system_step_index, base_reward=step.step_info["environment_reward"] or 0.0)
         for step in step_data
     ]
-    reached = environment_return >= 1.0
+    reached = environment_return is not None and environment_return >= 1.0  # None where the agent did nothing
     reason = "reached the goal" if reached else "did not reach the goal"
     return EvaluateResult(score=float(reached), reason=f"{reason} in {len(steps)} steps", step_outputs=steps)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import ClassVar, Self
 
 import anyio
 
@@ -28,6 +29,22 @@ class _Deadline:
     ) -> bool:
         self._scopes.remove(self._scope)
         return bool(self._scope.__exit__(kind, error, trace))
+
+
+class _NoDeadline:
+    """In the place of a scope where there is no limit: one would cost every step some microseconds."""
+
+    __slots__ = ()
+    cancelled_caught: ClassVar[bool] = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> bool:
+        return self.cancelled_caught
+
+
+_NO_DEADLINE = _NoDeadline()
 
 
 class EpisodeClock:
@@ -58,9 +75,9 @@ class EpisodeClock:
         """What is left of the limit, at least 0; None without one."""
         return None if self._limit_s is None else max(self._limit_s - self.seconds, 0.0)
 
-    def deadline(self, seconds: float | None) -> _Deadline:
+    def deadline(self, seconds: float | None) -> _Deadline | _NoDeadline:
         """`anyio.move_on_after` on this clock."""
-        return _Deadline(anyio.move_on_after(seconds), self._scopes)
+        return _NO_DEADLINE if seconds is None else _Deadline(anyio.move_on_after(seconds), self._scopes)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -1,19 +1,19 @@
-"""Carrying out one action: the messages it becomes, the calls it makes, and what came of them."""
+"""Carrying out one action: the calls it makes, and what came of them."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
-from pydantic import BaseModel
 
+from reward_kit.agent.chat_actions import call_ids
+from reward_kit.agent.plain_json import as_text, plain
 from reward_kit.agent.policy_interface import Action, tool_calls_of
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec, tool_spec
 from reward_kit.environments.tools import ToolRegistry
@@ -28,7 +28,9 @@ from reward_kit.errors import (
     did_you_mean,
     kind_of,
 )
-from reward_kit.models import FunctionCall, Message, TaskDefinitionModel, ToolCall
+from reward_kit.models import Message, TaskDefinitionModel
+
+NOT_CARRIED_OUT = "Not carried out: the episode is over."
 
 logger = logging.getLogger("reward_kit.agent")
 
@@ -128,7 +130,7 @@ class Toolbox:
     ) -> tuple[str, dict[str, Any]]:
         """The text that answers one call, and facts about it."""
         if done.is_over:
-            return "Not carried out: the episode is over.", {"skipped": True}
+            return NOT_CARRIED_OUT, {"skipped": True}
         try:
             return await self._carry_out(call, done, seconds_left)
         except ToolError as error:
@@ -210,45 +212,9 @@ def terminate_spec(name: str) -> ToolSpec:
     return tool_spec(name, "End the episode. Call this when the task is done.", parameters)
 
 
-def call_ids(action: Action, step: int) -> list[str]:
-    """The ids of an action's calls: their own, or one made from the place in the episode.
-
-    A made one does not differ between equal runs. It also stands in for an id that an earlier call of the same action
-    has: answers are told apart by it, and endpoints refuse a conversation in which they are not.
-    """
-    ids: list[str] = []
-    for position, call in enumerate(tool_calls_of(action)):
-        own = str(call.get("id") or "")
-        ids.append(own if own and own not in ids else f"call_{step}_{position}")
-    return ids
-
-
-def assistant_message(action: Action, step: int) -> Message:
-    """The one message an action becomes in the conversation."""
-    calls = [
-        ToolCall(
-            id=call_id,
-            function=FunctionCall(name=call["name"], arguments=_arguments_text(call)),
-        )
-        for call_id, call in zip(call_ids(action, step), tool_calls_of(action), strict=True)
-    ]
-    message = Message(role="assistant", content=action.get("content") or ("" if not calls else None))
-    if calls:
-        message.tool_calls = calls
-    if action.get("reasoning_content"):
-        message.reasoning_content = action["reasoning_content"]
-    return message
-
-
 def answers_of(action: Action) -> list[Message]:
     """The answers to an action's calls that the policy brought along, because it made the calls itself."""
     return [Message.model_validate(message) for message in action["results"]]
-
-
-def _arguments_text(call: Mapping[str, Any]) -> str:
-    if "arguments_text" in call:
-        return str(call["arguments_text"])
-    return json.dumps(call.get("arguments") or {}, ensure_ascii=False, default=_plain)
 
 
 def _arguments_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -259,33 +225,6 @@ def _arguments_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(arguments, Mapping):
         raise ToolError(f"the arguments of {call['name']!r} are {kind_of(arguments)}, not an object")
     return dict(arguments)
-
-
-def as_text(value: Any) -> str:
-    """What a tool returned, as the agent reads it: text as it is, None as "", everything else as JSON."""
-    if isinstance(value, str):
-        return value
-    return "" if value is None else json.dumps(value, ensure_ascii=False, default=_plain)
-
-
-def plain(value: Any) -> Any:
-    """`value` as the JSON it will be stored as.
-
-    Raises:
-        TypeError: it has no JSON form.
-    """
-    return json.loads(json.dumps(value, default=_plain))
-
-
-def _plain(value: Any) -> Any:
-    """A NumPy value, a pydantic model or a dataclass as plain data."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    raise TypeError(f"{kind_of(value)} has no JSON form; return text or plain data")
 
 
 def cut_text(text: str, limit: int) -> tuple[str, bool]:

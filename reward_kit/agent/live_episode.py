@@ -10,12 +10,14 @@ from typing import Any
 
 from reward_kit.agent.budget import Used
 from reward_kit.agent.clock import EpisodeClock
-from reward_kit.agent.execution import Execution, plain
+from reward_kit.agent.execution import Execution
+from reward_kit.agent.log_probs import write_log_probs
 from reward_kit.agent.models import StopReason
+from reward_kit.agent.plain_json import plain
 from reward_kit.agent.policy_interface import OWN_ACCOUNT, PolicyOutput
 from reward_kit.agent.starts import EpisodeStart
 from reward_kit.environments.base import hash_key
-from reward_kit.episodes.segments import REWRITTEN, UNKNOWN_VERSION, Turn
+from reward_kit.episodes.record import EpisodeFacts, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import Failure
 from reward_kit.models import Message
@@ -109,8 +111,7 @@ class LiveEpisode:
 
     def add_step(self, output: PolicyOutput, message: Message, execution: Execution, stop: StopReason | None) -> None:
         """Write one action and what came of it to the record."""
-        episode, logprobs, step = self.episode, output.log_probs or {}, len(self.episode)
-        action = output.action_structured
+        episode, action = self.episode, output.action_structured
         outputs: dict[str, Any] = {
             "raw_policy_output": output.raw_policy_output,
             "value_estimate": output.value_estimate,
@@ -119,24 +120,13 @@ class LiveEpisode:
         }
         if episode.assistant_turns:
             outputs["prompt_messages"] = action.get("prompt_messages")
-        tokens = {key: logprobs.get(key) for key in Turn._fields}
-        if tokens["prompt_ids"] is not None and tokens["token_ids"] is not None:
-            version = UNKNOWN_VERSION if tokens["policy_version"] is None else tokens["policy_version"]
-            reason = logprobs.get("segment_reason") or REWRITTEN
-            episode.tokens.add_turn(
-                step, tokens["prompt_ids"], tokens["token_ids"], tokens["logprobs"], version, reason
-            )
-        else:
-            outputs |= tokens
+        outputs |= write_log_probs(output.log_probs, episode, execution.info)
         episode.add_assistant_message(message)
         episode.add_messages(execution.messages)
-        if execution.reward is None:
-            execution.info["environment_reward"] = None
-        execution.info |= {key: logprobs[key] for key in ("usage", "finish_reason") if logprobs.get(key)}
         episode.add_env_step(
             "\n".join(shown.text for shown in execution.messages),
             {key: value for key, value in action.items() if key not in OWN_ACCOUNT},
-            execution.reward or 0.0,
+            execution.reward,
             execution.info,
             terminated=stop is not None and stop.is_terminal,
             truncated=stop is not None and not stop.is_terminal,
@@ -146,8 +136,8 @@ class LiveEpisode:
     def record_facts(self, policy_label: str) -> None:
         """Write who, from where, why it ended and how long it took."""
         start, reason = self.start, self.stop_reason or StopReason.ERROR
-        self.episode.custom_data.setdefault("final_state", None)
-        self.episode.custom_data.update(
+        facts = EpisodeFacts(
+            final_state=facts_of(self.episode).get("final_state"),
             sample_id=start.sample.id,
             group_id=start.group_id,
             rollout_index=start.rollout_index,
@@ -160,7 +150,6 @@ class LiveEpisode:
             sample=dict(start.sample.row),
             ground_truth=start.sample.ground_truth,
             usage=dict(self.usage),
-            **({"user_usage": dict(self.user_usage)} if self.user_usage else {}),
             timing={
                 "started_at": self._began_at.isoformat(timespec="milliseconds"),
                 "duration_s": round(time.perf_counter() - self._began, 6),
@@ -169,3 +158,6 @@ class LiveEpisode:
                 **({"waited_s": round(self.clock.waited_s, 6)} if self.clock.waited_s else {}),
             },
         )
+        if self.user_usage:
+            facts["user_usage"] = dict(self.user_usage)
+        self.episode.custom_data.update(facts)

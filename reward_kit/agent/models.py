@@ -1,4 +1,4 @@
-"""`StepData`, the view of one step that credit assignment works on, and `StopReason`, why an episode ended."""
+"""`StepData`, the view of one step that credit works on, its `History`, and `StopReason`, why an episode ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, overload
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
-from reward_kit.episodes.segments import UNKNOWN_VERSION, Turn
+from reward_kit.agent.log_probs import read_log_probs
+from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message
 
@@ -131,13 +132,13 @@ class StepData(BaseModel):
         action_taken: the structured action.
         raw_policy_output: the text as the model wrote it.
         resulting_messages_history: the conversation after the step; a list, or a `History` that shares its messages.
-        policy_logprobs: `prompt_ids`, `token_ids`, `logprobs`, `policy_version`, `usage`, each absent where unknown.
+        policy_logprobs: what the policy said with its action (`PolicyOutput.log_probs`), each key absent where unknown.
         policy_value_estimate: V(s) where the policy has a critic.
         is_done: the last step of its episode.
         step_info: `assistant_turn_index`, `state_key`, `environment_reward`, `is_action_valid`, tool outcomes.
         base_reward: the reward of this step; None where nobody gave one.
         advantage: what the action was worth above its peers; None before credit is assigned and where unscored.
-        return_to_go: the discounted return from this step on.
+        return_to_go: G_k, the discounted return from this step on; None where `advantage` is.
     """
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
@@ -166,14 +167,13 @@ class StepData(BaseModel):
 
 def steps_of(episode: SingleAgentEpisode) -> list[StepData]:
     """The steps of an episode, as views: messages and tokens are shared, not copied for each step."""
-    ends = [*episode.assistant_turns[1:], len(episode.messages)]
-    turns = episode.tokens.turns()
+    turns, rewards = episode.tokens.turns(), episode.environment_rewards()
     steps = []
     for t in range(len(episode)):
-        info = {"environment_reward": episode.get_rewards(t), **episode.get_infos(t + 1), "assistant_turn_index": t}
+        info = {**episode.get_infos(t + 1), "environment_reward": rewards[t], "assistant_turn_index": t}
         # The key names the state in which the action was taken; the next info holds the next state's.
         info["state_key"] = episode.get_infos(t).get("state_key")
-        info["group_id"] = episode.custom_data.get("group_id")
+        info["group_id"] = facts_of(episode).get("group_id")
         if t == len(episode) - 1:
             info |= {"terminated": episode.is_terminated, "truncated": episode.is_truncated}
         steps.append(
@@ -182,8 +182,8 @@ def steps_of(episode: SingleAgentEpisode) -> list[StepData]:
                 observation_data=episode.get_observations(t),
                 action_taken=episode.get_actions(t),
                 raw_policy_output=_output(episode, "raw_policy_output", t),
-                resulting_messages_history=History(episode.messages, ends[t]) if episode.messages else [],
-                policy_logprobs=_logprobs_of(episode, t, turns.get(t), info),
+                resulting_messages_history=History(episode.messages, episode.turn_end(t)) if episode.messages else [],
+                policy_logprobs=read_log_probs(episode, t, turns.get(t)),
                 policy_value_estimate=_output(episode, "value_estimate", t),
                 is_done=episode.is_done and t == len(episode) - 1,
                 step_info=info,
@@ -194,15 +194,3 @@ def steps_of(episode: SingleAgentEpisode) -> list[StepData]:
 
 def _output(episode: SingleAgentEpisode, key: str, t: int) -> Any:
     return episode.get_extra_model_outputs(key, t) if key in episode.extra_model_outputs else None
-
-
-def _logprobs_of(episode: SingleAgentEpisode, t: int, turn: Turn | None, info: dict[str, Any]) -> dict[str, Any] | None:
-    known: dict[str, Any] = {key: _output(episode, key, t) for key in Turn._fields}
-    if turn is not None:
-        known |= turn._asdict()
-        if np.isnan(turn.logprobs).all():
-            known["logprobs"] = None
-        if turn.policy_version == UNKNOWN_VERSION:
-            known["policy_version"] = None
-    known["usage"] = info.get("usage")
-    return {key: value for key, value in known.items() if value is not None} or None

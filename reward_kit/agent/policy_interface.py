@@ -2,7 +2,7 @@
 
 A policy object is shared by all episodes of a run. `open` gives one episode its session: its random generator, its
 cursor, its KV slot. The worker acts through the session and closes it. A policy without per-episode state returns
-itself from `open` (the default), and its `close_session` then does nothing.
+itself from `open` (the default), and is then closed with the run and not with each episode.
 """
 
 from __future__ import annotations

@@ -16,10 +16,12 @@ from typing import Any
 import anyio
 
 from reward_kit.agent.budget import RunBudget, Used
+from reward_kit.agent.chat_actions import assistant_message
 from reward_kit.agent.clock import EpisodeClock
-from reward_kit.agent.execution import Execution, Toolbox, answers_of, as_text, assistant_message
+from reward_kit.agent.execution import Execution, Toolbox, answers_of
 from reward_kit.agent.live_episode import LiveEpisode
 from reward_kit.agent.models import History, StepData, StopReason, steps_of
+from reward_kit.agent.plain_json import as_text
 from reward_kit.agent.policy_interface import (
     Action,
     AgentPolicy,
@@ -29,11 +31,13 @@ from reward_kit.agent.policy_interface import (
     check_output,
 )
 from reward_kit.agent.samples import Prompt, Sample
-from reward_kit.agent.simulated_user import SimulatedUser, UserSession, UserTurn
-from reward_kit.agent.starts import CLOSE_SECONDS, GroupStart, close_quietly, environment_call
+from reward_kit.agent.simulated_user import WHO, SimulatedUser, UserSession, UserTurn
+from reward_kit.agent.starts import GroupStart
+from reward_kit.agent.world_calls import CLOSE_SECONDS, close_quietly, environment_call
 from reward_kit.environments.base import ForkableResource, ToolSpec
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
+from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, LimitError, PolicyError, RewardKitError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
@@ -51,10 +55,13 @@ class RLRolloutWorker:
         max_episode_steps: overrides the task's.
         environment: a resource that is set up already; episodes run in forks of it. By default the task's
             `resource_type` is built.
-        tools: the task's own tools. By default none; `runs.tasks` loads those of `tools_module_path`.
-        user: who answers the agent's texts; by default nobody.
+        tools: the task's own tools; `runs.tasks` loads those of `tools_module_path`.
+        user: who answers the agent's texts; `runs.users` makes the one of the task's `user`.
         budget: what all episodes of a run may use together; by default there is no bound.
         policy_label: names the policy in ids and records; by default its class.
+
+    Raises:
+        ConfigError: the task names tools, a user or a server, and nobody has loaded them.
     """
 
     def __init__(
@@ -69,6 +76,7 @@ class RLRolloutWorker:
         budget: RunBudget | None = None,
         policy_label: str | None = None,
     ) -> None:
+        _refuse_what_is_not_loaded(task_definition, tools, user)
         self.task_definition = task_definition
         self.agent_policy = agent_policy
         if max_episode_steps is not None and max_episode_steps < 1:
@@ -97,14 +105,14 @@ class RLRolloutWorker:
             step's `step_info["failure"]`.
         """
         episode = await self.collect_episode(seed=seed)
-        steps = steps_of(episode)
-        if failure := episode.custom_data["failure"]:
+        steps, facts = steps_of(episode), facts_of(episode)
+        if failure := facts["failure"]:
             logger.warning("episode %s failed: %s", episode.id_, failure["message"])
             if steps:
                 steps[-1].step_info["failure"] = failure
         if steps:
-            steps[-1].step_info["stop_reason"] = episode.custom_data["stop_reason"]
-        return steps, list(episode.messages), episode.custom_data["ground_truth"]
+            steps[-1].step_info["stop_reason"] = facts["stop_reason"]
+        return steps, list(episode.messages), facts["ground_truth"]
 
     async def collect_episode(
         self, group: GroupStart | None = None, rollout_index: int = 0, *, seed: int | None = None
@@ -117,12 +125,11 @@ class RLRolloutWorker:
             seed: the run's seed, where no group is given.
 
         Returns:
-            The episode. Its `custom_data` holds the ids, seeds, stop reason, failure, usage, timing and final state.
+            The episode. Its `custom_data` holds the ids, seeds, stop reason and more: `EpisodeFacts`.
         """
         if group is not None:
             return await self._collect(group, rollout_index)
-        sample = Sample(self.task_definition.name, ground_truth=self.task_definition.ground_truth)
-        async with self.group(sample, seed or 0) as own:
+        async with self.group(Sample.of_task(self.task_definition), seed or 0) as own:
             return await self._collect(own, rollout_index)
 
     def group(self, sample: Sample, run_seed: int = 0) -> GroupStart:
@@ -225,9 +232,8 @@ class RLRolloutWorker:
             if live.start.world is not None:
                 live.episode.get_infos(-1)["state_key"] = await live.start.world.state_key()
             specs = await tools.specs()
-        observation = self._prepare_policy_observation(live.episode.messages)
         asked = time.perf_counter()
-        output = await self._ask_policy(live, session, observation, specs)
+        output = await self._ask_policy(live, session, specs)
         if output is None:
             return
         answered = time.perf_counter()
@@ -250,40 +256,37 @@ class RLRolloutWorker:
 
     async def _ask_user(self, live: LiveEpisode, user: UserSession, messages: Sequence[Message]) -> UserTurn:
         """The simulated user's next message."""
-        with boundary(PolicyError, "the simulated user"):
+        with boundary(PolicyError, WHO):
             with live.clock.deadline(self._policy_seconds(live)) as scope:
                 turn = await user.reply(messages)
             if scope.cancelled_caught:
-                raise TimeoutError("no answer within limits.policy_time_s")
+                raise self._late()
         used = live.count_usage(turn.facts, live.user_usage)
         self.budget.spend(used)
-        self._refuse_unknown_cost(used, "the simulated user", is_free=self.user is None or self.user.is_free)
+        self._refuse_unknown_cost(used, WHO, is_free=self.user is None or self.user.is_free)
         return turn
 
-    def _prepare_policy_observation(self, current_messages_history: Sequence[Message]) -> Sequence[Message]:
-        """What the policy sees: the conversation so far, read-only and not copied."""
-        return History(current_messages_history, len(current_messages_history))
-
     async def _ask_policy(
-        self, live: LiveEpisode, session: AgentPolicy, observation: Sequence[Message], specs: list[ToolSpec] | None
+        self, live: LiveEpisode, session: AgentPolicy, specs: list[ToolSpec] | None
     ) -> PolicyOutput | None:
         """The policy's next action; None where the episode's time ran out, or its model's context, instead."""
         limit, left = self.task_definition.limits.policy_time_s, live.clock.left_s
+        conversation = History(live.episode.messages, len(live.episode.messages))
         try:
-            if limit is None and left is None:
-                with boundary(PolicyError, self.policy_label):
-                    return check_output(await session.get_action(observation, specs))
-            with live.clock.deadline(self._policy_seconds(live)) as scope, boundary(PolicyError, self.policy_label):
-                return check_output(await session.get_action(observation, specs))
+            with live.clock.deadline(self._policy_seconds(live)), boundary(PolicyError, self.policy_label):
+                return check_output(await session.get_action(conversation, specs))
         except LimitError as error:
             logger.info("episode %s: %s", live.episode.id_, error)
             live.stop(StopReason.CONTEXT_LIMIT)
             return None
-        if scope.cancelled_caught and left is not None and (limit is None or left < limit):
+        if left is not None and (limit is None or left < limit):
             live.stop(StopReason.WALL_TIME_LIMIT)
             return None
         with boundary(PolicyError, self.policy_label):
-            raise TimeoutError(f"no action within {limit} s (limits.policy_time_s)")
+            raise self._late()
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(f"no answer within {self.task_definition.limits.policy_time_s} s (limits.policy_time_s)")
 
     async def _execute_action_in_environment(self, live: LiveEpisode, tools: Toolbox, action: Action) -> Execution:
         """Carry out the action's tool calls, where it makes any and did not make them itself."""
@@ -370,4 +373,25 @@ class RLRolloutWorker:
             with self._look("final_state"):
                 snapshot = await live.start.world.final_state()
             if snapshot is not None:
-                live.episode.custom_data["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
+                facts_of(live.episode)["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
+
+
+def _refuse_what_is_not_loaded(
+    task: TaskDefinitionModel, tools: ToolRegistry | None, user: SimulatedUser | None
+) -> None:
+    """A definition is only words: what it names has to be given besides, or the episodes would lack it in silence."""
+    missing = {
+        "tools_module_path": task.tools_module_path is not None and tools is None,
+        "user": task.user is not None and user is None,
+        "resource_server": task.resource_server is not None and not _knows_server(task.base_resource_config),
+    }
+    if left_out := next((key for key, is_missing in missing.items() if is_missing), None):
+        raise ConfigError(
+            f"task {task.name!r}: {left_out} is named, and what it names is not here: pass what "
+            "runs.tasks.load_task and runs.users.make_user make of the task file, or take the key out"
+        )
+
+
+def _knows_server(config: Mapping[str, Any]) -> bool:
+    parts = config.get("resources") or ()
+    return "resource_server" in config or any("resource_server" in (part.get("config") or {}) for part in parts)

@@ -35,6 +35,11 @@ class Sample:
     resource_config: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""
 
+    @classmethod
+    def of_task(cls, task: TaskDefinitionModel) -> Sample:
+        """The task itself, where it has no dataset."""
+        return cls(task.name, ground_truth=task.ground_truth)
+
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
@@ -97,7 +102,7 @@ class Prompt:
         self._templates: dict[str, jinja2.Template] = {}
         self._shows_observation = False
         for message in self._messages:
-            for text in _texts(message):
+            for text in _template_texts(message):
                 self._compile(text)
 
     @property
@@ -172,7 +177,7 @@ def _own_messages(sample: Sample) -> list[Message]:
         raise ConfigError(f"{_place(sample)}: messages: {'; '.join(describe_validation_error(error))}") from None
 
 
-def _texts(message: Message) -> list[str]:
+def _template_texts(message: Message) -> list[str]:
     if isinstance(message.content, str):
         return [message.content]
     return [part["text"] for part in message.content or [] if isinstance(part.get("text"), str)]

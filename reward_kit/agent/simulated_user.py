@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from reward_kit.agent.execution import plain
+from reward_kit.agent.plain_json import plain
 from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, check_output
 from reward_kit.agent.samples import Prompt, Sample, derive_seed
@@ -26,7 +26,7 @@ from reward_kit.task_parts import STOP_PHRASE
 GREETING = "Hello! What can I do for you?"
 """What a user who speaks first is asked; many endpoints refuse a conversation without a user message."""
 WHO = "the simulated user"
-"""With which the message of a failure of theirs begins."""
+"""How a user is called beside the policies: in messages, and where a failure of theirs is told apart."""
 NO_ANSWER = "(no answer)"
 """What the user hears where the agent says nothing."""
 
@@ -74,7 +74,7 @@ class SimulatedUser:
         opens: bool | None = None,
     ) -> None:
         self.policy = policy
-        self._instructions = _Texts([instructions] if instructions else [], "system")
+        self._instructions = _RowTemplates([instructions] if instructions else [], "system")
         self._stop_phrase, self._opens = stop_phrase, opens
 
     @property
@@ -137,7 +137,8 @@ class ScriptedUser(SimulatedUser):
     ) -> None:
         super().__init__(ScriptedPolicy([]), instructions=instructions, stop_phrase=stop_phrase, opens=opens)
         self._function = replies if callable(replies) else None
-        self._replies = None if replies is None or callable(replies) else _Texts(_texts(replies, "replies"), "user")
+        given = None if replies is None or callable(replies) else _list_of_texts(replies, "replies")
+        self._replies = None if given is None else _RowTemplates(given, "user")
 
     def check(self, sample: Sample) -> None:
         """As in `SimulatedUser`; where there are no `replies`, the row must have them."""
@@ -150,7 +151,7 @@ class ScriptedUser(SimulatedUser):
         if self._replies is not None:
             texts = [message.text for message in self._replies.of(sample)]
         elif "replies" in sample.row:
-            texts = _texts(sample.row["replies"], f"sample {sample.id!r}: replies")
+            texts = _list_of_texts(sample.row["replies"], f"sample {sample.id!r}: replies")
         else:
             raise ConfigError(f"sample {sample.id!r} has no 'replies', and neither has the scripted user of its task")
         return ScriptedPolicy([{"type": "text", "content": text} for text in texts])
@@ -208,7 +209,7 @@ class UserSession:
             output = check_output(await self._policy.get_action(self._as_heard(messages), None))
         action = output.action_structured
         if action["type"] not in ("text", "terminate"):
-            raise PolicyError(f"the simulated user called a tool, and a user has none: {action!r:.200}")
+            raise PolicyError(f"{WHO} called a tool, and a user has none: {action!r:.200}")
         text = action.get("content") or ""
         stops = action["type"] == "terminate" or self._stop_phrase in text
         return UserTurn(_without(self._stop_phrase, text) if stops else text, stops, _facts(output, text))
@@ -237,7 +238,7 @@ class UserSession:
         return Message(role="assistant", content=message.text) if self._is_of_user(message) else None
 
 
-class _Texts:
+class _RowTemplates:
     """Templates over a sample's row, compiled once."""
 
     def __init__(self, texts: Sequence[str], role: str) -> None:
@@ -273,7 +274,7 @@ def _without(phrase: str, text: str) -> str:
     return re.sub(rf"\s+(?:{re.escape(phrase)}\s+)+", gap, text).replace(phrase, "").strip()
 
 
-def _texts(value: Any, what: str) -> list[str]:
+def _list_of_texts(value: Any, what: str) -> list[str]:
     if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
         raise ConfigError(f"{what}: expected a list of texts, got {value!r:.80}")
     return list(value)

@@ -1,4 +1,4 @@
-"""Groups: the episodes of one sample, all from one and the same start.
+"""The start that the episodes of a group share.
 
 A `GroupStart` sets the sample's world up once, resets it, records the key of that state, and hands each episode a
 private fork of it whose key must be the same. A resource that cannot be forked gets fresh starts instead, recorded as
@@ -7,22 +7,18 @@ unverified.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 import anyio
 
 from reward_kit.agent.samples import Sample, Seeds, derive_seeds, make_group_id, make_rollout_id
+from reward_kit.agent.world_calls import close_quietly, environment_call
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.config import merged_config
 from reward_kit.environments.registry import resource_class
-from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
+from reward_kit.errors import ConfigError, EnvironmentFailure, boundary
 from reward_kit.models import TaskDefinitionModel
-
-CLOSE_SECONDS = 60.0
-logger = logging.getLogger("reward_kit.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,40 +182,6 @@ class GroupStart:
     async def _state_key(self, world: ForkableResource) -> str:
         with self._call(f"state_key of {_name(world)}"):
             return await world.state_key()
-
-
-class environment_call:
-    """A call of a resource: what escapes is an `EnvironmentFailure`, and after `seconds` it is given up."""
-
-    __slots__ = ("_boundary", "_scope", "_seconds")
-
-    def __init__(self, what: str, seconds: float | None) -> None:
-        self._boundary = boundary(EnvironmentFailure, what)
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        self._scope = anyio.move_on_after(self._seconds)
-        self._scope.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        swallowed = self._scope.__exit__(kind, error, trace)
-        if self._scope.cancelled_caught:
-            late = TimeoutError(f"no answer within {self._seconds} s (limits.environment_time_s)")
-            self._boundary.__exit__(TimeoutError, late, None)
-        elif not swallowed:
-            self._boundary.__exit__(kind, error, trace)
-        return swallowed
-
-
-async def close_quietly(world: ForkableResource) -> None:
-    """Close a world, also while its task is being cancelled. A failure is worth a line, not the episode."""
-    try:
-        with boundary(EnvironmentFailure, f"close of {_name(world)}"), anyio.fail_after(CLOSE_SECONDS, shield=True):
-            await world.close()
-    except RewardKitError as error:
-        logger.warning("%s", error)
 
 
 def _name(resource: ForkableResource) -> str:

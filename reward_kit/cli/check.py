@@ -1,28 +1,48 @@
-"""`reward-kit check`: a task file or a resource, before it costs anything."""
+"""`reward-kit check`: a task file, a reward or a resource, before it costs anything."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import anyio
 import click
+from click.core import ParameterSource
 
-from reward_kit.agent.execution import as_text
-from reward_kit.cli.numbers import WholeNumber
+from reward_kit.agent.plain_json import as_text
+from reward_kit.cli.check_reward import FAIL_ON, Asked, check_rewards, is_reward, prove_task
+from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.environments.base import ToolSpec
 from reward_kit.environments.checker import Finding, check_resource
 from reward_kit.environments.registry import resource_class
 from reward_kit.errors import ConfigError
-from reward_kit.runs.policies import make_policies
-from reward_kit.runs.tasks import check_world, load_task, parse_override
-from reward_kit.runs.users import make_user
+from reward_kit.runs.overrides import parse_override
+from reward_kit.runs.preparation import prepare
+from reward_kit.runs.resources import check_world
+from reward_kit.runs.tasks import load_task
+
+_FOR = {
+    "config": ("resource", "reward"),
+    "steps": ("resource",),
+    **dict.fromkeys(("data", "ground_truth", "gold", "against", "sandbox", "read_path", "time_limit"), ("reward",)),
+    **dict.fromkeys(("limit", "gold_policy"), ("task file",)),
+    **dict.fromkeys(("fail_on", "as_json"), ("reward", "task file")),
+}
+"""For which kind of target an option is."""
 
 
 @click.command(name="check")
 @click.argument("target")
-@click.option("-c", "--config", "config", multiple=True, metavar="KEY=VALUE", help="A key of the resource's config.")
+@click.option(
+    "-c",
+    "--config",
+    "config",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A key of the resource's config, or an option of the reward.",
+)
 @click.option(
     "--steps",
     type=WholeNumber(1),
@@ -30,37 +50,126 @@ from reward_kit.runs.users import make_user
     show_default=True,
     help="How many random actions to try on a resource.",
 )
+@click.option(
+    "--data", type=click.Path(path_type=Path), help="Reward: transcripts to try it on, as `score` takes them."
+)
+@click.option("--ground-truth", multiple=True, metavar="JSON", help="Reward: a ground truth; may be given again.")
+@click.option("--gold", multiple=True, metavar="TEXT", help="Reward: a right answer, one for each ground truth.")
+@click.option("--against", metavar="FILE.py:FUNCTION", help="Reward: a second one to compare it with.")
+@click.option(
+    "--sandbox",
+    type=click.Choice(["in_process", "warm", "isolated"]),
+    help="Reward: behind which walls; default: warm for a file of one's own.",
+)
+@click.option("--read-path", multiple=True, metavar="PATH", help="Reward: a file or folder that it may read.")
+@click.option(
+    "--time-limit",
+    type=Number(0.01),
+    default=10.0,
+    show_default=True,
+    metavar="S",
+    help="Reward: seconds for one call.",
+)
+@click.option(
+    "--limit", type=WholeNumber(1), default=10, show_default=True, help="Task file: how many samples to prove."
+)
+@click.option(
+    "--gold-policy", metavar="NAME", help="Task file: a policy that solves it; default: the resource's expert."
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(FAIL_ON),
+    default="error",
+    show_default=True,
+    help="Reward, task file: from which findings on to exit with 1.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="REWARD_KIT_CHECK_JSON",
+    help="Reward, task file: print what was found as JSON.",
+)
 @click.option("--seed", default=0, show_default=True, help="For everything random.")
-def command(target: str, config: tuple[str, ...], steps: int, seed: int) -> None:
-    """Check TARGET: a task file, or a resource (a built-in name, module:Class or file.py:Class).
+def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more: Any) -> None:
+    """Check TARGET: a task file, a reward, or a resource (a built-in name, module:Class or file.py:Class).
 
-    A resource is driven with random actions; what it declares about forking, determinism and state keys is proved.
+    A task is proved on its first samples: what is right (a row's gold_actions or gold_answer, a policy, or the
+    resource's expert) scores 1, and doing nothing scores 0. Then its reward is checked on the ends of those episodes.
+
+    A reward (file.py:function or package.module:function) is tried on odd, wrong, cheating and long rollouts, behind
+    its walls. A resource is driven with random actions; what it declares about forking, determinism and state keys is
+    proved. Exit codes: 0 nothing found, 1 findings, 2 wrong usage.
 
     \b
     Examples:
       reward-kit check task.yaml
+      reward-kit check my_reward.py:exact
+      reward-kit check my_reward.py:exact --ground-truth 42 --gold 'The answer is 42.' --fail-on warning
+      reward-kit check my_reward.py:exact --data transcripts.jsonl --against other.py:graded --json
       reward-kit check my_world.py:MyResource -c size=4
       reward-kit check gymnasium -c env_id=FrozenLake-v1
     """
+    options = dict(parse_override(item, "-c") for item in config)
     if target.endswith((".yaml", ".yml")):
-        _check_task(Path(target))
+        _refuse_options_not_for("task file")
+        _check_task(Path(target), _asked(more, seed))
+    elif is_reward(target):
+        _refuse_options_not_for("reward")
+        check_rewards(target, _asked(more, seed, options))
     else:
-        _check_resource(target, dict(parse_override(item, "-c") for item in config), steps, seed)
+        _refuse_options_not_for("resource")
+        _check_resource(target, options, steps, seed)
 
 
-def _check_task(path: Path) -> None:
+def _asked(given: Mapping[str, Any], seed: int, options: Mapping[str, Any] | None = None) -> Asked:
+    return Asked(
+        data=given["data"],
+        truths=given["ground_truth"],
+        golds=given["gold"],
+        against=given["against"],
+        sandbox=given["sandbox"],
+        read_paths=given["read_path"],
+        time_s=given["time_limit"],
+        options=options or {},
+        limit=given["limit"],
+        gold_policy=given["gold_policy"],
+        fail_on=given["fail_on"],
+        seed=seed,
+        as_json=given["as_json"],
+    )
+
+
+def _refuse_options_not_for(kind: str) -> None:
+    """What would have no effect is an error, not a silent no-op."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        kinds = _FOR.get(parameter.name or "", (kind,))
+        if isinstance(parameter, click.Option) and is_given and kind not in kinds:
+            raise click.UsageError(
+                f"{parameter.opts[-1]} is for a {' or a '.join(kinds)} and has no effect on a {kind}"
+            )
+
+
+def _check_task(path: Path, asked: Asked) -> None:
     task = load_task(path)
-    policies = [named.label for named in make_policies(task)] if task.definition.policy else []
-    make_user(task)
+    prepared = prepare(task, needs_policy=False)
     for note in task.notes:
         click.echo(note, err=True)
-    if not anyio.run(check_world, task) and task.tools is None:
+    if not anyio.run(check_world, task.definition, task.samples, task.path) and task.tools is None:
         kind = task.definition.resource_type
-        click.echo(f"warning: resource {kind!r} offers no tools, and an agent can only write texts")
+        click.echo(f"warning: resource {kind!r} offers no tools, and an agent can only write texts", err=asked.as_json)
     episodes = len(task.samples) * task.rollouts_per_sample
     reward = f"scored by {task.reward.id}" if task.reward else "not scored"
-    by = f"by {', '.join(policies)}" if policies else "by the policy that you name"
-    click.echo(f"{path}: ok. {len(task.samples)} samples, {episodes} episodes {by}, {reward}.")
+    by = (
+        f"by {', '.join(named.label for named in prepared.policies)}"
+        if prepared.policies
+        else "by the policy that you name"
+    )
+    click.echo(f"{path}: ok. {len(task.samples)} samples, {episodes} episodes {by}, {reward}.", err=asked.as_json)
+    if task.reward is not None:
+        prove_task(task, prepared, asked)
 
 
 def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) -> None:

@@ -8,6 +8,8 @@ import json
 import os
 import platform
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,11 @@ from typing import Any
 import click
 
 from reward_kit.errors import ConfigError
+from reward_kit.processes import child_environment
 from reward_kit.sandbox.availability import STRENGTHS, Availability, best_strength, probe
-from reward_kit.sandbox.kernel import landlock
+from reward_kit.sandbox.kernel import cgroups, landlock
+from reward_kit.sandbox.program import Program
+from reward_kit.sandbox.remote import sandbox_at
 
 _WALLS = {
     "namespaces": "own users, files, processes and network; Landlock; system call filter; its tree is killed",
@@ -24,26 +29,30 @@ _WALLS = {
     "process": "limits only, confines nothing",
 }
 _ENOUGH_DESCRIPTORS = 1024
+_ENGINES = ("docker", "podman")
+_ENGINE_S = 15
+_ELSEWHERE = "run it elsewhere with sandbox: {back_end: docker:IMAGE} or ssh:HOST, see docs/sandbox.md"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-]+)['\"]")
 
 
 @click.command(name="doctor")
 @click.option("--json", "as_json", is_flag=True, envvar="REWARD_KIT_DOCTOR_JSON", help="Print JSON on standard output.")
-def command(as_json: bool) -> int:
+@click.option("--back-end", metavar="docker:IMAGE|ssh:HOST", help="Try this back end as well.")
+def command(as_json: bool, back_end: str | None) -> int:
     """Show what this machine offers, and what is missing.
 
     Each wall of the sandbox is tried in a throw-away process, so what is shown is what a run would get. The exit code
-    is 1 where model-written code cannot be confined, else 0.
+    is 1 where model-written code cannot be confined, here or in the back end that is named, else 0.
     """
-    found = asyncio.run(_examine())
+    found = asyncio.run(_examine(back_end))
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
         _show(found)
-    return 0 if found["sandbox"]["confines_model_code"] else 1
+    return 0 if (found["back_end"] or found["sandbox"])["confines_model_code"] else 1
 
 
-async def _examine() -> dict[str, Any]:
+async def _examine(back_end: str | None) -> dict[str, Any]:
     strengths = await probe()
     try:
         best: str | None = await best_strength("auto")
@@ -64,6 +73,8 @@ async def _examine() -> dict[str, Any]:
             "refusal": refusal,
             "strengths": {one.strength: _told(one) for one in strengths},
         },
+        "back_end": await _tried(back_end) if back_end else None,
+        "back_ends": {**{engine: _engine(engine) for engine in _ENGINES}, "ssh": _ssh()},
         "kernel": _kernel(),
         "limits": _limits(),
         "extras": _extras(),
@@ -74,6 +85,39 @@ def _told(one: Availability) -> dict[str, Any]:
     return {"available": one.is_available, "reason": one.reason, "walls": _WALLS[one.strength]}
 
 
+async def _tried(back_end: str) -> dict[str, Any]:
+    """What a call in this back end gets."""
+    told: dict[str, Any] = {"name": back_end, "strength": None, "confines_model_code": False, "refusal": ""}
+    try:
+        async with sandbox_at(back_end, slots=1) as sandbox:
+            outcome = await sandbox.call(Program("def there(_): return 1", "there", form="plain"), None)
+    except ConfigError as error:
+        return {**told, "refusal": str(error)}
+    if outcome.failure is not None:
+        return {**told, "refusal": outcome.failure.message}
+    return {**told, "strength": outcome.strength, "confines_model_code": True}
+
+
+def _engine(name: str) -> str:
+    """Whether a container engine is there and answers."""
+    if shutil.which(name) is None:
+        return "not found"
+    try:
+        # Docker's client works without its daemon; the server's version is what has to be asked for.
+        line = [name, "version", "--format", "{{.Server.Version}}" if name == "docker" else "{{.Client.Version}}"]
+        done = subprocess.run(line, env=child_environment(), capture_output=True, text=True, timeout=_ENGINE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"found, and does not work: {error}"
+    if done.returncode != 0:
+        reason = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        return f"found, and does not work: {reason:.200}"
+    return f"usable, version {done.stdout.strip():.40}"
+
+
+def _ssh() -> str:
+    return "found" if shutil.which("ssh") else "not found"
+
+
 def _kernel() -> dict[str, Any]:
     if sys.platform != "linux":
         return {}
@@ -81,7 +125,7 @@ def _kernel() -> dict[str, Any]:
         "landlock": landlock.abi(),
         "seccomp": _read("/proc/sys/kernel/seccomp/actions_avail"),
         "user_namespaces": _user_namespaces(),
-        "cgroup": _cgroup(),
+        "cgroup": cgroups.told(),
     }
 
 
@@ -95,20 +139,6 @@ def _user_namespaces() -> str:
     if _read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1":
         return "restricted by AppArmor (kernel.apparmor_restrict_unprivileged_userns)"
     return f"allowed, at most {most}"
-
-
-def _cgroup() -> str:
-    """Whether the group this process is in could be divided to count memory and processes of whole trees."""
-    entry = next((line[3:] for line in _read("/proc/self/cgroup").splitlines() if line.startswith("0::")), None)
-    if entry is None:
-        return "version 2 is not mounted"
-    group = Path(f"/sys/fs/cgroup/{entry.lstrip('/')}")
-    delegated = set(_read(str(group / "cgroup.controllers")).split()) & {"memory", "pids"}
-    if not delegated:
-        return "neither memory nor pids is delegated"
-    if not os.access(group, os.W_OK):
-        return f"{' and '.join(sorted(delegated))} are there, and this user may not divide them"
-    return f"{' and '.join(sorted(delegated))} are delegated"
 
 
 def _limits() -> dict[str, Any]:
@@ -161,6 +191,7 @@ def _show(found: dict[str, Any]) -> None:
         click.echo(f"  {name:<12} {mark:<4} {text}")
     for name, value in found["kernel"].items():
         click.echo(f"  {name.replace('_', ' '):<16} {value if value not in ('', 0) else 'none'}")
+    _show_back_ends(found)
     limits = found["limits"]
     few = "" if limits["open_files_at_most"] >= _ENOUGH_DESCRIPTORS else "; many episodes at once will not fit"
     click.echo(f"Descriptors {limits['open_files']:,}, may be raised to {limits['open_files_at_most']:,}{few}")
@@ -169,4 +200,13 @@ def _show(found: dict[str, Any]) -> None:
     if sandbox["strength"]:
         click.echo(f"\nModel-written code is confined with {sandbox['strength']}.")
     else:
-        click.echo(f"\nModel-written code is refused: {sandbox['refusal']}.")
+        click.echo(f"\nModel-written code is refused here: {sandbox['refusal']}; {_ELSEWHERE}.")
+    if tried := found["back_end"]:
+        with_what = f"is confined with {tried['strength']}" if tried["strength"] else f"is refused: {tried['refusal']}"
+        click.echo(f"In {tried['name']} it {with_what}.")
+
+
+def _show_back_ends(found: dict[str, Any]) -> None:
+    click.echo("Back ends")
+    for name, text in found["back_ends"].items():
+        click.echo(f"  {name:<12} {text}")

@@ -16,10 +16,12 @@ from reward_kit.errors import RewardKitError, did_you_mean
 VERBS: dict[str, str] = {
     "run": "Run a task file: collect episodes, score them, show a table.",
     "score": "Score transcripts you already have.",
+    "calibrate": "Set a reward, such as an LLM judge, against human labels.",
     "check": "Check a task file or a resource before it costs anything.",
     "doctor": "Show what this machine offers, and what is missing.",
     "runs": "List runs, and remove old ones.",
     "schema": "Print the JSON schema of task files, for your editor.",
+    "sandbox-serve": "Run code for another machine; started by the other side of a back end.",
 }
 
 
@@ -34,7 +36,7 @@ class LazyGroup(click.Group):
         """The verb of this name, loaded now."""
         if name not in VERBS:
             return None
-        command: click.Command = import_module(f"reward_kit.cli.{name}").command
+        command: click.Command = import_module(f"reward_kit.cli.{name.replace('-', '_')}").command
         return command
 
     def resolve_command(

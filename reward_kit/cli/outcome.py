@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import click
@@ -21,16 +20,14 @@ from rich.console import Console
 
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.processes import LOG_FOLDER
+from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
 from reward_kit.runs.display import Display, DisplayKind
 from reward_kit.runs.plan import Control, Plan
 from reward_kit.runs.redaction import RedactingFormatter, Redaction
 from reward_kit.runs.runner import Run
-from reward_kit.runs.store import RunStore, read_json
+from reward_kit.runs.store import RunStore
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
 from reward_kit.runs.tables import summary_table
-
-if TYPE_CHECKING:
-    from reward_kit.providers.traffic import Traffic
 
 INTERRUPTED = "interrupted"
 _OPEN_FILES = 65_536
@@ -135,6 +132,7 @@ def carry_out(
     ending: Ending,
     *,
     display: str | None,
+    traffic: Traffic | None = None,
     error_limit: float | None = None,
     only_failed: bool = False,
     given: Iterable[SingleAgentEpisode] = (),
@@ -146,6 +144,7 @@ def carry_out(
         store: where to.
         ending: how the command ends.
         display: the kind of progress that was asked for.
+        traffic: what all requests to model endpoints share; None where there are none. It is closed.
         error_limit: stops the run.
         only_failed: run again what broke, and nothing else.
         given: episodes that are there already and are only to be scored.
@@ -157,12 +156,14 @@ def carry_out(
     async def run() -> int:
         control, shown = Control(), Display(display_kind(display), ending.expected)
         execution = Run(plan, store, listener=shown, control=control, error_limit=error_limit, only_failed=only_failed)
-        if plan.traffic is not None:
-            plan.traffic.notice, plan.traffic.gave_up = partial(_say_and_log, shown), control.give_up
-            if plan.traffic.cassette is not None:
-                plan.traffic.cassette.redact = store.redaction.of_line
+        if traffic is not None:
+            CURRENT_TRAFFIC.set(traffic)  # for rewards that ask a model
+            traffic.notice, traffic.gave_up = partial(_say_and_log, shown), control.give_up
+            if traffic.cassette is not None:
+                traffic.cassette.redact = store.redaction.of_line
         execution.take_stock()
-        async with interruptible(control, shown, plan.traffic):
+        execution.take_given(given)
+        async with interruptible(control, shown, traffic):
             with shown, contextlib.redirect_stdout(sys.stderr):
                 await execution.execute()
         return close_run(store, list(execution.rows.values()), execution.missing(), control, ending)
@@ -170,16 +171,13 @@ def carry_out(
     allow_many_connections()
     with store:
         log_to(store.path / "run.log", store.redaction)
-        limits = plan.task.definition.run_limits.model_dump(exclude_none=True)
-        store.write_header({**read_json(store.path / "run.json"), "run_limits": limits})
+        store.write_header(store.header.with_(run_limits=plan.definition.run_limits.model_dump()))
         LOG_FOLDER.set(store.path / "logs")
-        for episode in given:
-            store.append_episode(episode)
         try:
             return anyio.run(run)
         finally:
-            if plan.traffic is not None:
-                plan.traffic.close()
+            if traffic is not None:
+                traffic.close()
 
 
 def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control: Control, ending: Ending) -> int:

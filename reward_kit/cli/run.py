@@ -21,14 +21,16 @@ from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.outcome import Ending, carry_out
 from reward_kit.errors import ConfigError
 from reward_kit.models import describe_validation_error
+from reward_kit.runs.header import RunHeader
 from reward_kit.runs.inputs import keep_inputs
+from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.plan import NamedPolicy, Plan
-from reward_kit.runs.policies import check_costs, make_policies
-from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
-from reward_kit.runs.request import Request, changes_since, header_of, hidden_overrides, kept_run_limits
+from reward_kit.runs.preparation import prepare
+from reward_kit.runs.redaction import Redaction
+from reward_kit.runs.request import Request, changes_since, header_of, header_to_resume, hidden_overrides
+from reward_kit.runs.resources import check_world
 from reward_kit.runs.store import RunStore, latest_run, new_run_path
-from reward_kit.runs.tasks import Task, check_world, load_task, parse_override, selected
-from reward_kit.runs.users import make_user
+from reward_kit.runs.tasks import Task, load_task, selected
 from reward_kit.task_parts import RunLimitsModel
 
 if TYPE_CHECKING:
@@ -80,6 +82,16 @@ _LATEST = "latest"
     type=click.Choice(["in_process", "warm", "isolated"]),
     help="Behind which walls the reward runs; default: the task's, else warm for a file of one's own.",
 )
+@click.option(
+    "--sandbox-back-end",
+    metavar="docker:IMAGE|ssh:HOST",
+    help="Run the reward in a container or on another machine; default: the task's, else here.",
+)
+@click.option(
+    "--install-requirements",
+    is_flag=True,
+    help="Install what the reward requires, by pip, in an environment of its own; else it is only checked.",
+)
 @click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
 @click.option("--resume", is_flag=False, flag_value=_LATEST, metavar="[RUN]", help="Go on; default: the latest run.")
 @click.option("--only-failed", is_flag=True, help="With --resume: run again what broke, and nothing else.")
@@ -110,6 +122,8 @@ def command(
     seed: int,
     overrides: tuple[str, ...],
     sandbox: str | None,
+    sandbox_back_end: str | None,
+    install_requirements: bool,
     log_dir: Path,
     resume: str | None,
     only_failed: bool,
@@ -133,40 +147,47 @@ def command(
     """
     # What a user's code prints, when it is loaded too, must not mix with the summary on standard output.
     with contextlib.redirect_stdout(sys.stderr):
-        path, parsed = None, dict(parse_override(item) for item in overrides)
+        path, header, parsed = None, None, dict(parse_override(item) for item in overrides)
         if resume is not None:
             _refuse_options_with_resume()
             path = _run_to_resume(resume, task, log_dir)
-            request = Request.of_run(path).changed(parsed, base_url, _told_of_hidden(path, parsed))
+            header = header_to_resume(path)
+            request = Request.of_run(header).changed(parsed, base_url, _told_of_hidden(header, parsed))
         elif task is not None:
             parsed |= {"sandbox.level": sandbox} if sandbox else {}
+            parsed |= {"sandbox.back_end": sandbox_back_end} if sandbox_back_end else {}
+            parsed |= {"sandbox.install_requirements": True} if install_requirements else {}
             request = Request(task, parsed, models, policies, base_url, rollouts, limit, sample_ids, seed)
         else:
             raise click.UsageError("name a task file, or give --resume")
         if path is None and (only_failed or force):
             raise click.UsageError(f"{'--only-failed' if only_failed else '--force'} goes with --resume")
         loaded = load_task(request.task_path, request.overrides)
-        if path is not None:
-            _check_unchanged(path, loaded, force)
-        loaded = _with_run_limits(loaded, path, parsed, max_cost)
-        # The recording is opened last, so that bad input leaves none behind; a dry run writes nothing.
-        plan = _plan(loaded, request, max_concurrency, _traffic(record, replay, dry_run))
-        redaction = _redaction(loaded)
-        anyio.run(check_world, loaded)
+        if path is not None and header is not None:
+            _check_unchanged(path, header, loaded, force)
+        loaded = _with_run_limits(loaded, header, parsed, max_cost)
+        traffic = _traffic(record, replay)
+        plan, redaction = _plan(loaded, request, max_concurrency, traffic)
+        anyio.run(check_world, loaded.definition, loaded.samples, loaded.path)
+        if record is not None:  # opened last, so that bad input leaves none behind
+            _record(record, traffic, dry_run)
     for note in loaded.notes:
         click.echo(note, err=True)
     if dry_run:
         _show_plan(plan, as_json)
         return
-    store = RunStore(path, redaction) if path is not None else _new_store(log_dir, plan, request, redaction)
+    store = RunStore(path, redaction) if path is not None else _new_store(log_dir, loaded, plan, request, redaction)
     ending = _ending(plan, store.path, fail_under, as_json)
     if display is None and _has_human(plan.policies, plan.user):
         display = "none"  # the terminal belongs to the person who plays
-    sys.exit(carry_out(plan, store, ending, display=display, error_limit=fail_on_error, only_failed=only_failed))
+    code = carry_out(
+        plan, store, ending, display=display, traffic=traffic, error_limit=fail_on_error, only_failed=only_failed
+    )
+    sys.exit(code)
 
 
 def _ending(plan: Plan, path: Path, fail_under: float | None, as_json: bool) -> Ending:
-    definition = plan.task.definition
+    definition = plan.definition
     return Ending(
         title=f"{definition.name}  ({len(plan.samples)} samples × {plan.rollouts})",
         pass_threshold=definition.pass_threshold,
@@ -180,8 +201,8 @@ def _ending(plan: Plan, path: Path, fail_under: float | None, as_json: bool) -> 
 def _refuse_options_with_resume() -> None:
     """What is run was decided when the run began; an option that would change it is an error, not a silent no-op."""
     context = click.get_current_context()
-    decided = ("models", "policies", "rollouts", "limit", "sample_ids", "seed", "sandbox")
-    for name in decided:
+    walls = ("sandbox", "sandbox_back_end", "install_requirements")
+    for name in ("models", "policies", "rollouts", "limit", "sample_ids", "seed", *walls):
         source = context.get_parameter_source(name)
         parameter = next(p for p in context.command.params if p.name == name)
         if source is ParameterSource.COMMANDLINE:
@@ -190,18 +211,18 @@ def _refuse_options_with_resume() -> None:
             click.echo(f"{parameter.opts[0]} of the environment is not used: a resume keeps what was decided", err=True)
 
 
-def _told_of_hidden(path: Path, given: Mapping[str, Any]) -> list[str]:
+def _told_of_hidden(header: RunHeader, given: Mapping[str, Any]) -> list[str]:
     """The secrets that the run was given by -T; who resumes is told that they are not stored."""
-    hidden = hidden_overrides(path)
+    hidden = hidden_overrides(header)
     if missing := [key for key in hidden if key not in given]:
         keys = " ".join(f"-T {key}=…" for key in missing)
         click.echo(f"{keys} is a secret and was not stored; give it again, or set it in the environment", err=True)
     return hidden
 
 
-def _with_run_limits(task: Task, path: Path | None, given: Mapping[str, Any], max_cost: float | None) -> Task:
+def _with_run_limits(task: Task, header: RunHeader | None, given: Mapping[str, Any], max_cost: float | None) -> Task:
     """The task with other limits of the run: those of the command line, when the run began and now."""
-    limits = kept_run_limits(path) if path is not None else {}
+    limits = dict(header.run_limits) if header is not None else {}
     limits |= {key.partition(".")[2]: value for key, value in given.items() if key.startswith("run_limits.")}
     limits |= {"cost": max_cost} if max_cost is not None else {}
     try:
@@ -211,49 +232,44 @@ def _with_run_limits(task: Task, path: Path | None, given: Mapping[str, Any], ma
     return replace(task, definition=task.definition.model_copy(update={"run_limits": changed}))
 
 
-def _plan(task: Task, request: Request, max_concurrency: int, traffic: Traffic) -> Plan:
-    policies = make_policies(task, request.models, request.policies, request.base_url, traffic)
-    user = make_user(task, traffic)
-    check_costs(task, policies, user)
-    if _has_human(policies, user):
+def _plan(task: Task, request: Request, max_concurrency: int, traffic: Traffic) -> tuple[Plan, Redaction]:
+    prepared = prepare(task, request.models, request.policies, request.base_url, traffic)
+    if _has_human(prepared.policies, prepared.user):
         max_concurrency = 1  # a person plays one episode at a time
-    return Plan(
-        task=task,
-        policies=policies,
+    plan = Plan(
+        definition=task.definition,
+        policies=prepared.policies,
         samples=selected(task, request.limit, request.sample_ids),
         rollouts=request.rollouts or task.rollouts_per_sample,
         seed=request.seed,
         max_concurrency=max_concurrency,
-        traffic=traffic,
-        user=user,
+        reward=task.reward,
+        tools=task.tools,
+        user=prepared.user,
     )
+    return plan, prepared.redaction
 
 
-def _traffic(record: Path | None, replay: Path | None, dry_run: bool) -> Traffic:
-    """What all requests of this run share, with the cassette that they are kept in or come from.
-
-    A dry run reads a recording that is there, and begins none.
-    """
+def _traffic(record: Path | None, replay: Path | None) -> Traffic:
+    """What all requests of this run share, with the recording that their answers come from."""
     from reward_kit.providers.cassette import Cassette
     from reward_kit.providers.traffic import Traffic
 
     if record is not None and replay is not None:
         raise click.UsageError("--record and --replay exclude each other")
-    if replay is not None:
-        return Traffic(cassette=Cassette.replay(replay))
-    if record is None or (dry_run and not record.exists()):
-        return Traffic()
-    cassette = Cassette.replay(record) if dry_run else Cassette.record(record)
-    if cassette.held:
-        count = "1 exchange that is" if cassette.held == 1 else f"{cassette.held} exchanges that are"
-        click.echo(f"--record {record} adds to {count} there", err=True)
-    return Traffic(cassette=cassette)
+    return Traffic(cassette=Cassette.replay(replay) if replay is not None else None)
 
 
-def _redaction(task: Task) -> Redaction:
-    """What is kept out of the run's files: the secrets that this process knows, and what the task's hook finds."""
-    secrets = known_secrets(task.definition.model_dump(mode="json"))
-    return Redaction(secrets, load_hook(task.definition.redact, task.path.resolve().parent))
+def _record(path: Path, traffic: Traffic, dry_run: bool) -> None:
+    """Keep the answers in a recording. A dry run reads one that is there, and begins none."""
+    from reward_kit.providers.cassette import Cassette
+
+    if dry_run and not path.exists():
+        return
+    traffic.cassette = Cassette.replay(path) if dry_run else Cassette.record(path)
+    if held := traffic.cassette.held:
+        count = "1 exchange that is" if held == 1 else f"{held} exchanges that are"
+        click.echo(f"--record {path} adds to {count} there", err=True)
 
 
 def _has_human(policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> bool:
@@ -261,10 +277,10 @@ def _has_human(policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> b
     return any(isinstance(policy, HumanPolicy) for policy in played)
 
 
-def _new_store(log_dir: Path, plan: Plan, request: Request, redaction: Redaction) -> RunStore:
-    path = new_run_path(log_dir, plan.task.definition.name)
-    store = RunStore.create(path, header_of(path.name, plan, request), redaction)
-    keep_inputs(store, plan.task.inputs)
+def _new_store(log_dir: Path, task: Task, plan: Plan, request: Request, redaction: Redaction) -> RunStore:
+    path = new_run_path(log_dir, task.definition.name)
+    store = RunStore.create(path, header_of(path.name, task, plan, request), redaction)
+    keep_inputs(store, task.inputs, task.digests)
     return store
 
 
@@ -274,9 +290,9 @@ def _run_to_resume(resume: str, task: Path | None, log_dir: Path) -> Path:
     return latest_run(log_dir, load_task(task).definition.name if task is not None else None)
 
 
-def _check_unchanged(path: Path, task: Task, force: bool) -> None:
+def _check_unchanged(path: Path, header: RunHeader, task: Task, force: bool) -> None:
     """Episodes and scores of one run belong together only while what they come from is the same."""
-    changes = changes_since(path, task)
+    changes = changes_since(path, header, task)
     if not changes:
         return
     shown = "\n".join(changes)
@@ -290,15 +306,15 @@ def _check_unchanged(path: Path, task: Task, force: bool) -> None:
 
 def _show_plan(plan: Plan, as_json: bool) -> None:
     facts = {
-        "task": plan.task.definition.name,
+        "task": plan.definition.name,
         "policies": [named.label for named in plan.policies],
         "samples": len(plan.samples),
         "rollouts": plan.rollouts,
         "episodes": plan.total,
-        "reward": plan.task.reward.id if plan.task.reward else None,
-        "resource": plan.task.definition.resource_type,
-        "user": plan.task.definition.user.type if plan.task.definition.user else None,
-        "tools": sorted(plan.task.tools.get_tools()) if plan.task.tools else [],
+        "reward": plan.reward.id if plan.reward else None,
+        "resource": plan.definition.resource_type,
+        "user": plan.definition.user.type if plan.definition.user else None,
+        "tools": sorted(plan.tools.get_tools()) if plan.tools else [],
     }
     if as_json:
         click.echo(json.dumps({"dry_run": True, **facts}))

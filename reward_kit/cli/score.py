@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import platform
 import sys
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import pydantic
@@ -17,9 +15,13 @@ from reward_kit.cli.outcome import Ending, carry_out
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel, describe_validation_error
 from reward_kit.reward_agent.scoring import check_parameters
+from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.overrides import overlaid, parse_override
 from reward_kit.runs.plan import Plan
-from reward_kit.runs.store import RunStore, new_run_path, read_json
-from reward_kit.runs.tasks import Task, load_tasks_reward, overlaid, parse_override
+from reward_kit.runs.redaction import Redaction, redaction_of
+from reward_kit.runs.request import environment_of
+from reward_kit.runs.store import RunStore, new_run_path
+from reward_kit.runs.tasks import load_tasks_reward
 from reward_kit.runs.transcripts import read_transcripts
 
 
@@ -30,6 +32,16 @@ from reward_kit.runs.transcripts import read_transcripts
     "--sandbox",
     type=click.Choice(["in_process", "warm", "isolated"]),
     help="Behind which walls the reward runs; default: the run's, else warm for a file of one's own.",
+)
+@click.option(
+    "--sandbox-back-end",
+    metavar="docker:IMAGE|ssh:HOST",
+    help="Run the reward in a container or on another machine; default: the task's, else here.",
+)
+@click.option(
+    "--install-requirements",
+    is_flag=True,
+    help="Install what the reward requires, by pip, in an environment of its own; else it is only checked.",
 )
 @click.option(
     "-T",
@@ -55,6 +67,8 @@ def command(
     data: Path,
     reward: str,
     sandbox: str | None,
+    sandbox_back_end: str | None,
+    install_requirements: bool,
     overrides: tuple[str, ...],
     pass_threshold: float | None,
     log_dir: Path,
@@ -70,45 +84,66 @@ def command(
     Example: reward-kit score transcripts.jsonl --reward my_reward.py:exact
     """
     changes = dict(parse_override(item) for item in overrides) | ({"sandbox.level": sandbox} if sandbox else {})
-    definition = _definition(data, reward, pass_threshold, changes)
+    changes |= {"sandbox.back_end": sandbox_back_end} if sandbox_back_end else {}
+    changes |= {"sandbox.install_requirements": True} if install_requirements else {}
+    origin = _origin_of(data)
+    definition = _definition(origin.task, reward, pass_threshold, changes)
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
         loaded = load_tasks_reward(definition, Path.cwd())
+        redaction = _redaction(definition, origin.folder)
     assert loaded is not None  # the definition names it
     for note in loaded.notes:
         click.echo(note, err=True)
-    episodes = list(read_transcripts(data))
+    episodes = read_transcripts(data)
     if not episodes:
         raise ConfigError(f"{data} has no rows")
     check_parameters(loaded.reward)
-    plan = Plan(Task(definition, data, (), 0, reward=loaded.reward), (), (), 0)
-    header = {
-        "task_name": definition.name,
-        "data": str(data.resolve()),
-        "reward": reward,
-        "total": len(episodes),
-        "versions": {"reward_kit": version("reward-kit"), "python": platform.python_version()},
-    }
-    store = RunStore.create(new_run_path(log_dir, definition.name), header)
+    plan = Plan(definition, reward=loaded.reward, given=len(episodes))
+    header = RunHeader(
+        task_name=definition.name,
+        data=str(data.resolve()),
+        reward=reward,
+        total=plan.total,
+        **environment_of(loaded.reward),
+    )
+    store = RunStore.create(new_run_path(log_dir, definition.name), header, redaction)
     ending = Ending(
         title=f"{data.name}  ({len(episodes)} transcripts)",
         pass_threshold=definition.pass_threshold,
-        expected=len(episodes),
+        expected=plan.total,
         fail_under=fail_under,
         as_json=as_json,
     )
     sys.exit(carry_out(plan, store, ending, display=display, given=episodes))
 
 
-def _definition(
-    data: Path, reward: str, pass_threshold: float | None, changes: Mapping[str, Any]
-) -> TaskDefinitionModel:
-    """What the transcripts were collected for: the run's own task where they are a run's, else next to nothing.
+class _Origin(NamedTuple):
+    """What transcripts were collected for, as keys of a task file, and where the files lie that it names."""
 
-    The walls of a run were chosen for its own reward, and say nothing of the one that is named here.
-    """
-    known: dict[str, Any] = {"name": data.stem}
-    if data.name == "episodes.jsonl" and (data.parent / "run.json").is_file():
-        known = read_json(data.parent / "run.json").get("task", known)
+    task: Mapping[str, Any]
+    folder: Path
+
+
+def _origin_of(data: Path) -> _Origin:
+    """The run's own task where the transcripts are a run's, else next to nothing."""
+    if data.name == "episodes.jsonl" and (data.parent / FILE).is_file():
+        header = RunHeader.read(data.parent)
+        if header.task_path is not None:
+            return _Origin(header.task, Path(header.task_path).parent)
+    return _Origin({"name": data.stem}, Path.cwd())
+
+
+def _redaction(definition: TaskDefinitionModel, folder: Path) -> Redaction:
+    try:
+        return redaction_of(definition, folder)
+    except ConfigError as error:
+        raise ConfigError(f"the run's redact: {error}; nothing is written unredacted") from error
+
+
+def _definition(
+    known: Mapping[str, Any], reward: str, pass_threshold: float | None, changes: Mapping[str, Any]
+) -> TaskDefinitionModel:
+    """What scores are given by. The walls of a run were chosen for its own reward, and say nothing of this one."""
     known = {name: value for name, value in known.items() if name != "sandbox"}
     for key in changes:
         if key != "limits.reward_time_s" and key.partition(".")[0] != "sandbox":

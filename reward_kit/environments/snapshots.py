@@ -63,6 +63,10 @@ class SqliteState:
         """The names of the tables, sorted."""
         return [name for (name,) in self.query("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
 
+    def serialize(self) -> bytes:
+        """The database as the bytes of a database file."""
+        return self._connection.serialize()
+
     def close(self) -> None:
         """Release the database; closing twice is harmless."""
         self._connection.close()

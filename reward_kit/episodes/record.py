@@ -7,7 +7,7 @@ conversation is left out. The clock stands apart under `timing`, so that two run
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 from reward_kit.episodes.json_codec import from_json_value, to_json_value
 from reward_kit.episodes.segments import EpisodeTokens
@@ -16,9 +16,49 @@ from reward_kit.errors import EpisodeError
 from reward_kit.models import Message
 
 SCHEMA_VERSION = 1
-_IDENTITY = ("sample_id", "group_id", "rollout_index", "attempt", "policy", "stop_reason", "failure")
-_START_AND_END = ("seeds", "start", "final_state", "usage")
-_SAMPLE = ("sample", "ground_truth")
+
+
+class Identity(TypedDict):
+    """Which episode it is and how it ended. These keys open its line, in this order."""
+
+    sample_id: str
+    group_id: str
+    rollout_index: int
+    attempt: int
+    policy: str
+    stop_reason: str
+    failure: dict[str, Any] | None
+
+
+class StartAndEnd(TypedDict, total=False):
+    """What a worker knows besides; a transcript knows nothing of it."""
+
+    seeds: dict[str, int]
+    start: dict[str, Any]
+    final_state: dict[str, Any] | None
+    usage: dict[str, float]
+
+
+class SampleFacts(TypedDict):
+    """What the episode is about."""
+
+    sample: dict[str, Any]
+    ground_truth: Any
+
+
+class EpisodeFacts(Identity, StartAndEnd, SampleFacts):
+    """What `SingleAgentEpisode.custom_data` holds of an episode that a worker collected or a transcript gave."""
+
+    user_usage: NotRequired[dict[str, float]]
+    timing: NotRequired[dict[str, Any]]
+
+
+_IDENTITY, _START_AND_END, _SAMPLE = (tuple(kind.__annotations__) for kind in (Identity, StartAndEnd, SampleFacts))
+
+
+def facts_of(episode: SingleAgentEpisode) -> EpisodeFacts:
+    """The episode's `custom_data`. One that was made by hand has none of them: ask with `get` where that may be."""
+    return cast(EpisodeFacts, episode.custom_data)
 
 
 def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -46,9 +86,14 @@ def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, 
     return record | ({"custom_data": facts} if facts else {}) | {"timing": timing}
 
 
+def attempt_of(record: Mapping[str, Any]) -> int:
+    """Which attempt of its episode a line is, of an episode or of a score. Of several the latest counts."""
+    return record.get("attempt") or 0
+
+
 def environment_return(episode: SingleAgentEpisode) -> float | None:
     """The sum of the environment's rewards; None where it gave none in any step."""
-    gave = any(info.get("environment_reward", 0.0) is not None for info in episode.get_infos(slice(1, None)))
+    gave = any(reward is not None for reward in episode.environment_rewards())
     return episode.get_return() if gave else None
 
 

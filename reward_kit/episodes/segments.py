@@ -44,12 +44,21 @@ class Segment:
 
 
 class Turn(NamedTuple):
-    """One action's tokens: `prompt_ids` (P,), `token_ids` (N,), `logprobs` (N,), and the version that sampled."""
+    """One action's tokens.
+
+    Attributes:
+        prompt_ids: (P,) everything the model saw.
+        token_ids: (N,) what it sampled.
+        logprobs: (N,) of the distribution really sampled; None where unknown.
+        policy_version: the version of the weights that sampled; None where unknown.
+        segment_reason: why the context was rewritten before it; None where it was not.
+    """
 
     prompt_ids: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int64]
-    logprobs: npt.NDArray[np.float64]
-    policy_version: int
+    logprobs: npt.NDArray[np.float64] | None
+    policy_version: int | None
+    segment_reason: str | None
 
 
 class TokenRow(NamedTuple):
@@ -142,15 +151,18 @@ class EpisodeTokens:
     def turns(self) -> dict[int, Turn]:
         """What each action's model saw and sampled, by step; its arrays are views of one copy."""
         ids, logprobs = np.array(self.ids, dtype=np.int64), np.array(self.logprobs, dtype=np.float64)
-        return {
-            span.step: Turn(
-                ids[self.segments[span.segment].start : span.start],
+        turns, before = {}, 0
+        for span in self.spans:
+            segment, sampled = self.segments[span.segment], logprobs[span.start : span.stop]
+            turns[span.step] = Turn(
+                ids[segment.start : span.start],
                 ids[span.start : span.stop],
-                logprobs[span.start : span.stop],
-                span.policy_version,
+                None if len(sampled) and np.isnan(sampled).all() else sampled,
+                None if span.policy_version == UNKNOWN_VERSION else span.policy_version,
+                segment.reason if span.segment != before else None,
             )
-            for span in self.spans
-        }
+            before = span.segment
+        return turns
 
     def rows(self) -> Iterator[TokenRow]:
         """One training row for each segment."""

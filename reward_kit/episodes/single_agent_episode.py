@@ -25,6 +25,7 @@ from reward_kit.errors import EpisodeError, did_you_mean
 from reward_kit.models import Message
 
 STATE_VERSION = 1
+_REWARD = "environment_reward"  # in a step's infos: None where the environment gave none
 
 
 class SingleAgentEpisode:
@@ -133,7 +134,7 @@ class SingleAgentEpisode:
         self,
         observation: Any,
         action: Any,
-        reward: float,
+        reward: float | None,
         infos: Mapping[str, Any] | None = None,
         *,
         terminated: bool = False,
@@ -145,7 +146,7 @@ class SingleAgentEpisode:
         Args:
             observation: what the environment shows after the action.
             action: what the policy did.
-            reward: the environment's reward.
+            reward: the environment's reward; None where it gave none, which `environment_rewards` tells from 0.0.
             infos: facts about this step.
             terminated: the task ended with this step.
             truncated: the episode was cut off after this step.
@@ -162,9 +163,12 @@ class SingleAgentEpisode:
         if self.is_numpy:
             self._to_lists()
         self.observations.append(observation)
-        self.infos.append(dict(infos) if infos else {})
+        facts = dict(infos) if infos else {}
+        if reward is None:
+            facts[_REWARD] = None
+        self.infos.append(facts)
         self.actions.append(action)
-        self.rewards.append(reward)
+        self.rewards.append(0.0 if reward is None else reward)
         self._append_outputs(extra_model_outputs or {})
         self.t += 1
         self.is_terminated, self.is_truncated = terminated, truncated
@@ -242,6 +246,22 @@ class SingleAgentEpisode:
     def get_return(self) -> float:
         """The undiscounted sum of the rewards, without the lookback."""
         return float(np.sum(self.rewards.data[self.rewards.lookback :]))
+
+    def environment_rewards(self) -> list[float | None]:
+        """(T,) what the environment gave in each step; None where it gave nothing, which `get_rewards` has as 0.0."""
+        rewards, infos = self.get_rewards(), self.get_infos(slice(1, None))
+        return [
+            float(reward) if info.get(_REWARD, reward) is not None else None
+            for reward, info in zip(rewards, infos, strict=True)
+        ]
+
+    def turn_end(self, t: int) -> int:
+        """The position in `messages` behind all that followed the t-th action."""
+        return self.assistant_turns[t + 1] if t + 1 < len(self.assistant_turns) else len(self.messages)
+
+    def answers_to(self, t: int) -> list[Message]:
+        """The messages between the t-th action and the next: tools' answers, a user's turn, a nudge."""
+        return self.messages[self.assistant_turns[t] + 1 : self.turn_end(t)]
 
     def get_duration_s(self) -> float:
         """Seconds from the reset to the last step, 0.0 before either; a pause between two states does not count."""

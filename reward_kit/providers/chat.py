@@ -23,8 +23,6 @@ from reward_kit.providers.stream import StreamedCompletion
 from reward_kit.providers.traffic import Traffic
 from reward_kit.providers.transport import Transport
 
-__all__ = ["ChatCompletion", "ChatEndpoint", "Usage"]
-
 
 class _Answered(NamedTuple):
     """The JSON value that came back, and the completion in it."""

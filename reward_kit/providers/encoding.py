@@ -20,12 +20,12 @@ class EncodedMessages:
         to_chat: a message in the form that the endpoint takes.
     """
 
-    __slots__ = ("_messages", "_texts", "_to_chat")
+    __slots__ = ("_encoded", "_messages", "_to_chat")
 
     def __init__(self, to_chat: Callable[[Message], Mapping[str, Any]] = Message.to_chat) -> None:
         self._to_chat = to_chat
         self._messages: list[Message] = []
-        self._texts: list[str] = []
+        self._encoded: list[str] = []
 
     def update(self, conversation: Sequence[Message]) -> None:
         """Become `conversation`; only messages that are not the same objects as before are encoded."""
@@ -36,14 +36,14 @@ class EncodedMessages:
             known += 1
         new_messages = conversation[known:]
         self._messages[known:] = new_messages
-        self._texts[known:] = [encode_json(self._to_chat(message)) for message in new_messages]
+        self._encoded[known:] = [encode_json(self._to_chat(message)) for message in new_messages]
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._encoded)
 
     def to_json(self) -> str:
         """The conversation as a JSON array."""
-        return f"[{','.join(self._texts)}]"
+        return f"[{','.join(self._encoded)}]"
 
 
 def encode_json(value: Any) -> str:

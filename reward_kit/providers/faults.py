@@ -83,7 +83,9 @@ class IdleTimeoutError(DeadlineError):
     """The endpoint sent nothing for too long; another attempt may meet a livelier server."""
 
 
-def read_json(status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = ()) -> Any:
+def json_of_answer(
+    status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = ()
+) -> Any:
     """The JSON value of an answer that came back whole.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 
 
@@ -54,8 +54,3 @@ def _date(text: str | None) -> float | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
-
-
-def http_date(timestamp: float) -> str:
-    """An HTTP date for a POSIX timestamp, to the second."""
-    return datetime.fromtimestamp(timestamp, UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 
 from reward_kit.errors import ConfigError
 from reward_kit.providers.cassette import Cassette
 from reward_kit.providers.lane import Lane
-from reward_kit.providers.rates import Rates, check_number
+from reward_kit.providers.options import check_number
+from reward_kit.providers.rates import Rates
 
 _log = logging.getLogger(__name__)
 
@@ -81,3 +83,7 @@ class Traffic:
         """Close the cassette, where there is one."""
         if self.cassette is not None:
             self.cassette.close()
+
+
+CURRENT_TRAFFIC: ContextVar[Traffic | None] = ContextVar("CURRENT_TRAFFIC", default=None)
+"""The traffic of the run that goes on, for what asks an endpoint and is not made by the run, such as an LLM judge."""

@@ -19,7 +19,7 @@ from reward_kit.providers.faults import (
     UnknownHostError,
     UnreachableError,
     excerpt,
-    read_json,
+    json_of_answer,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Transport:
                     await _feed(response.content, on_chunk)
                     return None
                 answer = await response.read()
-                return read_json(response.status, response.headers, answer, url, secrets)
+                return json_of_answer(response.status, response.headers, answer, url, secrets)
         except (aiohttp.ClientError, OSError) as error:  # OSError covers TimeoutError
             raise self._fault(error, url, secrets) from error
 

@@ -6,17 +6,18 @@ between collecting and learning; where the calls run (in this process, in the sa
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import contextvars
+from collections import deque
+from collections.abc import Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import anyio
 import anyio.abc
 
 from reward_kit.errors import ConfigError, RewardError
-from reward_kit.reward_agent.scoring import InProcessScorer, Scored, Scorer, ScoringRequest
+from reward_kit.reward_agent.scoring import InProcessScorer, Scored, Scorer, ScoringRequest, warn_unconfined
 from reward_kit.typed_interface import RewardSpec
 
 
@@ -49,29 +50,38 @@ class AsyncRewardAgent:
     """Scores rollouts concurrently. Use it as an async context manager.
 
     Args:
-        scorer: where rewards are called; a reward alone is called in this process.
+        scorer: where rewards are called; a reward alone is called in this process, also one that asks for walls: a
+            warning says so.
         max_concurrency: calls in flight at a time.
         deadline_s: for one call of a reward in this process; what exceeds it is unscored with the class `timeout`. A
             scorer has limits of its own.
 
     Raises:
-        ConfigError: a deadline is given beside a scorer.
+        ConfigError: a deadline is given beside a scorer, or no call may be in flight.
     """
 
     def __init__(
         self, scorer: RewardSpec | Scorer, *, max_concurrency: int = 16, deadline_s: float | None = None
     ) -> None:
-        if not isinstance(scorer, RewardSpec) and deadline_s is not None:
+        if max_concurrency < 1:
+            raise ConfigError(f"max_concurrency is at least 1, not {max_concurrency}")
+        if isinstance(scorer, RewardSpec):
+            warn_unconfined(scorer)
+            scorer = InProcessScorer(scorer, deadline_s, max_threads=max_concurrency)
+        elif deadline_s is not None:
             raise ConfigError("deadline_s is for a reward in this process; give the scorer its own limit")
-        self.scorer: Scorer = InProcessScorer(scorer, deadline_s) if isinstance(scorer, RewardSpec) else scorer
-        self._limiter = anyio.Semaphore(max_concurrency)
+        self.scorer: Scorer = scorer
+        self._max_concurrency = max_concurrency
         self._tasks: anyio.abc.TaskGroup | None = None
+        self._waiting: deque[tuple[Ticket, int, contextvars.Context]] = deque()
+        self._workers = 0
+        self._complete: deque[list[tuple[int, Scored]]] = deque()
         self._ready: list[tuple[int, Scored]] = []
         self._getting = anyio.Lock()
         self._submitted = self._delivered = 0
 
     async def __aenter__(self) -> Self:
-        self._groups_in, self._groups_out = anyio.create_memory_object_stream[list[tuple[int, Scored]]](math.inf)
+        self._arrival = anyio.Event()
         await self.scorer.__aenter__()
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
@@ -88,8 +98,8 @@ class AsyncRewardAgent:
             await tasks.__aexit__(None, None, None)
         finally:
             self._tasks = None
-            self._groups_in.close()
-            self._groups_out.close()
+            self._waiting.clear()
+            self._arrival.set()
             await self.scorer.__aexit__(kind, error, trace)
 
     async def submit(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> Ticket:
@@ -104,8 +114,11 @@ class AsyncRewardAgent:
             raise ConfigError(f"a batch of {len(batch)} cannot be cut into groups of {group_size}")
         ticket = Ticket(batch, group_size, self._submitted, [None] * len(batch))
         self._submitted += len(batch)
-        for index in range(len(batch)):
-            tasks.start_soon(self._score, ticket, index)
+        context = contextvars.copy_context()
+        self._waiting.extend((ticket, index, context) for index in range(len(batch)))
+        for _ in range(min(len(batch), self._max_concurrency - self._workers)):
+            self._workers += 1
+            tasks.start_soon(self._work)
         return ticket
 
     async def get(self, chunk_size: int) -> ScoredChunk:
@@ -121,7 +134,7 @@ class AsyncRewardAgent:
                 waiting = self._submitted - self._delivered
                 raise ConfigError(f"get({chunk_size}) can never be met: {waiting} results are outstanding")
             while len(self._ready) < chunk_size:
-                self._ready.extend(await self._groups_out.receive())
+                self._ready.extend(await self._next_group())
             if len(self._ready) > chunk_size:
                 raise ConfigError(f"get({chunk_size}) would cut a group; {len(self._ready)} results make whole groups")
             taken, self._ready = self._ready, []
@@ -134,8 +147,44 @@ class AsyncRewardAgent:
             raise RewardError("the reward agent is not open; use `async with AsyncRewardAgent(…)`")
         return self._tasks
 
-    async def _score(self, ticket: Ticket, index: int) -> None:
-        async with self._limiter:
-            ticket.results[index] = await self.scorer.score(ticket.requests[index])
-        if (group := ticket.complete_group(index)) is not None:
-            self._groups_in.send_nowait(group)
+    async def _next_group(self) -> list[tuple[int, Scored]]:
+        while not self._complete:
+            self._open_tasks()
+            self._arrival = anyio.Event()
+            await self._arrival.wait()
+        return self._complete.popleft()
+
+    async def _work(self) -> None:
+        """Score one request after the other. A task for each of them would cost as much as a short reward."""
+        try:
+            while self._waiting:
+                ticket, index, context = self._waiting.popleft()
+                ticket.results[index] = await _Turn(self.scorer.score(ticket.requests[index]), context)
+                if (group := ticket.complete_group(index)) is not None:
+                    self._complete.append(group)
+                    self._arrival.set()
+        finally:
+            self._workers -= 1
+
+
+class _Turn:
+    """Awaits a coroutine as if it were a task: in a copy of a context, and others have their turn at least once."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Scored], context: contextvars.Context) -> None:
+        self._coroutine, self._context = coroutine, context.copy()
+
+    def __await__(self) -> Generator[Any, Any, Scored]:
+        step, given, has_waited = self._coroutine.send, None, False
+        while True:
+            try:
+                awaited = self._context.run(step, given)
+            except StopIteration as end:
+                if not has_waited:
+                    yield None
+                result: Scored = end.value
+                return result
+            has_waited = True
+            try:
+                step, given = self._coroutine.send, (yield awaited)
+            except BaseException as error:  # noqa: BLE001 - thrown in from outside, and handed on
+                step, given = self._coroutine.throw, error

@@ -29,13 +29,15 @@ from reward_kit.errors import (
 )
 from reward_kit.models import EvaluateResult, describe_validation_error
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_of
-from reward_kit.sandbox.host import Sandbox
 from reward_kit.sandbox.limits import Limits
 from reward_kit.sandbox.outcome import Outcome, Strength
 from reward_kit.sandbox.program import Program
-from reward_kit.typed_interface import Mode, Origin, SandboxLevel, as_result
+from reward_kit.sandbox.remote import Confinement, sandbox_at
+from reward_kit.task_parts import SandboxLevel
+from reward_kit.typed_interface import Mode, Origin, as_result
 
 if TYPE_CHECKING:
+    from reward_kit.reward_agent.package_environment import PackageEnvironment
     from reward_kit.reward_agent.sources import Sources
 
 ConfinedLevel = Literal["warm", "isolated"]
@@ -47,6 +49,16 @@ _FOR = {
 }
 _NOT_OF_STEPS = {"sample", "ground_truth", "custom_data", "timing", "failure", "usage", "start"}
 _DESCRIBE_S = 60.0
+_CHECK = """
+from reward_kit.errors import ConfigError
+from reward_kit.reward_agent.requirements import check_installed
+
+def check(asked):
+    try:
+        check_installed(*asked)
+    except ConfigError as error:
+        return str(error)
+"""
 _LIMIT = re.compile(r"raise limits\.(\w+)")
 _UNSEEN = re.compile(r"No such file or directory: '([^'\n]+)'")
 
@@ -80,6 +92,10 @@ class ConfinedReward:
         level: "warm" or "isolated".
         limits: of one call.
         output: what its file printed when it was loaded.
+        environment: the packages that it sees; None for those of the running interpreter.
+        back_end: where it runs; None for this machine.
+        files: what decides its scores on this machine: its file and the user's own modules that it imports, and what it
+            may read.
     """
 
     program: Program
@@ -88,6 +104,9 @@ class ConfinedReward:
     level: ConfinedLevel
     limits: Limits
     output: str = field(default="", compare=False)
+    environment: PackageEnvironment | None = None
+    back_end: str | None = None
+    files: tuple[Path, ...] = field(default=(), compare=False)
 
     @property
     def id(self) -> str:
@@ -96,8 +115,9 @@ class ConfinedReward:
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """Packages it needs."""
-        return tuple(self.facts.requirements)
+        """Packages it needs of the running interpreter; none where it has an environment or a place of its own."""
+        is_apart = self.environment is not None or self.back_end is not None
+        return () if is_apart else tuple(self.facts.requirements)
 
     @property
     def resources(self) -> Mapping[str, None]:
@@ -116,11 +136,25 @@ class ConfinedReward:
 
 
 def program_of(
-    reference: str, folder: Path, sources: Sources, *, read_paths: tuple[str, ...] = (), preload: tuple[str, ...] = ()
+    reference: str,
+    folder: Path,
+    sources: Sources,
+    *,
+    read_paths: tuple[str, ...] = (),
+    preload: tuple[str, ...] = (),
+    library_path: tuple[str, ...] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> Program:
-    """The program that loads a reward from text and describes it; `ready_to_score` makes the one that calls it."""
+    """The program that loads a reward from text and describes it; `ready_to_score` makes the one that calls it.
+
+    Raises:
+        ConfigError: an option has no JSON form.
+    """
     modules = {name: [m.filename, m.text, m.is_package] for name, m in sources.modules.items()}
-    told = json.dumps([modules, reference, str(folder)])
+    try:
+        told = json.dumps([modules, reference, str(folder), dict(options or {})])
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"reward {reference!r}: an option cannot be handed through its walls: {error}") from None
     source = (
         "import json\n"
         "from reward_kit.reward_agent.inside import ConfinedCalls\n"
@@ -128,7 +162,8 @@ def program_of(
         "answer = calls.answer\n"
     )
     imports = (*_ALWAYS, *sorted(sources.imports), *preload)
-    return Program(source, "answer", "<reward-kit>", "plain", tuple(dict.fromkeys(imports)), read_paths)
+    wanted = tuple(dict.fromkeys(imports))
+    return Program(source, "answer", "<reward-kit>", "plain", wanted, read_paths, library_path=library_path)
 
 
 def ready_to_score(program: Program, facts: Facts) -> Program:
@@ -143,16 +178,22 @@ def ready_to_score(program: Program, facts: Facts) -> Program:
     )
 
 
-async def describe(program: Program, what: str, limits: Limits) -> tuple[Facts, str]:
-    """Load a reward behind walls and ask what it is; with what its file printed meanwhile.
+async def describe(program: Program, what: str, limits: Limits, back_end: str | None = None) -> tuple[Facts, str]:
+    """Load a reward behind walls, where it is to run, and ask what it is; with what its file printed meanwhile.
 
     Raises:
         ConfigError: it cannot be loaded, or its signature cannot be called.
     """
-    async with Sandbox(slots=1) as sandbox:
+    async with sandbox_at(back_end, slots=1) as sandbox:
         limits = replace(limits, wall_s=min(limits.wall_s, _DESCRIBE_S))
         outcome = await sandbox.call(program, {"describe": True}, limits=limits)
-    output = outcome.stdout + outcome.stderr
+        facts = _facts(outcome, what)
+        if back_end is not None and facts.requirements:
+            await _check_there(sandbox, facts, back_end)
+    return facts, outcome.stdout + outcome.stderr
+
+
+def _facts(outcome: Outcome, what: str) -> Facts:
     if outcome.failure is not None:
         message = f"{what} cannot be loaded in the sandbox: {_message(outcome.failure.message)}"
         raise ConfigError("\n".join(part for part in (message, outcome.failure.traceback) if part))
@@ -160,9 +201,18 @@ async def describe(program: Program, what: str, limits: Limits) -> tuple[Facts, 
     if isinstance(refused := answer.get("refused"), str):
         raise ConfigError(_with_hint(refused))
     try:
-        return Facts.model_validate(answer.get("facts")), output
+        return Facts.model_validate(answer.get("facts"))
     except pydantic.ValidationError as error:
         raise ConfigError(f"{what}: {'; '.join(describe_validation_error(error))}") from None
+
+
+async def _check_there(sandbox: Confinement, facts: Facts, back_end: str) -> None:
+    """That what the reward requires is installed where it runs, which only code that runs there can tell."""
+    what = f"reward {facts.id!r} in {back_end}"
+    outcome = await sandbox.call(Program(_CHECK, "check", form="plain"), [facts.requirements, what])
+    problem = outcome.value if outcome.failure is None else outcome.failure.message
+    if problem:
+        raise ConfigError(str(problem))
 
 
 class ConfinedScorer:
@@ -178,12 +228,16 @@ class ConfinedScorer:
         self, reward: ConfinedReward, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None
     ) -> None:
         self._reward = reward
-        self._sandbox = Sandbox(strength=strength, slots=slots)
+        self._sandbox = sandbox_at(reward.back_end, strength=strength, slots=slots)
         self._wanted = reward.parameters
 
     async def __aenter__(self) -> Self:
         await self._sandbox.__aenter__()
-        self._told = {"level": self._reward.level, "strength": self._sandbox.strength}
+        self._told: dict[str, str] = {"level": self._reward.level, "strength": self._sandbox.strength}
+        if self._reward.back_end is not None:
+            self._told["back_end"] = self._reward.back_end
+        if self._reward.environment is not None:
+            self._told["environment"] = self._reward.environment.id
         return self
 
     async def __aexit__(

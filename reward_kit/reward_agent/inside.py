@@ -23,7 +23,8 @@ from typing import Any
 from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary
 from reward_kit.loading import imported, module_name_of, named_in, split_reference
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.reward_agent.calling import OpenReward
+from reward_kit.reward_calls import OpenReward
+from reward_kit.reward_options import fixed
 from reward_kit.sandbox import harness
 from reward_kit.typed_interface import RewardSpec, reward_spec
 
@@ -64,12 +65,15 @@ class ConfinedCalls:
         modules: name to [file name, text, is a package], of the reward's file and of what it imports of the user's own.
         reference: the reward, as the user wrote it.
         folder: what a file in a reference is relative to.
+        options: keyword parameters of the reward to fix.
     """
 
-    def __init__(self, modules: Mapping[str, list[Any]], reference: str, folder: str) -> None:
+    def __init__(
+        self, modules: Mapping[str, list[Any]], reference: str, folder: str, options: Mapping[str, Any]
+    ) -> None:
         # First, since the host has seen that no installed module has one of these names; the others read folders.
         sys.meta_path.insert(0, _Texts(modules))
-        self._modules, self._reference, self._folder = modules, reference, folder
+        self._modules, self._reference, self._folder, self._options = modules, reference, folder, options
         self._opened: OpenReward | None = None
         self._runner: asyncio.Runner | None = None
         self._spec: RewardSpec | None = None
@@ -146,7 +150,7 @@ class ConfinedCalls:
 
     def _load(self) -> RewardSpec:
         if self._spec is None:
-            self._spec = reward_spec(self._object(self._reference))
+            self._spec = fixed(reward_spec(self._object(self._reference)), self._options)
         return self._spec
 
     def _object(self, reference: str) -> Any:

@@ -2,7 +2,8 @@
 
 Who says so, first to last: the command line, the task file, and where neither does the default for what it is: a user's
 own file runs `warm`, what this package brings along runs `in_process`. The reward's own code can ask for thicker walls
-than the default, and is heard; it can ask for thinner ones, and is not.
+than the default, and is heard, as for built-in rewards that parse what a model wrote; it can ask for thinner ones, and
+is not.
 """
 
 from __future__ import annotations
@@ -16,15 +17,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reward_kit.errors import ConfigError
-from reward_kit.loading import load_object, module_name_of, split_reference
-from reward_kit.reward_agent.scoring import InProcessScorer, Scorer
-from reward_kit.typed_interface import Origin, RewardSpec, SandboxLevel, reward_spec
+from reward_kit.loading import is_built_in, load_object, module_name_of, split_reference
+from reward_kit.reward_agent.requirements import check_installed, declared_in
+from reward_kit.reward_agent.scoring import InProcessScorer, Reward, Scorer
+from reward_kit.reward_options import fixed
+from reward_kit.task_parts import SandboxLevel
+from reward_kit.typed_interface import Origin, RewardSpec, reward_spec
 
 if TYPE_CHECKING:
-    from reward_kit.reward_agent.confined import ConfinedLevel, ConfinedReward
+    from reward_kit.reward_agent.confined import ConfinedLevel
+    from reward_kit.reward_agent.package_environment import PackageEnvironment
+    from reward_kit.reward_agent.sources import Sources
     from reward_kit.sandbox.limits import Limits
 
 _LONGEST_S = 86_400.0
+_UNREADABLE = (
+    "reward {0!r}: what it requires cannot be read from {1} without running it, and is to be installed before it runs; "
+    "write requirements=[…] with plain texts in the decorator of its `def` or `class`, or install them yourself"
+)
+_ALONE = "it sees the packages that it requires, and no others: name what it imports in requirements=[…] too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,9 @@ class SandboxChoice:
         read_paths: files and folders that it may read, absolute or relative to the folder of its reference.
         preload: installed modules to import once, before any call.
         reward_time_s: seconds that one call may take; None for a day.
+        install_requirements: its requirements are installed in an environment of their own, from the user's package
+            index; else they are only checked.
+        back_end: where it runs, "docker:IMAGE" or "ssh:HOST"; None for this machine.
     """
 
     level: SandboxLevel | None = None
@@ -44,6 +58,8 @@ class SandboxChoice:
     read_paths: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
     reward_time_s: float | None = 600.0
+    install_requirements: bool = False
+    back_end: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,36 +71,51 @@ class LoadedReward:
         notes: lines for the user, such as that it runs with thinner walls than usual.
     """
 
-    reward: RewardSpec | ConfinedReward
+    reward: Reward
     notes: tuple[str, ...] = ()
 
 
-def load_reward(reference: str, folder: Path | None = None, choice: SandboxChoice | None = None) -> LoadedReward:
+def load_reward(
+    reference: str,
+    folder: Path | None = None,
+    choice: SandboxChoice | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> LoadedReward:
     """Load a reward for the level it is to run at. Unless that is `in_process`, nothing of it runs in this process.
 
     Args:
         reference: `file.py:function` or `package.module:function`, of a function or a class with `score`.
         folder: what a file path is relative to, by default the working directory.
         choice: what the user says of its sandbox.
+        options: keyword parameters to fix, as `reward_options.with_options` does.
 
     Raises:
-        ConfigError: it cannot be loaded, or `isolated` is asked for and cannot be had.
+        ConfigError: it cannot be loaded, `isolated` is asked for and cannot be had, its requirements are not met, or an
+            option does not fit.
     """
-    choice, folder = choice or SandboxChoice(), (folder or Path.cwd()).resolve()
+    choice, folder, options = choice or SandboxChoice(), (folder or Path.cwd()).resolve(), options or {}
     location, name = split_reference(reference)
-    is_own = location == "reward_kit" or location.startswith("reward_kit.")
-    level: SandboxLevel = choice.level or ("in_process" if is_own else "warm")
+    level = choice.level or _usual_level(reference, folder, choice)
     if level == "in_process":
-        return LoadedReward(reward_spec(load_object(reference, folder)))
-    if reason := _in_a_loop(_why_not_confined()):
+        if choice.back_end is not None:
+            raise ConfigError(f"sandbox.back_end {choice.back_end!r} has no effect at the level in_process")
+        return LoadedReward(_loaded_here(reference, folder, options))
+    if choice.back_end is None and (reason := run_to_end(_why_not_confined())):
         if level == "isolated":
             raise ConfigError(f"reward {reference!r} is to run isolated, and {reason}; `reward-kit doctor` tells more")
-        return _weakened(reference, folder, level, reason)
+        return _weakened(reference, folder, level, reason, options)
     file = _file_of(location, folder)
-    return _described(reference, folder, choice, level, Origin(file, name))
+    return _described(reference, folder, choice, level, Origin(file, name), options)
 
 
-def scorer_of(reward: RewardSpec | ConfinedReward, deadline_s: float | None = None) -> Scorer:
+def _usual_level(reference: str, folder: Path, choice: SandboxChoice) -> SandboxLevel:
+    """The level where the user leaves it open."""
+    if not is_built_in(split_reference(reference)[0]) or choice.back_end is not None:
+        return "warm"
+    return reward_spec(load_object(reference, folder)).sandbox or "in_process"
+
+
+def scorer_of(reward: Reward, deadline_s: float | None = None) -> Scorer:
     """Where a loaded reward is called.
 
     Args:
@@ -93,8 +124,9 @@ def scorer_of(reward: RewardSpec | ConfinedReward, deadline_s: float | None = No
     """
     if isinstance(reward, RewardSpec):
         return InProcessScorer(reward, deadline_s)
-    from reward_kit.reward_agent.confined import ConfinedScorer
+    from reward_kit.reward_agent.confined import ConfinedReward, ConfinedScorer
 
+    assert isinstance(reward, ConfinedReward), "there are these two kinds"
     return ConfinedScorer(reward)
 
 
@@ -109,8 +141,16 @@ async def _why_not_confined() -> str:
     return ""
 
 
-def _weakened(reference: str, folder: Path, level: SandboxLevel, reason: str) -> LoadedReward:
-    spec = reward_spec(load_object(reference, folder))
+def _loaded_here(reference: str, folder: Path, options: Mapping[str, Any]) -> RewardSpec:
+    spec = fixed(reward_spec(load_object(reference, folder)), options)
+    check_installed(spec.requirements, f"reward {spec.id!r}")
+    return spec
+
+
+def _weakened(
+    reference: str, folder: Path, level: SandboxLevel, reason: str, options: Mapping[str, Any]
+) -> LoadedReward:
+    spec = _loaded_here(reference, folder, options)
     if spec.sandbox == "isolated":
         raise ConfigError(f"reward {spec.id!r} asks to run isolated, and {reason}; `reward-kit doctor` tells more")
     note = f"reward {spec.id!r} runs in_process, without walls: {reason}; `reward-kit doctor` tells more"
@@ -118,19 +158,36 @@ def _weakened(reference: str, folder: Path, level: SandboxLevel, reason: str) ->
 
 
 def _described(
-    reference: str, folder: Path, choice: SandboxChoice, level: ConfinedLevel, origin: Origin
+    reference: str,
+    folder: Path,
+    choice: SandboxChoice,
+    level: ConfinedLevel,
+    origin: Origin,
+    options: Mapping[str, Any],
 ) -> LoadedReward:
     from reward_kit.reward_agent.confined import ConfinedReward, describe, program_of, ready_to_score
-    from reward_kit.reward_agent.sources import sources_of, user_roots
+    from reward_kit.reward_agent.sources import built_in_imports, sources_of, user_roots
 
     file, limits, location = origin.file, limits_of(choice), split_reference(reference)[0]
     is_file = location.endswith(".py")
     # Of a stranger's file only the folder it came in is its own.
     roots = [*([file.parent] if is_file else []), *([] if is_file and level == "isolated" else user_roots())]
-    sources = sources_of(file, module_name_of(file) if is_file else location, roots)
-    read_paths = tuple(str((folder / path).resolve()) for path in choice.read_paths)
-    program = program_of(reference, folder, sources, read_paths=read_paths, preload=choice.preload)
-    facts, output = _in_a_loop(describe(program, str(file), limits))
+    environment = _own_environment(origin, choice)
+    library = environment.library_path if environment is not None else ()
+    sources = sources_of(file, module_name_of(file) if is_file else location, roots, library)
+    read_paths = _read_paths(choice, folder)
+    preload = (*choice.preload, *sorted(built_in_imports(f"{location}.{origin.qualname}")))
+    program = program_of(
+        reference, folder, sources, read_paths=read_paths, preload=preload, library_path=library, options=options
+    )
+    try:
+        facts, output = run_to_end(describe(program, str(file), limits, choice.back_end))
+    except ConfigError as error:
+        if environment is not None and "No module named" in str(error):
+            raise ConfigError(f"{error}\n{_ALONE}") from None
+        raise
+    if choice.install_requirements and environment is None and facts.requirements:
+        raise ConfigError(_UNREADABLE.format(facts.id, file))
     notes = tuple(line for line in output.splitlines() if line.strip())
     if choice.level is None and facts.sandbox == "isolated":
         level = "isolated"
@@ -139,8 +196,53 @@ def _described(
             f"reward {facts.id!r} asks for in_process and runs {level}: code cannot take down its own walls; allow it "
             "with --sandbox in_process, or with sandbox: {level: in_process} in the task file",
         )
-    reward = ConfinedReward(ready_to_score(program, facts), origin, facts, level, limits, output)
+    place = (environment, choice.back_end, _files_here(sources, read_paths, choice))
+    reward = ConfinedReward(ready_to_score(program, facts), origin, facts, level, limits, output, *place)
     return LoadedReward(reward, notes)
+
+
+def _files_here(sources: Sources, read_paths: tuple[str, ...], choice: SandboxChoice) -> tuple[Path, ...]:
+    """The reward's own files, and what it may read, where that is on this machine."""
+    from reward_kit.sandbox.back_ends import back_end_of
+
+    own = [Path(module.filename) for module in sources.modules.values() if module.text is not None]
+    is_here = choice.back_end is None or back_end_of(choice.back_end).shows_paths
+    return tuple(sorted({*own, *(Path(path) for path in read_paths if is_here and Path(path).exists())}))
+
+
+def _own_environment(origin: Origin, choice: SandboxChoice) -> PackageEnvironment | None:
+    """The packages that a reward asks for and the user lets it have; None where it has those of the interpreter."""
+    from reward_kit.reward_agent.package_environment import environment_for
+    from reward_kit.reward_agent.sources import read_source
+
+    what = f"reward {origin.qualname!r}"
+    if choice.back_end is not None:
+        if choice.install_requirements:
+            raise ConfigError(f"{what}: requirements are installed on this machine only, not in {choice.back_end}")
+        return None  # whether they are met, its back end tells
+    declared = declared_in(read_source(origin.file), origin.qualname)
+    if declared is None:  # what it says when it is described will do
+        return None
+    if not choice.install_requirements:
+        check_installed(declared.requirements or (), what)
+        return None
+    if declared.requirements is None:
+        raise ConfigError(_UNREADABLE.format(origin.qualname, origin.file))
+    if not declared.requirements:
+        return None
+    return environment_for(declared.requirements, what, with_steps=declared.may_take_steps)
+
+
+def _read_paths(choice: SandboxChoice, folder: Path) -> tuple[str, ...]:
+    """The paths that a reward may read, as they are called where it runs."""
+    from reward_kit.sandbox.back_ends import back_end_of
+
+    if choice.back_end is None or back_end_of(choice.back_end).shows_paths:
+        return tuple(str((folder / path).resolve()) for path in choice.read_paths)
+    for path in choice.read_paths:
+        if not path.startswith("/"):
+            raise ConfigError(f"sandbox.read_paths: {path!r} is a path in {choice.back_end}, and must be absolute")
+    return choice.read_paths
 
 
 def limits_of(choice: SandboxChoice) -> Limits:
@@ -166,7 +268,7 @@ def _file_of(location: str, folder: Path) -> Path:
     return found
 
 
-def _in_a_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """What a coroutine returns; run in a thread of its own where the caller's runs a loop already."""
     try:
         asyncio.get_running_loop()

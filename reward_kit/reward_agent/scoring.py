@@ -5,24 +5,20 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any, Protocol, Self
 
 import anyio
-import anyio.to_thread
 
 from reward_kit.agent.models import StepData, steps_of
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.environments.snapshots import close_state, open_snapshot
-from reward_kit.episodes.record import environment_return
+from reward_kit.episodes.record import environment_return, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import (
-    AlignmentError,
     ConfigError,
     Failure,
     InvalidResultError,
@@ -32,9 +28,11 @@ from reward_kit.errors import (
     did_you_mean,
 )
 from reward_kit.loading import load_object
-from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel
-from reward_kit.reward_agent.calling import OpenReward
-from reward_kit.typed_interface import RewardSpec
+from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel, match_to_steps
+from reward_kit.reward_agent.call_threads import MAX_THREADS, CallThreads, OverdueError
+from reward_kit.reward_agent.requirements import check_installed
+from reward_kit.reward_calls import OpenReward
+from reward_kit.typed_interface import Origin, RewardSpec
 
 OFFERED = frozenset(
     {
@@ -60,6 +58,7 @@ _NAMED = (
     *("step_data", "state"),
 )
 _POINTWISE_NAMES = {"rollouts_messages": "messages", "ground_truths": "ground_truth"}
+_UNCHANGEABLE = (str, int, float, NoneType)
 
 logger = logging.getLogger("reward_kit.reward_agent")
 
@@ -97,8 +96,8 @@ class ScoringRequest:
     @classmethod
     def of(cls, episode: SingleAgentEpisode, task: TaskDefinitionModel | None = None) -> ScoringRequest:
         """The request for an episode that the rollout worker collected."""
-        facts = episode.custom_data
-        stored = facts.get("final_state")
+        facts = facts_of(episode)
+        stored, broke = facts.get("final_state"), facts.get("failure")
         extra = {}
         if task is not None:
             criteria = task.evaluation_criteria
@@ -116,7 +115,7 @@ class ScoringRequest:
             environment_return=environment_return(episode),
             stop_reason=facts.get("stop_reason"),
             final_state=StateSnapshot(stored["kind"], stored["payload"]) if stored else None,
-            failure=Failure.from_json(facts["failure"]) if facts.get("failure") else None,
+            failure=Failure.from_json(broke) if broke else None,
             episode=episode,
             extra=extra,
         )
@@ -131,7 +130,7 @@ class ScoringRequest:
             if name == "messages":
                 values[name] = [_copy(message) for message in self.messages]
             elif name == "step_data":
-                values[name] = copy.deepcopy(self._steps())
+                values[name] = _copied(self._steps())
             elif name == "state":
                 values[name] = open_snapshot(self.final_state) if self.final_state else None
             else:
@@ -154,12 +153,15 @@ class ScoringRequest:
 
 
 def _copied(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | None) else copy.deepcopy(value)
+    if isinstance(value, _UNCHANGEABLE):
+        return value
+    kind = type(value)
+    return kind() if kind in (dict, list) and not value else copy.deepcopy(value)
 
 
 def _copy(message: Message) -> Message:
     """A copy that shares nothing that can be changed; plain text needs no deep one."""
-    is_plain = isinstance(message.content, str | None) and not message.tool_calls and not message.function_call
+    is_plain = isinstance(message.content, _UNCHANGEABLE) and not message.tool_calls and not message.function_call
     return message.model_copy(deep=not is_plain or bool(message.model_extra))
 
 
@@ -171,7 +173,7 @@ class Scored:
         rollout_id: the rollout.
         result: what the reward function returned; None where it failed.
         failure: why there is no score.
-        duration_s: how long the call took.
+        duration_s: how long the call took, with its wait for a thread or a worker.
         sandbox: the level it ran at and, behind walls, their strength; None where nothing was called.
         stdout, stderr: what the reward wrote, where it was kept apart.
         is_output_cut: it wrote more than was kept.
@@ -198,7 +200,11 @@ class Reward(Protocol):
     @property
     def id(self) -> str: ...
     @property
+    def origin(self) -> Origin | None: ...
+    @property
     def requirements(self) -> tuple[str, ...]: ...
+    @property
+    def parameters(self) -> frozenset[str] | None: ...
     @property
     def required(self) -> frozenset[str]: ...
     @property
@@ -218,15 +224,12 @@ class Scorer(Protocol):
 
 
 def check_parameters(spec: Reward) -> None:
-    """Refuse a reward that requires what is never given, or a package that is not installed.
+    """Refuse a reward that requires what is never given, or a package that is not installed as it asks.
 
     Raises:
         ConfigError: the name is told, with the nearest one.
     """
-    for requirement in spec.requirements:
-        package = re.split(r"[\s<>=!~\[;@]", requirement.strip(), maxsplit=1)[0]
-        if not any(metadata.distributions(name=package)):
-            raise ConfigError(f"reward {spec.id!r} requires {requirement!r}, and it is not installed")
+    check_installed(spec.requirements, f"reward {spec.id!r}")
     if taken := sorted(spec.resources.keys() & OFFERED):
         raise ConfigError(f"reward {spec.id!r}: a resource cannot be called {taken[0]!r}, which is the rollout's")
     for name in sorted(spec.required - OFFERED - spec.resources.keys()):
@@ -238,14 +241,17 @@ class InProcessScorer:
 
     Args:
         spec: the reward. Its resources are opened, and its instance is made, before the first call.
-        deadline_s: for one call; what exceeds it is unscored with the class `timeout`.
+        deadline_s: for one call, without its wait for a thread, and for the opening; what exceeds it is unscored with
+            the class `timeout`.
+        max_threads: calls of a synchronous function at a time.
     """
 
-    def __init__(self, spec: RewardSpec, deadline_s: float | None = None) -> None:
-        self._spec, self._deadline_s = spec, deadline_s
+    def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
+        self._spec, self._deadline_s, self._max_threads = spec, deadline_s, max_threads
         folder = spec.origin.file.parent if spec.origin else None
         self._load = functools.partial(load_object, folder=folder)
         self._opened: OpenReward | None = None
+        self._threads: CallThreads | None = None
         self._opening = anyio.Lock()
         self._sandbox = {"level": "in_process"}
         if spec.weakened_from is not None:
@@ -265,6 +271,9 @@ class InProcessScorer:
                 await opened.close()
         except RewardKitError as problem:  # every score is there; how it ends is worth a line
             logger.warning("%s", problem, exc_info=problem)
+        finally:
+            if self._threads is not None:
+                self._threads.close()
 
     async def score(self, request: ScoringRequest) -> Scored:
         """As `Scorer`. A rollout that broke is not scored: its failure is the answer."""
@@ -273,7 +282,7 @@ class InProcessScorer:
         began = time.perf_counter()
         result, failure = None, None
         try:
-            with boundary(RewardError, f"reward {self._spec.id!r}"), anyio.fail_after(self._deadline_s):
+            with boundary(RewardError, f"reward {self._spec.id!r}"):
                 result = await self._call(request)
             failure = failure_of(self._spec.id, result, len(request.assistant_turns))
         except RewardKitError as error:
@@ -282,32 +291,57 @@ class InProcessScorer:
         return Scored(request.rollout_id, result, failure, time.perf_counter() - began, self._sandbox)
 
     async def _call(self, request: ScoringRequest) -> EvaluateResult:
-        opened = self._opened or await self._open()
+        if (opened := self._opened) is None:
+            with anyio.fail_after(self._deadline_s):
+                opened = await self._open()
         values = request.named_values(self._spec.parameters)
         try:
-            result = await opened.call(values)
+            result = await self._result_in_time(opened, values)
+        except OverdueError:
+            raise  # As after a cancellation it stays open: the call that was given up may still use it in its thread.
         except Exception:
             close_state(values.get("state"))
             raise
-        # After a cancellation it stays open: a call that was given up may still be using it in its thread.
         close_state(values.get("state"))
         return result
+
+    async def _result_in_time(self, opened: OpenReward, values: Mapping[str, Any]) -> EvaluateResult:
+        if self._deadline_s is None or not self._spec.is_async:
+            return await opened.call(values)  # the threads keep the deadline themselves
+        with anyio.move_on_after(self._deadline_s):
+            return await opened.call(values)
+        raise OverdueError
 
     async def _open(self) -> OpenReward:
         async with self._opening:
             if self._opened is None:
-                opened = OpenReward(self._spec, self._load, _in_thread)
-                await opened.open()
-                self._opened = opened
+                threads = CallThreads(self._deadline_s, self._max_threads)
+                run = functools.partial(threads.run, is_bounded=False)
+                opened = OpenReward(self._spec, self._load, run, threads.run)
+                try:
+                    await opened.open()
+                except BaseException:
+                    threads.close()
+                    raise
+                self._opened, self._threads = opened, threads
             return self._opened
 
 
-async def _in_thread(function: Any) -> Any:
-    return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
+def warn_unconfined(spec: RewardSpec) -> None:
+    """Say it, once, where a reward asks for walls and is handed over as a function, which cannot have any."""
+    if spec.sandbox not in (None, "in_process") and spec.weakened_from is None:
+        _warn_unconfined(spec.id, spec.sandbox)
+
+
+@functools.lru_cache(maxsize=1000)
+def _warn_unconfined(id: str, level: str) -> None:
+    advice = "it is confined where it is named, as by load_reward('file.py:function')"
+    logger.warning("reward %r asks for %s and runs in_process, without walls: %s", id, level, advice)
 
 
 async def score_one(spec: RewardSpec, request: ScoringRequest, deadline_s: float | None = None) -> Scored:
     """Call a reward on one rollout, in this process; what it opens is closed again."""
+    warn_unconfined(spec)
     async with InProcessScorer(spec, deadline_s) as scorer:
         return await scorer.score(request)
 
@@ -324,13 +358,8 @@ def failure_of(id: str, result: EvaluateResult, steps: int) -> Failure | None:
         AlignmentError: a step output names no step, or one that another names too. It is found when it is made, not
             when credit is.
     """
-    seen: set[str] = set()
-    for output in result.step_outputs or ():
-        index = str(output.step_index)
-        if index in seen or index not in map(str, range(steps)):
-            problem = "is given twice" if index in seen else f"names no step; there are {steps}, counted from 0"
-            raise AlignmentError(f"reward {id!r}: step_index {index!r} {problem}")
-        seen.add(index)
+    if result.step_outputs:
+        match_to_steps(result.step_outputs, dict.fromkeys(map(str, range(steps))), f"reward {id!r}")
     if result.error is None and result.is_score_valid:
         return None
     reason = result.error or result.reason or "is_score_valid is false"

@@ -14,11 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from reward_kit import rewards
 from reward_kit.errors import ConfigError
-from reward_kit.loading import MODULE_PREFIX, module_name_of
-from reward_kit.reward_agent.calling import REFERENCE
-from reward_kit.sandbox.program import SOURCE_LIMIT, library_path
+from reward_kit.loading import MODULE_PREFIX, is_built_in, module_name_of
+from reward_kit.reward_calls import REFERENCE
+from reward_kit.sandbox.program import SOURCE_LIMIT, library_path, standard_library
 
+_BUILT_IN = "reward_kit.rewards"
 _HEAVY = frozenset(
     {
         *("numpy", "scipy", "pandas", "sympy", "mpmath", "math_verify", "latex2sympy2_extended", "networkx"),
@@ -58,36 +60,67 @@ class Sources:
     imports: set[str] = field(default_factory=set)
 
 
-def sources_of(file: Path, name: str, roots: Sequence[Path]) -> Sources:
+def sources_of(file: Path, name: str, roots: Sequence[Path], library: Sequence[str] = ()) -> Sources:
     """Read a reward's file and what it imports.
 
     Args:
         file: the file.
         name: the name of its module.
         roots: folders that it may import the user's own modules from, besides what is installed.
+        library: folders of installed packages that it sees in the place of the running interpreter's.
 
     Raises:
         ConfigError: a file cannot be read.
     """
-    found = Sources()
+    found, installed = Sources(), _Installed([*standard_library(), *library] if library else library_path())
     pending = [(name, file, False)]
     if not name.startswith(MODULE_PREFIX):
-        pending = [] if _is_installed(name.partition(".")[0]) else list(_parts(name, roots))
+        pending = [] if is_built_in(name) or installed.has(name.partition(".")[0]) else list(_parts(name, roots))
     while pending:
         current, path, is_package = pending.pop()
         if current in found.modules:
             continue
-        text = _read(path) if path.is_file() else None
+        text = read_source(path) if path.is_file() else None
         found.modules[current] = Module(str(path), text, is_package)
         for wanted in _imports(text or "", current, is_package):
             top = wanted.partition(".")[0]
             if top == "reward_kit":
-                continue
-            if _is_installed(top):
-                found.imports |= {top} if _may_be_preloaded(top) else set()
+                found.imports |= _built_in(wanted, installed)
+            elif installed.has(top):
+                found.imports |= {top} if installed.may_be_preloaded(top) else set()
             else:
                 pending += _parts(wanted, roots)
         pending += _factories(text or "", file.parent)
+    return found
+
+
+def built_in_imports(name: str) -> set[str]:
+    """What to import once, before any call, for a built-in reward: its module, and the heavy packages it needs.
+
+    Args:
+        name: "reward_kit.rewards.math_answer", as it is exported there, or a module's.
+    """
+    return _built_in(name, _Installed(library_path()))
+
+
+def _built_in(name: str, installed: _Installed) -> set[str]:
+    if not name.startswith(f"{_BUILT_IN}."):
+        return set()
+    exported = name.removeprefix(f"{_BUILT_IN}.")
+    pending, seen, found = [f"{_BUILT_IN}.{rewards.HOMES.get(exported, exported)}"], set[str](), set[str]()
+    while pending:
+        module = pending.pop()
+        file = find_module(module) if module not in seen else None
+        seen.add(module)
+        if file is None:  # a name in a module
+            continue
+        found.add(module)
+        for wanted in _imports(read_source(file), module, file.name == "__init__.py"):
+            top = wanted.partition(".")[0]
+            if wanted.startswith(f"{_BUILT_IN}."):
+                pending.append(wanted)
+            elif top != "reward_kit" and installed.has(top) and installed.may_be_preloaded(top):
+                found.add(top)
     return found
 
 
@@ -103,7 +136,12 @@ def user_roots() -> list[Path]:
     return [Path(entry).resolve() for entry in sys.path if entry not in libraries and Path(entry).is_dir()]
 
 
-def _read(path: Path) -> str:
+def read_source(path: Path) -> str:
+    """The text of a user's file.
+
+    Raises:
+        ConfigError: it cannot be read, is no UTF-8, or is too long.
+    """
     try:
         if path.stat().st_size > SOURCE_LIMIT:
             raise ConfigError(f"{path} is longer than {SOURCE_LIMIT:,} bytes, which is the most that is run")
@@ -172,17 +210,19 @@ def _is_within(file: Path, root: Path) -> bool:
     return file.is_file() and file.resolve().is_relative_to(root)
 
 
-def _is_installed(top: str) -> bool:
-    if top in sys.stdlib_module_names:
-        return True
-    return importlib.machinery.PathFinder.find_spec(top, library_path()) is not None
+@dataclass(frozen=True, slots=True)
+class _Installed:
+    """What the interpreter behind the walls finds without us."""
 
+    path: Sequence[str]
 
-def _may_be_preloaded(top: str) -> bool:
-    if top in sys.stdlib_module_names:
-        if top in _NOT_PRELOADED:
-            return False
-        if top in sys.builtin_module_names:
-            return True
-        return importlib.machinery.PathFinder.find_spec(top, library_path()) is not None
-    return top in _HEAVY
+    def has(self, top: str) -> bool:
+        return top in sys.stdlib_module_names or self._is_found(top)
+
+    def may_be_preloaded(self, top: str) -> bool:
+        if top in sys.stdlib_module_names:
+            return top not in _NOT_PRELOADED and (top in sys.builtin_module_names or self._is_found(top))
+        return top in _HEAVY
+
+    def _is_found(self, top: str) -> bool:
+        return importlib.machinery.PathFinder.find_spec(top, self.path) is not None

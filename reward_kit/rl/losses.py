@@ -36,13 +36,11 @@ def ppo_clip_loss(
     loss_mask_BT: Tensor,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    *,
-    denominator: Tensor | float | None = None,
 ) -> Loss:
     """The clipped surrogate of PPO (Schulman et al. 2017, equation 7) with separate clip ranges, averaged over tokens.
 
         ratio = exp(logprobs - old_logprobs)
-        loss  = sum_t mask_t max(-A_t ratio_t, -A_t clip(ratio_t, 1 - clip_low, 1 + clip_high)) / denominator
+        loss  = sum_t mask_t max(-A_t ratio_t, -A_t clip(ratio_t, 1 - clip_low, 1 + clip_high)) / tokens
 
     Args:
         logprobs_BT: of the policy being trained; the only input that gets a gradient.
@@ -51,8 +49,6 @@ def ppo_clip_loss(
         loss_mask_BT: 1 where a token takes part.
         clip_low: how far below 1 the ratio may be pushed.
         clip_high: how far above.
-        denominator: the tokens of the whole batch, where this is a part of it; by default those of this one. The sum of
-            the parts' losses is then the loss of the whole.
 
     Returns:
         The loss, 0 where no token takes part, and `clip_fraction`, `approx_kl` (E[r - 1 - log r]; Schulman 2020,
@@ -68,9 +64,9 @@ def ppo_clip_loss(
     clipped = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     tokens = mask.sum()
     total = torch.maximum(unclipped, clipped).sum()
-    loss = total / (tokens.clamp(min=1) if denominator is None else denominator)
+    share = tokens.clamp(min=1)
+    loss = total / share
     with torch.no_grad():
-        share = tokens.clamp(min=1)
         diagnostics = {
             "clip_fraction": (clipped > unclipped).sum() / share,
             "approx_kl": (ratio - 1.0 - log_ratio).sum() / share,

@@ -12,6 +12,9 @@ from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.batch import TensorBatch
 from reward_kit.rl.losses import logprobs_of, ppo_clip_loss
 
+PPO_KEYS = ("input_ids", "attention_mask", "loss_mask", "logprobs", "advantages")
+"""What an update reads of a batch."""
+
 
 @dataclass(frozen=True, slots=True)
 class PPOConfig:
@@ -55,7 +58,7 @@ def ppo_update(
     Args:
         module: maps (ids_BT, attention_mask_BT) to logits_BTV; the logits at t - 1 predict token t.
         optimizer: over the module's parameters.
-        rows: `rl.batch.to_tensors` of `tokens.build_rows`.
+        rows: `rl.batch.to_tensors` of `tokens.build_rows`, of which `PPO_KEYS` are read.
         config: the hyper-parameters.
         generator: orders the mini-batches; on the CPU.
 
@@ -76,7 +79,7 @@ def ppo_update(
     used = mask.any(dim=1).nonzero().squeeze(1)
     steps = []
     for indices in _minibatches(used, config, generator):
-        minibatch = {key: values[indices] for key, values in rows.items()}
+        minibatch = {key: rows[key][indices] for key in PPO_KEYS}
         steps.append(_optimizer_step(module, optimizer, minibatch, config))
     return _summary(steps) | {"tokens": float(mask.sum()), "optimizer_steps": float(len(steps))}
 

@@ -16,7 +16,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.rl.batch import to_tensors
-from reward_kit.rl.ppo import PPOConfig, ppo_update
+from reward_kit.rl.ppo import PPO_KEYS, PPOConfig, ppo_update
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.tokens import build_rows
 
@@ -73,7 +73,7 @@ class Trainer:
         scored = await self.score(episodes)
         aligned = self.credit.align(episodes, scored)
         credited = self.credit.advantages(aligned)
-        rows = to_tensors(build_rows(episodes, credited.steps, pad_token_id=self.policy.pad_token_id))
+        rows = to_tensors(build_rows(episodes, credited.steps, pad_token_id=self.policy.pad_token_id), PPO_KEYS)
         diagnostics = ppo_update(self.policy.module, self.optimizer, rows, self.config, self._generator)
         self.version += 1
         await self.policy.publish(self.version)

@@ -21,7 +21,7 @@ def read_samples(definition: TaskDefinitionModel, folder: Path) -> Iterator[Samp
         ConfigError: the dataset has no rows, two rows have one id, or a row cannot be read.
     """
     if definition.dataset_path is None:
-        yield Sample(definition.name, ground_truth=definition.ground_truth)
+        yield Sample.of_task(definition)
         return
     seen: dict[str, str] = {}
     for where, row in read_rows(folder / definition.dataset_path):

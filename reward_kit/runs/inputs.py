@@ -1,36 +1,221 @@
-"""The files that decide what a run's episodes and scores are: kept with the run, and compared before it goes on.
+"""The files that decide what a run's episodes and scores are: found, kept with the run, compared before it goes on.
 
 Episodes and scores of one run belong together only while what they come from is the same. A run therefore keeps a copy
-of its task file, dataset, tools and reward in `inputs/`, and a resume is refused where one of them differs now.
+of its task file, dataset, code and other files in `inputs/`, and a resume is refused where one of them differs now.
 """
 
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Mapping
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-from reward_kit.runs.store import RunStore, write_atomically
+from reward_kit.errors import ConfigError
+from reward_kit.loading import module_name_of, split_reference
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.reward_agent.confined import ConfinedReward
+from reward_kit.reward_agent.scoring import Reward
+from reward_kit.reward_agent.sources import sources_of, user_roots
+from reward_kit.reward_calls import REFERENCE
+from reward_kit.runs.files import told_of, write_atomically
+from reward_kit.runs.store import RunStore
+from reward_kit.typed_interface import RewardSpec
 
 FOLDER = "inputs"
+TASK_FILE = "task file"
 _LARGEST_COPY = 4 * 1024 * 1024
+_LARGEST_FOLDER = 64 * 1024 * 1024
+_MOST_FILES = 10_000
+_LONGEST_NAME = 150
 _LINES_SHOWN = 20
 _LINE_CHARS = 160
 
 
-def keep_inputs(store: RunStore, inputs: Mapping[str, Path]) -> None:
-    """Copy a run's input files into it, redacted like everything else; one of over 4 MiB is known by its digest only.
+def inputs_of(path: Path, definition: TaskDefinitionModel, reward: Reward | None) -> dict[str, Path]:
+    """Each file that decides what a run's episodes and scores are, and each folder that the reward may read.
+
+    They are what the task file names, the user's own modules that code among it imports, and what the reward may read.
+    Installed packages are left out.
+
+    Args:
+        path: the task file.
+        definition: what it says.
+        reward: the reward that it names, loaded.
+
+    Returns:
+        Where each lies, by what it is, such as "task file", "reward" or "file helper.py".
+    """
+    folder = path.resolve().parent
+    code = {
+        "tools": definition.tools_module_path,
+        "reward": definition.reward_function_path,
+        "redaction": definition.redact,
+        "resource": definition.resource_type,
+        "policy": definition.policy and definition.policy.type,
+        "user": definition.user and definition.user.type,
+    }
+    files = {name: file for name, text in code.items() if text and (file := _file_of_code(text, folder))}
+    blocks = (definition.policy, definition.user)
+    configured = (definition.base_resource_config, *(block.options() for block in blocks if block is not None))
+    further = [file for text in _texts(configured) if (file := _configured(text, folder))]
+    for file in [*files.values(), *(file for file in further if file.suffix == ".py")]:
+        further += own_modules(file, module_name_of(file)) if file != files.get("reward") else []
+    further += files_of(reward) if reward is not None else ()
+    files |= {TASK_FILE: path.resolve()}
+    files |= {"dataset": folder / definition.dataset_path} if definition.dataset_path else {}
+    known = set(files.values())
+    return dict(sorted((files | {_name(file, folder): file for file in further if file not in known}).items()))
+
+
+def own_modules(file: Path, module: str) -> tuple[Path, ...]:
+    """The files of the user's own modules that one of them imports, directly or through one another, and its own.
+
+    Args:
+        file: of the one.
+        module: its name, dotted for one that is found on `sys.path`.
+    """
+    if module.partition(".")[0] == "reward_kit":
+        return ()
+    try:
+        found = sources_of(file, module, [file.parent, *user_roots()])
+    except ConfigError:  # a module that cannot be sent as text; here it is only known by its content
+        return (file,)
+    return tuple(sorted({Path(one.filename) for one in found.modules.values() if one.text is not None}))
+
+
+def files_of(reward: Reward) -> tuple[Path, ...]:
+    """What decides the scores of a reward: its own files, and what it may read on this machine."""
+    if isinstance(reward, ConfinedReward):
+        return reward.files
+    if isinstance(reward, RewardSpec) and reward.origin is not None:
+        return own_modules(reward.origin.file, reward.function.__module__)
+    return ()
+
+
+def scorer_hash(reward: Reward) -> str:
+    """What scored, whatever it is called: SHA-256 of the reward's file where nothing else decides its scores.
+
+    Else of the SHA-256s of all that does, sorted, a line each.
+    """
+    if reward.origin is None:
+        return hashlib.sha256(reward.id.encode()).hexdigest()
+    digests = sorted({digest_of(file) for file in {reward.origin.file, *files_of(reward)} if file.exists()})
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def digests_of(inputs: Mapping[str, Path]) -> dict[str, str]:
+    """The SHA-256 of each input.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    return {name: digest_of(path) for name, path in inputs.items()}
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, or of a folder: of its files' names and contents.
+
+    Of a folder whose files have more than 64 MiB together: of their names, sizes and times. No more than the first
+    10,000 files count.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if not path.is_dir():
+        try:
+            return hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    files = {file: facts for file in itertools.islice(_files_in(path), _MOST_FILES) if (facts := _facts(file))}
+    is_small = sum(facts.st_size for facts in files.values()) <= _LARGEST_FOLDER
+    whole = hashlib.sha256()
+    for file, facts in files.items():
+        told = _content(file) if is_small else [facts.st_size, facts.st_mtime_ns]
+        whole.update(json.dumps([os.fsencode(file.relative_to(path)).hex(), told]).encode() + b"\n")
+    return whole.hexdigest()
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        yield from (Path(place, name) for name in sorted(names))
+
+
+def _facts(file: Path) -> os.stat_result | None:
+    """None for what is no file, and for a link that leads nowhere."""
+    return file.stat() if file.is_file() else None
+
+
+def _content(file: Path) -> str | None:
+    """The SHA-256 of a file in a folder, None where it may not be read, by a reward no more than by us."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _file_of_code(text: str, folder: Path) -> Path | None:
+    """The file of `file.py` or `file.py:name`; None for a built-in name and for a module of a package."""
+    location = split_reference(text)[0] if REFERENCE.match(text) else text
+    file = folder / location
+    return file.resolve() if location.endswith(".py") and file.is_file() else None
+
+
+def _configured(text: str, folder: Path) -> Path | None:
+    """The file that a text in a configuration names, if it names one."""
+    if len(text) >= 256 or "\0" in text:
+        return None
+    if (folder / text).is_file():
+        return (folder / text).resolve()
+    return _file_of_code(text, folder)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a configuration; some of them name files."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _name(path: Path, folder: Path) -> str:
+    shown = path.relative_to(folder) if path.is_relative_to(folder) else path
+    return f"{'folder' if path.is_dir() else 'file'} {shown}"
+
+
+def keep_inputs(store: RunStore, inputs: Mapping[str, Path], digests: Mapping[str, str]) -> None:
+    """Copy a run's input files into it, redacted like everything else.
+
+    A folder, and a file of over 4 MiB, are known by their digest only.
 
     Args:
         store: the run.
-        inputs: what each file is, such as "task file", and where it lies.
+        inputs: what each is, such as "task file", and where it lies.
+        digests: their SHA-256 when they were read.
+
+    Raises:
+        ConfigError: a file is not the one that was read.
     """
     folder = store.path / FOLDER
-    folder.mkdir(exist_ok=True)
+    with told_of("make", folder):
+        folder.mkdir(exist_ok=True)
     for name, file in inputs.items():
-        if file.stat().st_size <= _LARGEST_COPY:
-            write_atomically(folder / _copy_name(name, file), store.redaction.of_bytes(file.read_bytes()))
+        if file.is_dir() or file.stat().st_size > _LARGEST_COPY:
+            continue
+        content = file.read_bytes()
+        if hashlib.sha256(content).hexdigest() != digests[name]:
+            raise ConfigError(f"the {name} {file} changed while the run began; start it again")
+        write_atomically(folder / _copy_name(name, file), store.redaction.of_bytes(content))
 
 
 def differences(run: Path, before: Mapping[str, str], now: Mapping[str, str], inputs: Mapping[str, Path]) -> list[str]:
@@ -43,7 +228,10 @@ def differences(run: Path, before: Mapping[str, str], now: Mapping[str, str], in
         inputs: where they lie now.
     """
     changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    return [_difference(name, run / FOLDER, inputs.get(name)) for name in changed]
+    return [
+        _difference(name, run / FOLDER, inputs.get(name)) if name in before else f"the {name} {inputs[name]} is new"
+        for name in changed
+    ]
 
 
 def _difference(name: str, copies: Path, file: Path | None) -> str:
@@ -60,4 +248,8 @@ def _difference(name: str, copies: Path, file: Path | None) -> str:
 
 
 def _copy_name(name: str, file: Path) -> str:
-    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}{'' if name.endswith(file.suffix) else file.suffix}"
+    """The name of a copy; it says which input it is, and no two are alike."""
+    plain = quote(name.replace(" ", "_", 1), safe="")
+    if len(plain) > _LONGEST_NAME:
+        plain = f"{hashlib.sha256(name.encode()).hexdigest()[:16]}{plain[-_LONGEST_NAME:]}"
+    return plain if plain.endswith(file.suffix) else plain + file.suffix

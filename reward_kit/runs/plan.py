@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import anyio
 
@@ -12,11 +12,10 @@ from reward_kit.agent.budget import Exhausted
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.simulated_user import SimulatedUser
+from reward_kit.environments.tools import ToolRegistry
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.reward_agent.scoring import Reward
 from reward_kit.runs.summary import EpisodeRow
-from reward_kit.runs.tasks import Task
-
-if TYPE_CHECKING:
-    from reward_kit.providers.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,32 +28,36 @@ class NamedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run consists of.
+    """What a run consists of: episodes to collect, and a reward that scores them.
 
     Attributes:
-        task: the loaded task.
+        definition: the task's; its limits bound the run.
         policies: each runs every sample.
         samples: the selected ones.
         rollouts: episodes of each sample and policy.
         seed: everything random derives from it.
-        max_concurrency: episodes in flight.
-        traffic: what all requests to model endpoints share; None where nobody set it up.
+        max_concurrency: episodes in flight, and scores.
+        reward: scores every episode; None where they are only collected.
+        tools: the task's own tools, None where it has none.
         user: who answers the agents' texts; None where nobody does.
+        given: how many further episodes are there already and are only to be scored.
     """
 
-    task: Task
-    policies: Sequence[NamedPolicy]
-    samples: Sequence[Sample]
-    rollouts: int
+    definition: TaskDefinitionModel
+    policies: Sequence[NamedPolicy] = ()
+    samples: Sequence[Sample] = ()
+    rollouts: int = 1
     seed: int = 0
     max_concurrency: int = 16
-    traffic: Traffic | None = None
+    reward: Reward | None = None
+    tools: ToolRegistry | None = None
     user: SimulatedUser | None = None
+    given: int = 0
 
     @property
     def total(self) -> int:
         """The number of episodes."""
-        return len(self.policies) * len(self.samples) * self.rollouts
+        return self.given + len(self.policies) * len(self.samples) * self.rollouts
 
 
 class Listener(Protocol):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reward_kit.agent.policies import make_policy
 from reward_kit.agent.policies.replay_policy import recorded_labels
-from reward_kit.agent.simulated_user import SimulatedUser
+from reward_kit.agent.simulated_user import WHO, SimulatedUser
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.runs.plan import NamedPolicy
 from reward_kit.runs.tasks import Task
@@ -54,12 +54,11 @@ def make_policies(
         options = _file_options("replay" if run and kind == "replay" else name, in_file)
         choices += _replays(Path(run), options) if run and kind == "replay" else [_Choice(name, name, options)]
     if not choices and in_file is not None:
-        choices = _of_file(in_file, task.path.resolve().parent)
+        choices = _of_file(in_file, task.folder)
     _check(task, choices)
     if base_url is not None:
         _send_to(base_url, choices)
-    folder = task.path.resolve().parent
-    return [NamedPolicy(label, make_policy(kind, options, folder, traffic)) for label, kind, options in choices]
+    return [NamedPolicy(label, make_policy(kind, options, task.folder, traffic)) for label, kind, options in choices]
 
 
 def check_costs(task: Task, policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> None:
@@ -70,7 +69,7 @@ def check_costs(task: Task, policies: Sequence[NamedPolicy], user: SimulatedUser
     """
     limits = (task.definition.limits.cost, task.definition.run_limits.cost)
     unknown = [named.label for named in policies if not named.policy.knows_cost]
-    unknown += ["the simulated user"] if user is not None and not user.knows_cost else []
+    unknown += [WHO] if user is not None and not user.knows_cost else []
     if unknown and any(limit is not None for limit in limits):
         raise ConfigError(
             f"{task.path}: a limit on cost (--max-cost, limits.cost, run_limits.cost) cannot be kept: the price of "

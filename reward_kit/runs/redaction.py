@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary, kind_of
 from reward_kit.loading import load_object
+from reward_kit.models import TaskDefinitionModel
 from reward_kit.processes import SECRET_NAME
 from reward_kit.providers.environment import read_dotenv
 
@@ -168,6 +169,19 @@ def _secrets_in(value: Any, is_secret: bool = False) -> Iterator[str]:
             yield value
 
 
+def redaction_of(definition: TaskDefinitionModel, folder: Path) -> Redaction:
+    """What is kept out of the files of a run: the secrets that this process knows, and what the task's hook finds.
+
+    Args:
+        definition: of the task.
+        folder: where its file lies.
+
+    Raises:
+        ConfigError: its `redact` cannot be loaded, or is no function.
+    """
+    return Redaction(known_secrets(definition.model_dump(mode="json")), load_hook(definition.redact, folder))
+
+
 def load_hook(location: str | None, folder: Path) -> Callable[[str], str] | None:
     """The function that a task's `redact` names.
 
@@ -178,5 +192,5 @@ def load_hook(location: str | None, folder: Path) -> Callable[[str], str] | None
         return None
     hook = load_object(location, folder)
     if not callable(hook):
-        raise ConfigError(f"redact: {location} is {kind_of(hook)}, not a function from text to text")
+        raise ConfigError(f"{location} is {kind_of(hook)}, not a function from text to text")
     return hook  # type: ignore[no-any-return]

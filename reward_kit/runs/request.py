@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from reward_kit.errors import ConfigError
+from reward_kit.reward_agent.confined import ConfinedReward
+from reward_kit.reward_agent.scoring import Reward
+from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.inputs import differences
 from reward_kit.runs.plan import Plan
 from reward_kit.runs.redaction import HIDDEN, without_hidden, without_secrets
-from reward_kit.runs.store import read_json
 from reward_kit.runs.tasks import Task
 
 
@@ -32,20 +32,10 @@ class Request:
     seed: int
 
     @classmethod
-    def of_run(cls, path: Path) -> Request:
-        """What an earlier run was asked to do.
-
-        Raises:
-            ConfigError: there is no run, or none of a task.
-        """
-        if not (path / "run.json").is_file():
-            raise ConfigError(f"--resume: {path} is no run; name a folder with a run.json, or none for the latest")
-        header = read_json(path / "run.json")
-        if "task_path" not in header:
-            raise ConfigError(f"{path} is no run of a task and cannot be resumed")
-        given = {field.name: header[field.name] for field in fields(cls) if field.name != "task_path"}
-        given["overrides"] = without_hidden(given["overrides"])
-        return cls(task_path=Path(header["task_path"]), **given)
+    def of_run(cls, header: RunHeader) -> Request:
+        """What an earlier run was asked to do; of its overrides those that are stored."""
+        given = {field.name: getattr(header, field.name) for field in fields(cls)}
+        return cls(**{**given, "task_path": Path(given["task_path"]), "overrides": without_hidden(header.overrides)})
 
     def changed(self, overrides: Mapping[str, Any], base_url: str | None, hidden: Sequence[str]) -> Request:
         """The request with what a resume may change: limits of the run, secrets, and where the models are.
@@ -64,9 +54,24 @@ class Request:
         return replace(self, overrides={**self.overrides, **overrides}, base_url=base_url or self.base_url)
 
 
-def hidden_overrides(path: Path) -> list[str]:
+def header_to_resume(path: Path) -> RunHeader:
+    """The header of a run that is to go on.
+
+    Raises:
+        ConfigError: there is no run, or none of a task.
+        StoreError: its header is damaged.
+    """
+    if not (path / FILE).is_file():
+        raise ConfigError(f"--resume: {path} is no run; name a folder with a {FILE}, or none for the latest")
+    header = RunHeader.read(path)
+    if header.task_path is None:
+        raise ConfigError(f"{path} is no run of a task and cannot be resumed")
+    return header
+
+
+def hidden_overrides(header: RunHeader) -> list[str]:
     """The dotted keys of overrides that a run was given and that are secrets, which are not stored."""
-    return list(_hidden(read_json(path / "run.json").get("overrides", {})))
+    return list(_hidden(header.overrides))
 
 
 def _hidden(value: Any, key: str = "") -> Iterator[str]:
@@ -76,30 +81,40 @@ def _hidden(value: Any, key: str = "") -> Iterator[str]:
         yield from _hidden(item, f"{key}.{name}" if key else str(name))
 
 
-def kept_run_limits(path: Path) -> dict[str, Any]:
-    """The limits under which an earlier process left a run, from the command line too."""
-    return dict(read_json(path / "run.json").get("run_limits") or {})
-
-
-def header_of(run_id: str, plan: Plan, request: Request) -> dict[str, Any]:
+def header_of(run_id: str, task: Task, plan: Plan, request: Request) -> RunHeader:
     """What `run.json` says of a new run."""
-    definition = plan.task.definition
-    return {
-        "run_id": run_id,
-        "task_name": definition.name,
-        "digests": dict(plan.task.digests),
-        "task": without_secrets(definition.model_dump(mode="json", exclude_defaults=True)),
+    definition = task.definition
+    asked = {
         **asdict(request),
         "task_path": str(request.task_path.resolve()),
         "overrides": without_secrets(dict(request.overrides)),
-        "run_limits": definition.run_limits.model_dump(exclude_none=True),
-        "total": plan.total,
-        "max_concurrency": plan.max_concurrency,
-        "versions": {"reward_kit": version("reward-kit"), "python": platform.python_version()},
     }
+    return RunHeader(
+        run_id=run_id,
+        task_name=definition.name,
+        digests=dict(task.digests),
+        task=without_secrets(definition.model_dump(mode="json", exclude_defaults=True)),
+        run_limits=definition.run_limits.model_dump(),
+        total=plan.total,
+        max_concurrency=plan.max_concurrency,
+        **asked,
+        **environment_of(task.reward),
+    )
 
 
-def changes_since(path: Path, task: Task) -> list[str]:
-    """How the files that a run came from differ now; a text for each that does."""
-    before = read_json(path / "run.json")["digests"]
-    return differences(path, before, task.digests, task.inputs)
+def environment_of(reward: Reward | None) -> dict[str, Any]:
+    """What `run.json` says of the packages of a reward that has an environment of its own."""
+    if isinstance(reward, ConfinedReward) and reward.environment is not None:
+        return {"reward_environment": reward.environment.to_json()}
+    return {}
+
+
+def changes_since(path: Path, header: RunHeader, task: Task) -> list[str]:
+    """How what a run came from differs now, its files and the packages of its reward; a text for each that does."""
+    changes = differences(path, header.digests, task.digests, task.inputs)
+    told = (header.reward_environment, environment_of(task.reward).get("reward_environment"))
+    before, now = (set((environment or {}).get("packages", ())) for environment in told)
+    if before != now:
+        lines = sorted(f"    {'-' if package in before else '+'}{package}" for package in before ^ now)
+        changes.append("\n".join(["the packages of the reward changed:", *lines]))
+    return changes

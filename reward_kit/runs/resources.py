@@ -1,19 +1,24 @@
-"""What a task's resources get besides their configuration: the task's folder, and the server that one of them uses."""
+"""A task's resources: what they get besides their configuration, and whether a world can be made of them.
+
+They get the task's folder, and one of them the server that the task names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reward_kit.agent.samples import Sample
+from reward_kit.agent.starts import GroupStart
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.composite import CompositeConfig, part_for_tool, read_parts
 from reward_kit.environments.config import read_config
 from reward_kit.environments.registry import resource_class
+from reward_kit.environments.servers import ServerPool
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.errors import ConfigError, EnvironmentFailure, boundary, did_you_mean
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.runs.yaml_lines import LocatedYaml, about
 
@@ -131,3 +136,52 @@ def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) ->
             if key not in names:
                 near = did_you_mean(key, names)
                 raise ConfigError(f"{sample.where}: resource_config: no resource is called {key!r}{near}")
+
+
+async def check_world(definition: TaskDefinitionModel, samples: Sequence[Sample], path: Path) -> bool:
+    """Make a world for one sample of each kind of configuration, so that a wrong resource is found before the run.
+
+    Args:
+        definition: of the task.
+        samples: its initial conditions.
+        path: its file, for messages.
+
+    Returns:
+        Whether every world offers tools; True where the task has no resource.
+
+    Raises:
+        ConfigError: the resource does not exist, refuses its configuration, or cannot be reset.
+    """
+    has_tools = True
+    if definition.resource_type is None:
+        return has_tools
+    resource_class(definition.resource_type)
+    kinds = {frozenset(_keys(sample.resource_config)): sample for sample in reversed(samples)}
+    async with ServerPool():
+        for sample in kinds.values():
+            try:
+                async with GroupStart(definition, sample, 0) as group:
+                    start = await group.episode(0)
+                    if start.world is not None:
+                        try:
+                            with boundary(EnvironmentFailure, "get_tools_spec"):
+                                has_tools = bool(await start.world.get_tools_spec()) and has_tools
+                        finally:
+                            await start.world.close()
+            except (ConfigError, EnvironmentFailure) as error:
+                where = sample.where if sample.resource_config else path
+                raise ConfigError(f"{where}: {_named(definition)}: {error}") from error
+    return has_tools
+
+
+def _named(definition: TaskDefinitionModel) -> str:
+    kind = definition.resource_type
+    return "resources" if kind == "composite" else f"resource {kind!r}"
+
+
+def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every key of a configuration, dotted."""
+    for key, value in config.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{prefix}{key}.")

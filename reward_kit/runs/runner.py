@@ -6,12 +6,12 @@ next one. What is written is decided by seeds alone, so the number of slots chan
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.abc
@@ -21,18 +21,20 @@ from reward_kit.agent.budget import RunBudget, Used
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, make_group_id, make_rollout_id
-from reward_kit.agent.simulated_user import SimulatedUser
-from reward_kit.agent.starts import CLOSE_SECONDS, GroupStart
+from reward_kit.agent.simulated_user import WHO, SimulatedUser
+from reward_kit.agent.starts import GroupStart
+from reward_kit.agent.world_calls import CLOSE_SECONDS
 from reward_kit.environments.servers import ServerPool
+from reward_kit.episodes.record import attempt_of
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.confined import ConfinedReward
 from reward_kit.reward_agent.levels import scorer_of
-from reward_kit.reward_agent.scoring import Scored, ScoringRequest
+from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
+from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, Listener, Plan
-from reward_kit.runs.store import RunStore, load_episode, read_episodes, read_json, read_scores
-from reward_kit.runs.summary import EpisodeRow, whole_usage
-from reward_kit.typed_interface import RewardSpec
+from reward_kit.runs.store import RunStore, episode_at, placed_episodes, read_scores
+from reward_kit.runs.summary import EpisodeRow
 
 logger = logging.getLogger("reward_kit.runs")
 
@@ -64,8 +66,7 @@ class Run:
         self._control = control or Control()
         self._error_limit = error_limit
         self._only_failed = only_failed
-        worked_s = read_json(store.path / "run.json").get("timing", {}).get("worked_s", 0.0)
-        self._budget = RunBudget(plan.task.definition.run_limits, seconds=worked_s)
+        self._budget = RunBudget(plan.definition.run_limits, seconds=store.header.timing.worked_s)
         self._next_attempt: dict[str, int] = {}
         self._failed: set[str] = set()
         self._broken = 0
@@ -102,7 +103,7 @@ class Run:
 
     def missing(self) -> int:
         """How many episodes are not there yet, or wait for a score."""
-        waits = self._plan.task.reward is not None
+        waits = self._plan.reward is not None
         waiting = sum(waits and row.score is None and not row.is_error for row in self.rows.values())
         return max(self._plan.total - len(self.rows), 0) + waiting
 
@@ -110,7 +111,7 @@ class Run:
         """Close them all. A failure is worth a line, not the run, which is over."""
         opened: dict[str, AgentPolicy | SimulatedUser] = {named.label: named.policy for named in self._plan.policies}
         if self._plan.user is not None:
-            opened["the simulated user"] = self._plan.user
+            opened[WHO] = self._plan.user
         for label, policy in opened.items():
             try:
                 with boundary(PolicyError, f"close of {label}"), anyio.fail_after(CLOSE_SECONDS):
@@ -123,27 +124,39 @@ class Run:
 
         Money that an episode spent counts, also where it is not finished or runs again.
         """
-        for record in read_episodes(self._store.path):
-            self._book(record)
-        scores = {(score["rollout_id"], score.get("attempt", 0)): score for score in read_scores(self._store.path)}
-        for record in read_episodes(self._store.path):
-            rollout_id, attempt = record["rollout_id"], record.get("attempt", 0)
-            if attempt + 1 == self._next_attempt[rollout_id]:
-                self._take_record(record, scores.get((rollout_id, attempt)))
+        latest: dict[str, _Stored] = {}
+        for offset, record in placed_episodes(self._store.path):
+            row = EpisodeRow.of(record)
+            self._book(row)
+            if row.attempt + 1 == self._next_attempt[row.rollout_id]:
+                latest[row.rollout_id] = _Stored(row, offset)
+        scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(self._store.path)}
+        for stored in sorted(latest.values(), key=lambda stored: stored.offset):
+            self._take_stored(stored, scores.get((stored.row.rollout_id, stored.row.attempt)))
         if self.missing():
             self._check_budget()
 
-    def _book(self, record: Mapping[str, Any]) -> None:
-        """Count one attempt of an episode, and what it used."""
-        rollout_id, attempt = record["rollout_id"], record.get("attempt", 0)
-        self._next_attempt[rollout_id] = max(self._next_attempt.get(rollout_id, 0), attempt + 1)
-        usage = whole_usage(record)
-        tokens = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
-        self._budget.spend(Used(int(tokens), usage.get("cost")), steps=record["num_steps"])
+    def take_given(self, episodes: Iterable[SingleAgentEpisode]) -> None:
+        """Take over finished episodes that the store does not hold yet: they are written, and wait for their scores.
 
-    def _take_record(self, record: Mapping[str, Any], score: Mapping[str, Any] | None) -> None:
+        What they cost was spent elsewhere, and counts towards no limit of this run.
+        """
+        for episode in episodes:
+            row = EpisodeRow.of(self._store.append_episode(episode))
+            self.rows[row.rollout_id] = row
+            self._tell_stopped(row)
+            if row.error_class is None:
+                self._unscored.append(ScoringRequest.of(episode, self._plan.definition))
+
+    def _book(self, row: EpisodeRow) -> None:
+        """Count one attempt of an episode, and what it used."""
+        self._next_attempt[row.rollout_id] = max(self._next_attempt.get(row.rollout_id, 0), row.attempt + 1)
+        tokens = row.usage.get("prompt_tokens", 0) + row.usage.get("completion_tokens", 0)
+        self._budget.spend(Used(int(tokens), row.usage.get("cost")), steps=row.num_steps)
+
+    def _take_stored(self, stored: _Stored, score: Mapping[str, Any] | None) -> None:
         """Take over one finished episode of an earlier process, unless it is to be run again."""
-        row = EpisodeRow.of(record)
+        row = stored.row
         if row.is_unfinished:
             return
         if self._only_failed and row.error_class is not None:
@@ -154,17 +167,19 @@ class Run:
         if score is not None and not (self._only_failed and score.get("failure")):
             row.add_score(score)
             self._tell_scored(row)
-        elif self._plan.task.reward is not None and row.error_class is None:
-            episode = load_episode(self._store.path, record)
-            self._unscored.append(ScoringRequest.of(episode, self._plan.task.definition))
+        elif self._plan.reward is not None and row.error_class is None:
+            episode = episode_at(self._store.path, stored.offset)
+            self._unscored.append(ScoringRequest.of(episode, self._plan.definition))
 
     async def _collect_and_score(self) -> None:
-        reward = self._plan.task.reward
+        reward = self._plan.reward
         if reward is None:
             await self._collect(None)
             return
-        deadline_s = self._plan.task.definition.limits.reward_time_s
-        agent = AsyncRewardAgent(scorer_of(reward, deadline_s))
+        deadline_s = self._plan.definition.limits.reward_time_s
+        # The sandbox has a slot for each CPU and bounds itself; what waits for one of them costs nothing.
+        width = max(self._plan.max_concurrency, os.cpu_count() or 1)
+        agent = AsyncRewardAgent(scorer_of(reward, deadline_s), max_concurrency=width)
         async with agent as scorer, anyio.create_task_group() as takers:
             scoring = _Scoring(self, reward, scorer, takers)
             for request in self._unscored:
@@ -186,12 +201,12 @@ class Run:
 
     def _missing(self) -> Iterator[_Item]:
         """What is to be run, a group at a time, so that groups complete early."""
-        plan, task = self._plan, self._plan.task
+        plan = self._plan
         workers = {
             named.label: RLRolloutWorker(
-                task.definition,
+                plan.definition,
                 named.policy,
-                tools=task.tools,
+                tools=plan.tools,
                 user=plan.user,
                 budget=self._budget,
                 policy_label=named.label,
@@ -226,9 +241,9 @@ class Run:
         if row.is_unfinished:
             return
         if scoring is not None and row.error_class is None:
-            await scoring.submit(ScoringRequest.of(episode, self._plan.task.definition))
+            await scoring.submit(ScoringRequest.of(episode, self._plan.definition))
 
-    def take_score(self, scored: Scored, reward: RewardSpec | ConfinedReward, scorer_hash: str) -> None:
+    def take_score(self, scored: Scored, reward: Reward, scorer_hash: str) -> None:
         """Write one score and tell of it."""
         row = self.rows[scored.rollout_id]
         record = {"attempt": row.attempt, **score_record(scored, reward, scorer_hash)}
@@ -269,6 +284,13 @@ class _Item:
     group_size: int
 
 
+class _Stored(NamedTuple):
+    """The latest attempt of an episode in the store, and where its line begins."""
+
+    row: EpisodeRow
+    offset: int
+
+
 @dataclass(slots=True)
 class _OpenGroup:
     start: GroupStart
@@ -278,9 +300,7 @@ class _OpenGroup:
 class _Scoring:
     """Submits episodes to the reward agent and takes each result as it comes."""
 
-    def __init__(
-        self, run: Run, reward: RewardSpec | ConfinedReward, agent: AsyncRewardAgent, takers: anyio.abc.TaskGroup
-    ) -> None:
+    def __init__(self, run: Run, reward: Reward, agent: AsyncRewardAgent, takers: anyio.abc.TaskGroup) -> None:
         self._run, self._reward, self._agent, self._takers = run, reward, agent, takers
         self._hash = scorer_hash(reward)
 
@@ -294,7 +314,7 @@ class _Scoring:
             self._run.take_score(scored, self._reward, self._hash)
 
 
-def score_record(scored: Scored, reward: RewardSpec | ConfinedReward, scorer_hash: str) -> dict[str, object]:
+def score_record(scored: Scored, reward: Reward, scorer_hash: str) -> dict[str, object]:
     """The line of `scores.jsonl` for one score. What the reward wrote is there where it wrote something."""
     output = {"stdout": scored.stdout, "stderr": scored.stderr, "is_output_cut": scored.is_output_cut}
     return {
@@ -307,9 +327,3 @@ def score_record(scored: Scored, reward: RewardSpec | ConfinedReward, scorer_has
         **({"output": output} if scored.stdout or scored.stderr else {}),
         "timing": {"duration_s": round(scored.duration_s, 6)},
     }
-
-
-def scorer_hash(reward: RewardSpec | ConfinedReward) -> str:
-    """SHA-256 of the file the reward function stands in: what scored, whatever it is called."""
-    source = reward.origin.file.read_bytes() if reward.origin else reward.id.encode()
-    return hashlib.sha256(source).hexdigest()

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.runs.store import is_open_elsewhere, read_json
+from reward_kit.runs.files import read_json
+from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.store import is_open_elsewhere
+
+_LONG_AGO = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ def stored_runs(folder: Path) -> list[StoredRun]:
     """
     if not folder.is_dir():
         raise ConfigError(f"no folder {folder}; name the folder of the runs with --log-dir")
-    runs = [_read(path.parent) for path in folder.glob("*/run.json")]
+    runs = [_read(path.parent) for path in folder.glob(f"*/{FILE}")]
     return sorted(runs, key=lambda run: run.started_at, reverse=True)
 
 
@@ -84,20 +88,19 @@ def remove(run: StoredRun) -> None:
 
 
 def _read(path: Path) -> StoredRun:
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     try:
-        header = read_json(path / "run.json")
+        header = RunHeader.read(path)
     except StoreError:
-        header = {"status": "unreadable"}
-    if header.get("status") == "running" and not is_open_elsewhere(path):
-        header["status"] = "killed"
-    started = str(header.get("timing", {}).get("started_at") or "1970-01-01T00:00:00+00:00")
+        return StoredRun(path, "?", "unreadable", _LONG_AGO, size, 0, _scores(path))
+    is_killed = header.status == "running" and not is_open_elsewhere(path)
     return StoredRun(
         path=path,
-        task=str(header.get("task_name", "?")),
-        status=str(header.get("status", "?")),
-        started_at=datetime.datetime.fromisoformat(started),
-        size=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
-        total=int(header.get("total", 0)),
+        task=header.task_name,
+        status="killed" if is_killed else header.status,
+        started_at=header.timing.started_at,
+        size=size,
+        total=header.total,
         scores=_scores(path),
     )
 

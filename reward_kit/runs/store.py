@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +24,8 @@ from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.processes import lock_for_this_process
+from reward_kit.runs.files import cut_torn_line, told_of, write_atomically
+from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.redaction import Redaction
 
 SCHEMA_VERSION = 1
@@ -41,22 +44,22 @@ def latest_run(log_dir: Path, task_name: str | None = None) -> Path:
     Raises:
         ConfigError: there is none.
     """
-    headers = {path.parent: header for path in log_dir.glob("*/run.json") if (header := _readable(path))}
-    runs = [path for path, header in headers.items() if "task_path" in header]
+    headers = {path.parent: header for path in log_dir.glob(f"*/{FILE}") if (header := _readable(path.parent))}
+    runs = [path for path, header in headers.items() if header.task_path is not None]
     if task_name is not None:
-        runs = [path for path in runs if headers[path].get("task_name") == task_name]
+        runs = [path for path in runs if headers[path].task_name == task_name]
     if not runs:
         of_task = f" of task {task_name!r}" if task_name else ""
         raise ConfigError(f"no run{of_task} in {log_dir}; start one, or name its directory with --resume RUN")
-    return max(runs, key=lambda path: str(headers[path].get("timing", {}).get("started_at", "")))
+    return max(runs, key=lambda path: headers[path].timing.started_at)
 
 
-def _readable(path: Path) -> dict[str, Any]:
-    """A header, {} where it cannot be read: one damaged run does not hide the others."""
+def _readable(path: Path) -> RunHeader | None:
+    """A header, None where it cannot be read: one damaged run does not hide the others."""
     try:
-        return read_json(path)
+        return RunHeader.read(path)
     except StoreError:
-        return {}
+        return None
 
 
 def is_open_elsewhere(path: Path) -> bool:
@@ -81,9 +84,11 @@ class RunStore:
         path: the directory.
         redaction: keeps secrets out of what is written.
 
-    Raises:
-        StoreError: the directory cannot be written, or another process has it open.
+    Attributes:
+        header: what `run.json` says; read while no other process can change it.
     """
+
+    header: RunHeader
 
     def __init__(self, path: Path, redaction: Redaction | None = None) -> None:
         self.path = path
@@ -91,8 +96,13 @@ class RunStore:
         self._files: dict[str, int] = {}
 
     @classmethod
-    def create(cls, path: Path, header: Mapping[str, Any], redaction: Redaction | None = None) -> RunStore:
-        """Make the directory with its `run.json`."""
+    def create(cls, path: Path, header: RunHeader, redaction: Redaction | None = None) -> RunStore:
+        """Make the directory with its `run.json`.
+
+        Raises:
+            ConfigError: the directory cannot be made.
+            StoreError: `run.json` cannot be written.
+        """
         try:
             path.mkdir(parents=True)
         except OSError as error:
@@ -100,30 +110,40 @@ class RunStore:
                 f"cannot make the run directory {path}: {error.strerror}; choose another --log-dir"
             ) from error
         store = cls(path, redaction)
-        started = {"started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")}
-        store.write_header({"schema_version": SCHEMA_VERSION, **header, "status": "running", "timing": started})
+        store.write_header(header)
         return store
 
     def __enter__(self) -> Self:
-        self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            lock_for_this_process(self._lock)
-        except OSError:
-            os.close(self._lock)
-            raise StoreError(f"{self.path} is open in another process; wait for it to end") from None
-        for name in ("episodes.jsonl", "scores.jsonl"):
-            _cut_torn_line(self.path / name)
-            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
-            self._files[name] = os.open(self.path / name, flags, 0o644)
-        self.write_header({**read_json(self.path / "run.json"), "status": "running"})
+        """Open its files.
+
+        Raises:
+            StoreError: one of them cannot be opened, or another process has the run open.
+        """
+        with ExitStack() as opened:
+            lock = self._open(".lock", os.O_RDWR, opened)
+            try:
+                lock_for_this_process(lock)
+            except OSError:
+                raise StoreError(f"{self.path} is open in another process; wait for it to end") from None
+            for name in ("episodes.jsonl", "scores.jsonl"):
+                with told_of("open", self.path / name):
+                    cut_torn_line(self.path / name)
+                self._files[name] = self._open(name, os.O_WRONLY | os.O_APPEND, opened)
+            self.write_header(RunHeader.read(self.path).with_(status="running"))
+            self._opened = opened.pop_all()
         return self
+
+    def _open(self, name: str, flags: int, opened: ExitStack) -> int:
+        with told_of("open", self.path / name):
+            descriptor = os.open(self.path / name, os.O_CREAT | flags, 0o644)
+        opened.callback(os.close, descriptor)
+        return descriptor
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for descriptor in (*self._files.values(), self._lock):
-            os.close(descriptor)
         self._files.clear()
+        self._opened.close()
 
     def append_episode(self, episode: SingleAgentEpisode) -> dict[str, Any]:
         """Write one episode; its final state goes to `states/` first. Returns the line as written."""
@@ -165,42 +185,52 @@ class RunStore:
         digest = snapshot.digest
         path = self.path / "states" / f"{digest}.{snapshot.kind}"
         if not path.exists():
-            path.parent.mkdir(exist_ok=True)
+            with told_of("write", path):
+                path.parent.mkdir(exist_ok=True)
             write_atomically(path, snapshot.payload)
         return {"kind": snapshot.kind, "sha256": digest}
 
-    def write_header(self, header: Mapping[str, Any]) -> None:
+    def write_header(self, header: RunHeader) -> None:
         """Replace `run.json`."""
-        write_atomically(self.path / "run.json", self.redaction.of_line(_pretty(header)))
+        write_atomically(self.path / FILE, self.redaction.of_line(header.to_bytes()))
+        self.header = header
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace `summary.json`."""
-        write_atomically(self.path / "summary.json", self.redaction.of_line(_pretty(summary)))
+        text = json.dumps(summary, indent=2, allow_nan=False).encode("ascii") + b"\n"
+        write_atomically(self.path / "summary.json", self.redaction.of_line(text))
 
     def finish(self, status: str, seconds: float) -> None:
         """Note in `run.json` how the run ended and how long this process worked on it."""
-        header = read_json(self.path / "run.json")
-        timing = header.pop("timing", {})
-        timing["worked_s"] = round(timing.get("worked_s", 0.0) + seconds, 3)
-        self.write_header({**header, "status": status, "timing": timing})
+        timing = self.header.timing
+        timing = timing.model_copy(update={"worked_s": round(timing.worked_s + seconds, 3)})
+        self.write_header(self.header.with_(status=status, timing=timing))
 
 
 def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a run's `episodes.jsonl`; a torn last line is left out."""
+    return (record for _, record in placed_episodes(path))
+
+
+def placed_episodes(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """As `read_episodes`, each line with the offset at which `episode_at` finds it again."""
     return _read_lines(path / "episodes.jsonl")
 
 
 def read_scores(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a run's `scores.jsonl`; a torn last line is left out."""
-    return _read_lines(path / "scores.jsonl")
+    return (record for _, record in _read_lines(path / "scores.jsonl"))
 
 
-def latest_episodes(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run's `episodes.jsonl`, of each episode only its latest attempt."""
-    latest: dict[str, int] = {}
-    for record in read_episodes(path):
-        latest[record["rollout_id"]] = max(latest.get(record["rollout_id"], 0), record.get("attempt") or 0)
-    return (r for r in read_episodes(path) if (r.get("attempt") or 0) == latest[r["rollout_id"]])
+def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
+    """The episode of the line at an offset of the `episodes.jsonl` of the run at `path`, with its final state.
+
+    Raises:
+        StoreError: its final state is missing or is not what its name says.
+    """
+    with told_of("read", path / "episodes.jsonl"), (path / "episodes.jsonl").open("rb") as lines:
+        lines.seek(offset)
+        return load_episode(path, json.loads(lines.readline()))
 
 
 def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
@@ -221,66 +251,17 @@ def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
     return episode
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object.
-
-    Raises:
-        StoreError: the file is missing or is none.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"cannot read {path}: {error}") from None
-    if not isinstance(data, dict):
-        raise StoreError(f"{path} is not a JSON object")
-    return data
-
-
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The whole lines of a file, each with the offset at which it begins."""
     if not path.exists():
         return
-    with path.open("rb") as lines:
+    offset = 0
+    with told_of("read", path), path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 return
             try:
-                yield json.loads(line)
+                yield offset, json.loads(line)
             except ValueError as error:
                 raise StoreError(f"{path}:{number}: not JSON: {error}") from None
-
-
-def _cut_torn_line(path: Path) -> None:
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        position = end
-        while position > 0:
-            start = max(0, position - 65_536)
-            file.seek(start)
-            newline = file.read(position - start).rfind(b"\n")
-            if newline >= 0:
-                position = start + newline + 1
-                break
-            position = start
-        if position < end:
-            file.truncate(position)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file as a whole; a kill leaves the old one or the new one.
-
-    Raises:
-        StoreError: it cannot be written; what was there stays.
-    """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise StoreError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _pretty(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(data, indent=2, allow_nan=False, default=str).encode("ascii") + b"\n"
+            offset += len(line)

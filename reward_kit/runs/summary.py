@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from reward_kit.agent.models import StopReason
+from reward_kit.episodes.record import attempt_of
 from reward_kit.runs.statistics import Interval, mean_interval, mean_pass_at_k, mean_pass_hat_k
 
 
@@ -49,7 +50,7 @@ class EpisodeRow:
             error_message=failure.get("message"),
             error_traceback=failure.get("traceback"),
             usage=whole_usage(record),
-            attempt=record.get("attempt") or 0,
+            attempt=attempt_of(record),
             tool_errors=_tool_errors(record),
         )
 

@@ -1,4 +1,4 @@
-"""From a task file to a task that can run: validated keys, samples, tools, reward, and a world that can be made.
+"""From a task file to a task that can run: validated keys, samples, tools, reward.
 
 Everything that can be wrong is found here, before anything is written: each problem is one line that names the file,
 the line, the key and the value, and the command leaves with exit code 2.
@@ -7,30 +7,25 @@ the line, the key and the value, and the command leaves with exit code 2.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pydantic
-import yaml
 
 from reward_kit.agent.samples import Prompt, Sample
-from reward_kit.agent.starts import GroupStart
-from reward_kit.environments.registry import resource_class
-from reward_kit.environments.servers import ServerPool
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.errors import ConfigError, EnvironmentFailure, boundary, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel, describe_validation_error
-from reward_kit.reward_agent.confined import ConfinedReward
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
 from reward_kit.reward_agent.scoring import Reward, check_parameters
 from reward_kit.runs.datasets import read_samples
+from reward_kit.runs.inputs import TASK_FILE, digests_of, inputs_of
+from reward_kit.runs.overrides import overlaid
 from reward_kit.runs.resources import check_samples, check_tools, with_surroundings
 from reward_kit.runs.yaml_lines import LocatedYaml, about
-from reward_kit.typed_interface import RewardSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +34,36 @@ class Task:
 
     Attributes:
         definition: the validated file.
-        path: the file.
+        located: the file, with its lines.
         samples: its initial conditions, in dataset order.
         rollouts_per_sample: how many episodes each gets.
         tools: the task's own tools, None where it has none.
         reward: the reward function, None where the task only collects. Unless it runs in this process, it is known from
             behind its walls and not loaded here.
         notes: lines for the user about what was loaded.
-        inputs: the files that decide what a run's episodes and scores are: task file, dataset, tools and reward.
+        inputs: the files and folders that decide what a run's episodes and scores are, as `inputs_of` finds them.
         digests: their SHA-256, to notice a change before a resume.
     """
 
     definition: TaskDefinitionModel
-    path: Path
+    located: LocatedYaml
     samples: tuple[Sample, ...]
     rollouts_per_sample: int
     tools: ToolRegistry | None = None
-    reward: RewardSpec | ConfinedReward | None = None
+    reward: Reward | None = None
     inputs: Mapping[str, Path] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+
+    @property
+    def path(self) -> Path:
+        """The task file."""
+        return self.located.path
+
+    @property
+    def folder(self) -> Path:
+        """Where the task file lies; what it names is relative to it."""
+        return self.path.resolve().parent
 
 
 def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
@@ -89,13 +94,13 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
     has_dataset = definition.dataset_path is not None
     task = Task(
         definition=definition,
-        path=path,
+        located=located,
         samples=samples,
         rollouts_per_sample=definition.num_rollouts_per_sample if has_dataset else definition.num_rollouts,
         tools=tools,
         reward=reward,
-        inputs=(inputs := _input_files(path, definition, folder)),
-        digests={name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in inputs.items()},
+        inputs=(inputs := inputs_of(path, definition, reward)),
+        digests={**digests_of(inputs), TASK_FILE: hashlib.sha256(located.source).hexdigest()},
         notes=loaded.notes if loaded else (),
     )
     _check_prompts(task)
@@ -117,8 +122,10 @@ def load_tasks_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedRe
         read_paths=tuple(asked.read_paths),
         preload=tuple(asked.preload),
         reward_time_s=definition.limits.reward_time_s,
+        install_requirements=asked.install_requirements,
+        back_end=asked.back_end,
     )
-    return load_reward(definition.reward_function_path, folder, choice)
+    return load_reward(definition.reward_function_path, folder, choice, definition.reward_options)
 
 
 def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel) -> None:
@@ -129,6 +136,7 @@ def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel) -> Non
         "num_rollouts_per_sample": "" if has_dataset else "a task without a dataset counts num_rollouts",
         "base_resource_config": "" if definition.resource_type else "the task has no resource_type",
         "sandbox": "" if definition.reward_function_path else "the task has no reward_function_path",
+        "reward_options": "" if definition.reward_function_path else "the task has no reward_function_path",
         "nudge": "the simulated user answers a text" if definition.user else "",
     }
     for key, why in unused.items():
@@ -175,26 +183,6 @@ def _place(located: LocatedYaml, location: tuple[str | int, ...], overrides: Map
     return "-T" if any(f"{dotted}.".startswith(f"{key}.") for key in overrides) else located.where(location)
 
 
-def overlaid(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` with dotted `overrides` on it; neither is changed."""
-    result = json.loads(json.dumps(data, default=str)) if overrides else data
-    for dotted, value in overrides.items():
-        *parents, last = dotted.split(".")
-        inner: Any = result
-        for key in parents:
-            inner = inner[_index(inner, key, dotted)] if isinstance(inner, list) else inner.setdefault(key, {})
-            if not isinstance(inner, dict | list):
-                raise ConfigError(f"-T {dotted}=…: {key!r} is no mapping")
-        inner[_index(inner, last, dotted) if isinstance(inner, list) else last] = value
-    return result
-
-
-def _index(items: list[Any], key: str, dotted: str) -> int:
-    if not (key.isascii() and key.isdigit() and int(key) < len(items)):
-        raise ConfigError(f"-T {dotted}=…: {key!r} is no position in a list of {len(items)}, counted from 0")
-    return int(key)
-
-
 def load_tools(location: str, folder: Path) -> ToolRegistry:
     """The one `ToolRegistry` that a tools module defines.
 
@@ -236,50 +224,6 @@ def _check_prompts(task: Task) -> None:
         raise ConfigError("\n".join([*problems[:3], *more]))
 
 
-async def check_world(task: Task) -> bool:
-    """Make a world for one sample of each kind of configuration, so that a wrong resource is found before the run.
-
-    Returns:
-        Whether every world offers tools; True where the task has no resource.
-
-    Raises:
-        ConfigError: the resource does not exist, refuses its configuration, or cannot be reset.
-    """
-    has_tools = True
-    if task.definition.resource_type is None:
-        return has_tools
-    resource_class(task.definition.resource_type)
-    kinds = {frozenset(_keys(sample.resource_config)): sample for sample in reversed(task.samples)}
-    async with ServerPool():
-        for sample in kinds.values():
-            try:
-                async with GroupStart(task.definition, sample, 0) as group:
-                    start = await group.episode(0)
-                    if start.world is not None:
-                        try:
-                            with boundary(EnvironmentFailure, "get_tools_spec"):
-                                has_tools = bool(await start.world.get_tools_spec()) and has_tools
-                        finally:
-                            await start.world.close()
-            except (ConfigError, EnvironmentFailure) as error:
-                where = sample.where if sample.resource_config else task.path
-                raise ConfigError(f"{where}: {_named(task.definition)}: {error}") from error
-    return has_tools
-
-
-def _named(definition: TaskDefinitionModel) -> str:
-    kind = definition.resource_type
-    return "resources" if kind == "composite" else f"resource {kind!r}"
-
-
-def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Every key of a configuration, dotted."""
-    for key, value in config.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _keys(value, f"{prefix}{key}.")
-
-
 def selected(task: Task, limit: int | None = None, sample_ids: Iterable[str] = ()) -> tuple[Sample, ...]:
     """The samples to run.
 
@@ -292,55 +236,3 @@ def selected(task: Task, limit: int | None = None, sample_ids: Iterable[str] = (
             raise ConfigError(f"no sample {sample_id!r}{did_you_mean(sample_id, by_id)}")
     chosen = tuple(by_id[sample_id] for sample_id in sample_ids) or task.samples
     return chosen[:limit] if limit is not None else chosen
-
-
-def _input_files(path: Path, definition: TaskDefinitionModel, folder: Path) -> dict[str, Path]:
-    """Each file that decides what a run's episodes and scores are; modules of packages are left out."""
-    named = {
-        "task file": str(path.resolve()),
-        "dataset": definition.dataset_path,
-        "tools": definition.tools_module_path,
-        "reward": definition.reward_function_path,
-        "redaction": definition.redact,
-    }
-    acting = {"resource": definition.resource_type}
-    acting |= {"policy": definition.policy.type} if definition.policy else {}
-    acting |= {"user": definition.user.type} if definition.user else {}
-    named |= {name: value for name, value in acting.items() if value and ".py:" in value}
-    files = {name: folder / value.partition(".py:")[0] for name, value in named.items() if value}
-    files = {name: file if file.is_file() else file.with_name(f"{file.name}.py") for name, file in files.items()}
-    configured = (definition.base_resource_config, definition.policy and definition.policy.options())
-    files |= {f"file {text}": folder / text for text in _texts(configured) if len(text) < 256 and "\0" not in text}
-    return {name: file for name, file in sorted(files.items()) if file.is_file()}
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every text in a configuration; some of them name files."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
-
-
-def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:
-    """`key=value` from the command line; the value is YAML.
-
-    Args:
-        text: as typed.
-        option: the option it was typed after, for messages.
-
-    Raises:
-        ConfigError: there is no `=`, or the value is not YAML.
-    """
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise ConfigError(f"{option} {text!r}: write key=value")
-    try:
-        return key, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or "unreadable"
-        raise ConfigError(f"{option} {text!r}: the value is not YAML: {problem}") from None

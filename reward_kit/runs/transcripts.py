@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pydantic
 
+from reward_kit.agent.conversations import episode_of
 from reward_kit.agent.models import StopReason
-from reward_kit.agent.policy_interface import Action
 from reward_kit.agent.samples import make_group_id, make_rollout_id
+from reward_kit.episodes.record import EpisodeFacts, attempt_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
-from reward_kit.models import Message, ToolCall, describe_validation_error
+from reward_kit.models import Message, describe_validation_error
 from reward_kit.runs.datasets import read_rows
 from reward_kit.runs.store import load_episode
 
 _NOT_SAMPLE = ("messages", "ground_truth")
 
 
-def read_transcripts(path: Path) -> Iterator[SingleAgentEpisode]:
+def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
     """The episodes of a dataset with a `messages` field, or of a run's `episodes.jsonl`.
 
     A row may have `id` (rows of one id are rollouts of one sample), `ground_truth` and `policy`; everything in it is
@@ -30,63 +31,63 @@ def read_transcripts(path: Path) -> Iterator[SingleAgentEpisode]:
     run's limit cut off.
 
     Raises:
-        ConfigError: a row has no messages, or a message is none; the line is named.
+        ConfigError: a row has no messages, or a message is none, or a rollout stands there twice; the line is named.
     """
     rollouts: Counter[str] = Counter()
-    latest = _latest_attempts(path)
+    places: dict[tuple[str, int], str] = {}
+    latest: dict[str, _Attempt] = {}
     for index, (where, row) in enumerate(read_rows(path)):
         if _is_episode(row):
-            is_result = row["stop_reason"] != StopReason.RUN_LIMIT
-            if is_result and (row.get("attempt") or 0) == latest[row["rollout_id"]]:
-                yield load_episode(path.parent, row)
-            continue
-        sample_id = str(row.get("id", f"sample-{index}"))
-        yield _episode(row, sample_id, rollouts[sample_id], where)
-        rollouts[sample_id] += 1
+            found = _stored(path.parent, row)
+        else:
+            sample_id = str(row.get("id", f"sample-{index}"))
+            found = _given(row, sample_id, rollouts[sample_id], where)
+            rollouts[sample_id] += 1
+        if (known := places.setdefault((found.rollout_id, found.number), where)) != where:
+            raise ConfigError(f"{where}: rollout {found.rollout_id!r} stands already at {known}")
+        if found.rollout_id not in latest or found.number > latest[found.rollout_id].number:
+            latest.pop(found.rollout_id, None)  # it stands where its latest line does
+            latest[found.rollout_id] = found
+    return [attempt.episode for attempt in latest.values() if attempt.episode is not None]
+
+
+class _Attempt(NamedTuple):
+    """One line; its episode is None where the run's limit cut it off, so that it is no result."""
+
+    rollout_id: str
+    number: int
+    episode: SingleAgentEpisode | None
 
 
 def _is_episode(row: Mapping[str, Any]) -> bool:
     return "rollout_id" in row and "steps" in row
 
 
-def _latest_attempts(path: Path) -> dict[str, int]:
-    """The latest attempt of each episode in a file; an attempt that stands there twice is refused."""
-    seen: dict[tuple[str, int], str] = {}
-    latest: dict[str, int] = {}
-    for where, row in read_rows(path):
-        if _is_episode(row):
-            key = (row["rollout_id"], row.get("attempt") or 0)
-            if key in seen:
-                raise ConfigError(f"{where}: rollout {key[0]!r} stands already at {seen[key]}")
-            seen[key] = where
-            latest[key[0]] = max(latest.get(key[0], 0), key[1])
-    return latest
+def _stored(run: Path, row: Mapping[str, Any]) -> _Attempt:
+    is_result = row["stop_reason"] != StopReason.RUN_LIMIT
+    return _Attempt(row["rollout_id"], attempt_of(row), load_episode(run, row) if is_result else None)
+
+
+def _given(row: Mapping[str, Any], sample_id: str, rollout_index: int, where: str) -> _Attempt:
+    episode = _episode(row, sample_id, rollout_index, where)
+    return _Attempt(episode.id_, 0, episode)
 
 
 def _episode(row: Mapping[str, Any], sample_id: str, rollout_index: int, where: str) -> SingleAgentEpisode:
-    messages = _messages(row, where)
     group_id = make_group_id(0, sample_id)
-    episode = SingleAgentEpisode(make_rollout_id(group_id, rollout_index))
-    turns = [position for position, message in enumerate(messages) if message.role == "assistant"]
-    episode.messages = messages
-    episode.assistant_turns.extend(turns)
-    ends = [*turns, len(messages)]
-    episode.add_env_reset(_texts(messages[: ends[0]]))
-    for turn, end in zip(turns, ends[1:], strict=True):
-        action, shown = action_of(messages[turn]), _texts(messages[turn + 1 : end])
-        episode.add_env_step(shown, action, 0.0, {"environment_reward": None}, terminated=end == len(messages))
-    episode.is_terminated = True
-    episode.custom_data = {
-        "sample_id": sample_id,
-        "group_id": group_id,
-        "rollout_index": rollout_index,
-        "attempt": 0,
-        "policy": str(row.get("policy") or row.get("model") or "transcript"),
-        "stop_reason": StopReason.RECORDED.value,
-        "failure": None,
-        "sample": {key: value for key, value in row.items() if key not in _NOT_SAMPLE},
-        "ground_truth": row.get("ground_truth"),
-    }
+    episode = episode_of(make_rollout_id(group_id, rollout_index), _messages(row, where))
+    facts = EpisodeFacts(
+        sample_id=sample_id,
+        group_id=group_id,
+        rollout_index=rollout_index,
+        attempt=0,
+        policy=str(row.get("policy") or row.get("model") or "transcript"),
+        stop_reason=StopReason.RECORDED.value,
+        failure=None,
+        sample={key: value for key, value in row.items() if key not in _NOT_SAMPLE},
+        ground_truth=row.get("ground_truth"),
+    )
+    episode.custom_data.update(facts)
     return episode
 
 
@@ -96,7 +97,7 @@ def _messages(row: Mapping[str, Any], where: str) -> list[Message]:
         # A CSV cell holds the list as JSON text.
         try:
             given = json.loads(given)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: messages is not JSON: {error}") from None
     if given == []:
         raise ConfigError(f"{where}: messages is empty")
@@ -106,24 +107,3 @@ def _messages(row: Mapping[str, Any], where: str) -> list[Message]:
         return [Message.model_validate(message) for message in given]
     except pydantic.ValidationError as error:
         raise ConfigError(f"{where}: messages: {'; '.join(describe_validation_error(error, Message))}") from None
-
-
-def action_of(message: Message) -> Action:
-    """The action that an assistant message stands for."""
-    if not message.tool_calls:
-        return {"type": "text", "content": message.text}
-    calls = [_call(call) for call in message.tool_calls]
-    return {"type": "tool_calls", "calls": calls, "content": message.content}
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments)
-    except ValueError:
-        arguments = None
-    known = {"arguments": arguments} if isinstance(arguments, dict) else {"arguments_text": call.function.arguments}
-    return {"name": call.function.name, "id": call.id, **known}
-
-
-def _texts(messages: Sequence[Message]) -> str:
-    return "\n".join(message.text for message in messages)

@@ -10,7 +10,6 @@ from reward_kit.agent.simulated_user import ScriptedUser, SimulatedUser
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.loading import load_object
 from reward_kit.runs.tasks import Task
-from reward_kit.runs.yaml_lines import LocatedYaml
 from reward_kit.task_parts import UserModel
 
 if TYPE_CHECKING:
@@ -36,16 +35,15 @@ def make_user(task: Task, traffic: Traffic | None = None) -> SimulatedUser | Non
     block = task.definition.user
     if block is None:
         return None
-    folder = task.path.resolve().parent
     try:
-        _refuse_unknown(block, task.path, folder)
-        user = _user(block, folder, traffic)
+        _refuse_unknown(block, task)
+        user = _user(block, task.folder, traffic)
         for sample in task.samples:
             user.check(sample)
     except _UnknownKey:
         raise
     except ConfigError as error:
-        raise ConfigError(f"{LocatedYaml(task.path).where(('user',))}: user: {error}") from error
+        raise ConfigError(f"{task.located.where(('user',))}: user: {error}") from error
     return user
 
 
@@ -53,13 +51,13 @@ class _UnknownKey(ConfigError):
     """A key that nothing reads, with its line."""
 
 
-def _refuse_unknown(block: UserModel, path: Path, folder: Path) -> None:
+def _refuse_unknown(block: UserModel, task: Task) -> None:
     """Before anything else, since a misspelt key is also missed where it is needed."""
-    taken = {"replies"} if block.type == "scripted" else option_names(block.type, folder)
+    taken = {"replies"} if block.type == "scripted" else option_names(block.type, task.folder)
     for key in block.options():
         if taken is not None and key not in taken:
             near = did_you_mean(key, {*UserModel.model_fields, *taken})
-            where = LocatedYaml(path).where(("user", key))
+            where = task.located.where(("user", key))
             raise _UnknownKey(f"{where}: user.{key}: unknown key for a user of type {block.type!r}{near}")
 
 

@@ -30,7 +30,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 class LocatedYaml:
-    """A YAML document: its `data`, and the line of every key and list item.
+    """A YAML document: its `data`, the `source` it was read from, and the line of every key and list item.
 
     Raises:
         ConfigError: the file does not exist or is not YAML; the message has the line.
@@ -39,7 +39,8 @@ class LocatedYaml:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            text = path.read_text(encoding="utf-8")
+            self.source = path.read_bytes()
+            text = self.source.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read {path}: {why_unreadable(path, error)}") from None
         self._lines: dict[KeyPath, int] = {}

@@ -15,7 +15,8 @@ from typing import Literal
 from reward_kit.sandbox.frames import HEADER, NONCE_BYTES, READY, FrameError, answer_end, pack, read_answer
 from reward_kit.sandbox.limits import Limits
 from reward_kit.sandbox.outcome import Evidence
-from reward_kit.sandbox.zygote import ON_TIME, TOO_LATE, TOO_MUCH_DISK, Ended
+from reward_kit.sandbox.program import Program
+from reward_kit.sandbox.zygote import BY_ITSELF, TOO_MUCH_DISK, Ended, Spawn
 
 _CHUNK = 1 << 18
 _CREDENTIALS = struct.Struct("iII")
@@ -68,15 +69,19 @@ class Child:
     """A confined child as the host sees it: a channel for frames, two outputs, and its end.
 
     Attributes:
+        limits: of its calls.
         is_ready: it said that its walls stand.
         pid: its id as this process sees it, which the kernel told with its first word; 0 before.
+        kills_before: how many processes its zygote's group had lost for want of memory when it was asked for.
         answered: resolves when an answer is complete, or cannot become one any more; made anew for each call.
         ended: resolves with the zygote's record of its end; None where the zygote died.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, spawn: Spawn) -> None:
         self._loop = asyncio.get_running_loop()
-        self._limits = limits
+        self._spawn = spawn
+        self._program: Program | None = None
+        self.limits = limits
         self._max_result = limits.result_bytes
         self._channel, self._far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._channel.setblocking(False)
@@ -89,9 +94,19 @@ class Child:
         self._fault: FrameError | None = None
         self.is_ready = False
         self.pid = 0
+        self.kills_before = 0
         self.answered: asyncio.Future[None] | None = None
         self.ended: asyncio.Future[Ended | None] = self._loop.create_future()
         self._loop.add_reader(self._channel.fileno(), self._read)
+
+    def may_run(self, limits: Limits, program: Program | None) -> bool:
+        """It was made with these limits, and has been sent no other program."""
+        return self.limits == limits and self._program in (None, program)
+
+    def is_as(self, limits: Limits, spawn: Spawn, program: Program | None) -> bool:
+        """It may run the program, was made by this record, and has neither ended nor said anything since."""
+        fits = self._spawn == spawn and self.may_run(limits, program)
+        return fits and not self.ended.done() and not self.has_extra
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
@@ -104,13 +119,22 @@ class Child:
         os.close(self._output.writer)
         os.close(self._errors.writer)
 
-    def send(self, program: bytes | None, call: bytes) -> None:
+    def load(self, program: Program) -> None:
+        """Send the program, once."""
+        if self._program is None:
+            self._program = program
+            self._push(pack(secrets.token_bytes(NONCE_BYTES), program.payload()))
+
+    def send(self, program: Program, call: bytes) -> None:
         """Send a call, with the program before the first one."""
+        self.load(program)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        frames = pack(self._nonce, call)
-        self._push(pack(self._nonce, program) + frames if program is not None else frames)
+        self._push(pack(self._nonce, call))
 
     def _push(self, data: bytes) -> None:
+        if self._unsent:
+            self._unsent += data
+            return
         try:
             sent = self._channel.send(data)
         except BlockingIOError:
@@ -193,7 +217,7 @@ class Child:
     def has_extra(self) -> bool:
         """Something came although nothing was asked."""
         self._read()
-        return bool(self._received)
+        return bool(self._received) or self.has_fault
 
     def take_answer(self, evidence: Evidence) -> None:
         """Put what came, the outputs too, into `evidence`, and make room for the next answer."""
@@ -218,10 +242,10 @@ class Child:
         if ended is None:
             evidence.how = "lost"
             return
-        hows: dict[int, Literal["ended", "late", "disk"]] = {ON_TIME: "ended", TOO_LATE: "late", TOO_MUCH_DISK: "disk"}
+        hows: dict[int, Literal["ended", "disk"]] = {BY_ITSELF: "ended", TOO_MUCH_DISK: "disk"}
         evidence.how = hows.get(ended.how, "fault" if self.has_fault else "killed")
         evidence.exit = os.waitstatus_to_exitcode(ended.status)
-        evidence.wall_s, evidence.cpu_s = ended.wall_s, ended.user_s + ended.system_s
+        evidence.cpu_s = ended.user_s + ended.system_s
         evidence.peak_memory_mb = ended.peak_memory / (1 << 20)
 
     def close(self) -> None:

@@ -57,6 +57,16 @@ class Sandbox:
             raise ConfigError("the sandbox is used before `async with` has opened it")
         return self._strength
 
+    @property
+    def waiting_children(self) -> set[int]:
+        """The ids of children whose walls stand and that have been sent no call yet."""
+        return {zygote.prepared_pid for zygote in self._idle} - {0}
+
+    @property
+    def is_settled(self) -> bool:
+        """No child is being made ready."""
+        return all(zygote.is_settled for zygote in self._idle)
+
     async def __aenter__(self) -> Sandbox:
         self._strength = await best_strength(self._wanted)
         self._is_open = True
@@ -95,7 +105,11 @@ class Sandbox:
                 if level == "warm":
                     return await self._call_warm(program, payload, limits)
                 async with self._zygote(program, limits) as zygote:
-                    return await run_isolated(zygote, program, payload, limits, self.strength)
+                    outcome = await run_isolated(zygote, program, payload, limits, self.strength)
+                    # A program that fails is not loaded before its next call, which is to meet the failure.
+                    again = program if outcome.failure is None else None
+                    zygote.prepare(limits, is_single=True, cpu_s=limits.cpu_s, program=again)
+                    return outcome
             except SetupError as error:
                 return self._refusal(error, level)
 
@@ -113,7 +127,9 @@ class Sandbox:
         async with self._free:
             try:
                 async with self._zygote(program, limits) as zygote:
-                    return await ask_all(zygote, program, calls, limits, self.strength)
+                    outcomes = await ask_all(zygote, program, calls, limits, self.strength)
+                    zygote.prepare(limits, is_single=False, cpu_s=limits.cpu_s)
+                    return outcomes
             except SetupError as error:
                 return [self._refusal(error, "isolated")] * len(calls)
 
@@ -137,20 +153,23 @@ class Sandbox:
     async def _zygote(self, program: Program, limits: Limits) -> AsyncIterator[ZygoteProcess]:
         """A zygote of the program's world for one call; it goes back to the others if it lives."""
         world = self._world(program, limits)
-        zygote = await self._take(world)
+        zygote = await self._take(world, limits, program)
         try:
             yield zygote
         finally:
             await self._give_back(zygote, world)
 
-    async def _take(self, world: World) -> ZygoteProcess:
+    async def _take(self, world: World, limits: Limits, program: Program) -> ZygoteProcess:
+        """A zygote of this world, before others one that has a child ready."""
         if not self._is_open:
             raise ConfigError("the sandbox is used outside of its `async with`")
-        for zygote in [zygote for zygote, other in self._idle.items() if other == world or not zygote.is_alive]:
+        while dead := next((zygote for zygote in self._idle if not zygote.is_alive), None):
+            del self._idle[dead]
+            await dead.close()
+        if fitting := [zygote for zygote, other in self._idle.items() if other == world]:
+            zygote = next((zygote for zygote in fitting if zygote.is_prepared(limits, program)), fitting[0])
             del self._idle[zygote]
-            if zygote.is_alive:
-                return zygote
-            await zygote.close()
+            return zygote
         while len(self._idle) + len(self._warm) >= 2 * self._slots + 2 and (self._idle or self._warm):
             await self._give_up_one()
         return await ZygoteProcess.start(world, self.strength)
@@ -190,5 +209,6 @@ class Sandbox:
             await session.close()
             await self._give_back(zygote, world)
         world = self._world(program, limits)
-        zygote = await self._take(world)
-        return Session(zygote, program, limits, self.strength, "warm"), world, zygote
+        zygote = await self._take(world, limits, program)
+        session = await Session.start(zygote, program, limits, self.strength, "warm")
+        return session, world, zygote

@@ -12,6 +12,8 @@ from reward_kit.sandbox.limits import Limits
 
 Level = Literal["isolated", "warm"]
 Strength = Literal["namespaces", "landlock", "process"]
+Walls = Strength | Literal["container"]
+"""What stood around a call: a strength of this sandbox, or a container that the call had to itself."""
 
 OutcomeKind = (
     FrameFault
@@ -33,6 +35,7 @@ OutcomeKind = (
         "cycle",
         "setup",
         "zygote",
+        "connection",
     ]
 )
 
@@ -50,7 +53,7 @@ _CLASSES: Final[dict[str, FailureClass]] = {
 }
 _WORDS: Final = {
     **dict.fromkeys(("wall", "cpu"), "timeout"),
-    **dict.fromkeys(("signal", "forbidden_call", "zygote"), "crashed"),
+    **dict.fromkeys(("signal", "forbidden_call", "zygote", "connection"), "crashed"),
     **dict.fromkeys(("denied", "disk", "open_files", "processes"), "denied"),
     **dict.fromkeys(kind for kind, word in _CLASSES.items() if word == "invalid_result"),
     "ok": "ok",
@@ -92,7 +95,7 @@ class Outcome:
     stderr: str = ""
     is_output_cut: bool = False
     level: Level = "isolated"
-    strength: Strength = "namespaces"
+    strength: Walls = "namespaces"
     wall_s: float = 0.0
     cpu_s: float = 0.0
     peak_memory_mb: float = 0.0
@@ -116,6 +119,7 @@ class Evidence:
         fault: why there is no answer.
         how: "ended", or why it was killed: "late" at the wall limit, "cpu" and "disk" at those, "fault" for what it
             wrote, "killed" for another reason, "lost" where the zygote died.
+        memory_kills: how many of its processes the kernel killed because all together held too much.
         exit: as in `Outcome`.
     """
 
@@ -123,6 +127,7 @@ class Evidence:
     answer: Any = None
     fault: FrameError | None = None
     how: Literal["ended", "late", "cpu", "disk", "fault", "killed", "lost"] = "ended"
+    memory_kills: int = 0
     exit: int | None = None
     wall_s: float = 0.0
     cpu_s: float = 0.0
@@ -163,6 +168,8 @@ def judge(evidence: Evidence, limits: Limits, level: Level, strength: Strength) 
 
 
 def _value(evidence: Evidence, limits: Limits) -> Any:
+    if evidence.memory_kills:  # also where the zygote was the one that was killed
+        raise _Refused("memory", _with_limit("memory", "all its processes and files together", limits), "")
     if evidence.how == "lost":
         raise _Refused("zygote", "the process that starts the sandbox's children ended; the call may be made again", "")
     if not evidence.is_ready and evidence.how != "late":

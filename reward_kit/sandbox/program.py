@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import site
@@ -38,9 +39,10 @@ class Program:
         imports: modules that are imported once, before any call, and so cost a call nothing. They are imported without
             secrets, and where there are namespaces without network or files of the host, but before a call's limits
             and filter: name only what you trust.
-        read_paths: further files and folders it may read, absolute.
+        read_paths: further files and folders it may read, absolute, on the machine where it runs.
         search_paths: folders it may import from, which it may read too.
         is_async: the function is async and is awaited; one that is not declared so gets an error instead.
+        library_path: folders of packages that it sees in the place of the running interpreter's; () for those.
         last_call: JSON of the one argument of a last call that a warm child gets when it is ended in good order, for
             the form "plain"; what it answers is not looked at. "" for none.
     """
@@ -54,6 +56,7 @@ class Program:
     search_paths: tuple[str, ...] = ()
     is_async: bool = False
     last_call: str = ""
+    library_path: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.source) > SOURCE_LIMIT:
@@ -63,8 +66,20 @@ class Program:
         for name in self.imports:
             if not _MODULE_NAME.match(name):
                 raise ConfigError(f"imports: {name!r} is no name of a module")
-        for path in (*self.read_paths, *self.search_paths):
-            _check_readable(path)
+        for path in (*self.read_paths, *self.search_paths, *self.library_path):
+            _check_path(path)
+
+    def payload(self) -> bytes:
+        """What a child is told of it: JSON, the content of a frame."""
+        told = {
+            "source": self.source,
+            "filename": self.filename,
+            "function": self.function,
+            "module": "reward_program",
+            "form": self.form,
+            "is_async": self.is_async,
+        }
+        return json.dumps(told).encode()
 
     @classmethod
     def from_file(
@@ -100,21 +115,29 @@ class World:
 
 
 def world_of(program: Program, *, may_start_processes: bool) -> World:
-    """The world that `program` needs on this machine."""
+    """The world that `program` needs on this machine.
+
+    Raises:
+        ConfigError: a path that it is to read is not there, or is closed.
+    """
+    for path in (*program.read_paths, *program.search_paths, *program.library_path):
+        _check_readable(path)
     imports = (*program.imports, *(("asyncio",) if program.is_async else ()))
-    library = library_path()
+    # The package itself is loaded before its walls stand; of a folder it shares with others, nothing more is found.
+    own = () if program.library_path else (str(_PACKAGE.parent),)
+    library = [*standard_library(), *program.library_path] if program.library_path else library_path()
     paths = [*library, str(_PACKAGE), f"{sys.base_prefix}/lib", *_LIBRARIES, *_TIME_ZONES]
     if may_start_processes:
         paths += [*_PROGRAMS, f"{sys.base_prefix}/bin", f"{sys.prefix}/bin", f"{sys.prefix}/pyvenv.cfg"]
     paths += [*program.read_paths, *program.search_paths]
     real = {path: os.path.realpath(path) for path in paths if os.path.exists(path)}  # noqa: PTH110
-    sys_path = (*library, str(_PACKAGE.parent), *program.search_paths)
+    sys_path = (*library, *own, *program.search_paths)
     return World(imports, sys_path, tuple(sorted(real.items())), may_start_processes)
 
 
 def needs_of(program: Program) -> tuple[object, ...]:
     """What of a program decides its world, without its text."""
-    return program.imports, program.read_paths, program.search_paths, program.is_async
+    return program.imports, program.read_paths, program.search_paths, program.is_async, program.library_path
 
 
 def library_path() -> list[str]:
@@ -124,11 +147,21 @@ def library_path() -> list[str]:
     return [entry for entry in sys.path if entry in roots and os.path.isdir(entry)]  # noqa: PTH112
 
 
-def _check_readable(path: str) -> None:
+def standard_library() -> list[str]:
+    """The entries of `sys.path` that are the standard library."""
+    roots = {*map(sysconfig.get_path, ("stdlib", "platstdlib")), sysconfig.get_config_var("DESTSHARED")}
+    return [entry for entry in library_path() if entry in roots]
+
+
+def _check_path(path: str) -> None:
     if not os.path.isabs(path) or os.path.normpath(path) != path:  # noqa: PTH117
         raise ConfigError(f"a path to be read must be absolute and plain, not {path!r}")
     if path in _NEVER_READ or path.startswith(("/proc/", "/sys/", "/dev/")):
         raise ConfigError(f"{path} is never shown in the sandbox; name the folder that is needed")
+
+
+def _check_readable(path: str) -> None:
+    """That it is there and open, which can only be told where the program runs."""
     if not os.path.exists(path):  # noqa: PTH110
         raise ConfigError(f"{path}, which the program is to read, is not there")
     if os.geteuid() == 0:

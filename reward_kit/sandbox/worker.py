@@ -21,8 +21,6 @@ _WARM_CPU_S = 86_400.0
 _CALLS_A_LOOK = 64
 _SPOILING = ("memory", "open_files", "disk", "processes")
 _LAST_CALL_S = 2.0
-_BACKSTOP_S = 2.0
-"""A zygote that has not ended a child this long after its deadline is ended itself."""
 
 
 def request_of(program: Program, request: Any) -> bytes:
@@ -43,64 +41,40 @@ def request_of(program: Program, request: Any) -> bytes:
         raise ConfigError(f"what {program.function} is called with has no JSON form: {error}") from error
 
 
-def program_of(program: Program) -> bytes:
-    """The frame payload that carries the program."""
-    return json.dumps(
-        {
-            "source": program.source,
-            "filename": program.filename,
-            "function": program.function,
-            "module": "reward_program",
-            "form": program.form,
-            "is_async": program.is_async,
-        }
-    ).encode()
-
-
 async def run_isolated(
     zygote: ZygoteProcess, program: Program, call: bytes, limits: Limits, strength: Strength
 ) -> Outcome:
     """One call in a fresh child, of which nothing is left when this returns."""
+    child = await zygote.spawn(limits, is_single=True, cpu_s=limits.cpu_s, program=program)
     started = time.monotonic()
-    child = zygote.spawn(limits, is_single=True, wall_s=limits.wall_s, cpu_s=limits.cpu_s)
     try:
         child.answered = asyncio.get_running_loop().create_future()
         child.answered.add_done_callback(lambda _: zygote.kill_child(child) if child.has_fault else None)
-        child.send(program_of(program), call)
-        ended = await _end_of(zygote, child, limits.wall_s + _BACKSTOP_S)
+        child.send(program, call)
         evidence = Evidence()
-        child.take_end(evidence, ended)
+        is_late = await _is_late(zygote, child, limits.wall_s)
+        child.take_end(evidence, child.ended.result())
+        if is_late and evidence.how == "killed":
+            evidence.how = "late"
         evidence.wall_s = time.monotonic() - started
+        evidence.memory_kills = zygote.memory_kills(child)
         return judge(evidence, limits, "isolated", strength)
     finally:
         child.close()
 
 
-async def _end_of(zygote: ZygoteProcess, child: Child, timeout_s: float) -> Ended | None:
-    """Wait for the child's end; where we are cancelled, or the zygote fails to end it in time, bring it about."""
+async def _is_late(zygote: ZygoteProcess, child: Child, wall_s: float) -> bool:
+    """Wait for the child's end, and bring it about where its time is up or we are cancelled."""
     try:
-        async with asyncio.timeout(timeout_s):
-            return await asyncio.shield(child.ended)
+        async with asyncio.timeout(wall_s):
+            await asyncio.shield(child.ended)
     except TimeoutError:
-        await zygote.close()
-        return None
+        await zygote.end_child(child)
+        return True
     except asyncio.CancelledError:
-        await _end_child(zygote, child)
+        await zygote.end_child(child)
         raise
-
-
-async def _end_child(zygote: ZygoteProcess, child: Child) -> Ended | None:
-    """Kill the child and wait for its end, which takes a millisecond; where it does not come, end the zygote."""
-    zygote.kill_child(child)
-    waiting = asyncio.get_running_loop().create_task(asyncio.wait({child.ended}, timeout=_BACKSTOP_S))
-    try:
-        await asyncio.shield(waiting)
-    finally:
-        if not child.ended.done():
-            await waiting
-    if not child.ended.done():
-        await zygote.close()
-    return child.ended.result()
+    return False
 
 
 class Session:
@@ -110,21 +84,27 @@ class Session:
         is_usable: the last call left it clean.
     """
 
-    def __init__(
-        self, zygote: ZygoteProcess, program: Program, limits: Limits, strength: Strength, level: Level
-    ) -> None:
-        self._zygote, self._program, self._limits, self._strength = zygote, program, limits, strength
+    def __init__(self, zygote: ZygoteProcess, child: Child, program: Program, strength: Strength, level: Level) -> None:
+        self._zygote, self._child, self._program, self._strength = zygote, child, program, strength
+        self._limits = child.limits
         self._level = level
         self._loop = asyncio.get_running_loop()
-        self._child = zygote.spawn(
-            limits, is_single=False, wall_s=0.0, cpu_s=_WARM_CPU_S if level == "warm" else limits.cpu_s
-        )
         self._child.ended.add_done_callback(self._on_end)
         self._calls = 0
         self._first_resident_mb = 0.0
         self._cpu_before = 0.0
+        self._cpu_of_earlier_calls = 0.0
         self._ended_for: Literal["late", "cpu"] | None = None
         self.is_usable = True
+
+    @classmethod
+    async def start(
+        cls, zygote: ZygoteProcess, program: Program, limits: Limits, strength: Strength, level: Level
+    ) -> Session:
+        """A session with a child of its own."""
+        cpu_s = _WARM_CPU_S if level == "warm" else limits.cpu_s
+        child = await zygote.spawn(limits, is_single=False, cpu_s=cpu_s)
+        return cls(zygote, child, program, strength, level)
 
     def _on_end(self, _: asyncio.Future[Ended | None]) -> None:
         self.is_usable = False
@@ -142,8 +122,10 @@ class Session:
         child = self._child
         answered = child.answered = self._loop.create_future()
         self._cpu_before = child.cpu_s()
-        self._arm(answered, started + wall_s, min(wall_s, self._limits.cpu_s))
-        child.send(program_of(self._program) if self._calls == 0 else None, payload)
+        # What a warm child used before is no affair of this call; the calls of one program share their limits.
+        self._cpu_of_earlier_calls = self._cpu_before if self._level == "warm" else 0.0
+        self._arm(answered, started + wall_s, max(0.0, min(wall_s, self._cpu_left_s())))
+        child.send(self._program, payload)
         self._calls += 1
         if child.ended.done():
             self._on_end(child.ended)
@@ -151,7 +133,7 @@ class Session:
             await answered
         except asyncio.CancelledError:
             self.is_usable = False
-            await _end_child(self._zygote, child)
+            await self._zygote.end_child(child)
             raise
         finally:
             self._timer.cancel()
@@ -163,6 +145,8 @@ class Session:
             evidence.cpu_s = child.cpu_s() - self._cpu_before
             self.is_usable = self._is_sound(evidence)
         evidence.wall_s = self._loop.time() - started
+        evidence.memory_kills = self._zygote.memory_kills(child)
+        self.is_usable = self.is_usable and not evidence.memory_kills
         return judge(evidence, self._limits, self._level, self._strength)
 
     def _arm(self, answered: asyncio.Future[None], deadline: float, delay_s: float) -> None:
@@ -171,7 +155,7 @@ class Session:
     def _look_at_clocks(self, answered: asyncio.Future[None], deadline: float) -> None:
         """End the call at its deadline, or when its CPU time is used up; else look again when either can be."""
         left_s = deadline - self._loop.time()
-        cpu_left_s = self._limits.cpu_s - (self._child.cpu_s() - self._cpu_before)
+        cpu_left_s = self._cpu_left_s()
         if left_s > 0.001 and cpu_left_s > 0.001:
             self._arm(answered, deadline, min(left_s, cpu_left_s))
             return
@@ -180,23 +164,29 @@ class Session:
         if not answered.done():
             answered.set_result(None)
 
+    def _cpu_left_s(self) -> float:
+        return self._limits.cpu_s - (self._child.cpu_s() - self._cpu_of_earlier_calls)
+
     async def _post_mortem(self, evidence: Evidence) -> None:
         self.is_usable = False
-        ended = await _end_child(self._zygote, self._child)
+        ended = await self._zygote.end_child(self._child)
         self._child.take_end(evidence, ended)
         evidence.cpu_s = max(0.0, evidence.cpu_s - self._cpu_before)
         if self._ended_for is not None and evidence.how != "lost":
             evidence.how = self._ended_for
 
     def _is_sound(self, evidence: Evidence) -> bool:
-        """Whether the child may answer again: it left nothing running or open, and has not grown by half its memory."""
+        """Whether the child may answer again: it left nothing running or open, and has not grown by half its memory.
+
+        What a program leaves between its own questions is its own affair: nobody comes after it.
+        """
         answer = evidence.answer
-        if evidence.fault is not None or not isinstance(answer, dict) or answer.get("left"):
+        if evidence.fault is not None or not isinstance(answer, dict) or (answer.get("left") and self._level == "warm"):
             return False
         error = answer.get("error")
         if isinstance(error, dict) and error.get("kind") in _SPOILING:
             return False
-        if self._calls > 1 and self._calls % _CALLS_A_LOOK:
+        if self._level != "warm" or (self._calls > 1 and self._calls % _CALLS_A_LOOK):
             return True
         resident = self._child.resident_mb()
         if self._calls == 1:
@@ -214,7 +204,7 @@ class Session:
                 await self.call(request_of(self._program, json.loads(self._program.last_call)), _LAST_CALL_S)
             self.is_usable = False
             if not self._child.ended.done():
-                await _end_child(self._zygote, self._child)
+                await self._zygote.end_child(self._child)
         finally:
             self._child.close()
 
@@ -226,12 +216,12 @@ async def ask_all(
 
     Where the child ends, or has to be ended, the remaining questions are not asked and fail as that one did.
     """
-    session = Session(zygote, program, limits, strength, "isolated")
+    session = await Session.start(zygote, program, limits, strength, "isolated")
     deadline = time.monotonic() + limits.wall_s
     outcomes: list[Outcome] = []
     try:
         for call in calls:
-            if not session.is_usable and outcomes:
+            if not session.is_usable and outcomes and outcomes[-1].failure is not None:
                 outcomes.append(outcomes[-1])
                 continue
             outcomes.append(await session.call(call, max(0.0, deadline - time.monotonic())))

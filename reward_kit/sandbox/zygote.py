@@ -21,11 +21,9 @@ import _socket
 import array
 import builtins
 import json
-import math
 import select
 import signal
 import struct
-import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -35,12 +33,12 @@ from reward_kit.sandbox.kernel import capabilities, landlock, libc, namespaces, 
 
 SETUP_EXIT: Final = 97
 CHANNEL: Final = 3
-SPAWN: Final = struct.Struct("!dIQIIQQB")
-ENDED: Final = struct.Struct("!iddQdB")
+SPAWN: Final = struct.Struct("!IQIIQQB")
+ENDED: Final = struct.Struct("!iddQB")
 KILL: Final = b"K"
-ON_TIME, TOO_LATE, KILLED, TOO_MUCH_DISK = 0, 1, 2, 3
+BY_ITSELF, KILLED, TOO_MUCH_DISK = 0, 1, 2
 _FILES_PER_MEBIBYTE = 256
-_DISK_LOOK_S = 0.02
+_DISK_LOOK_MS = 20
 """How often a work folder on a real disk is measured; in a namespace it is a file system of its own size."""
 _DEVICE_READ = ("random", "urandom")
 
@@ -48,7 +46,6 @@ _DEVICE_READ = ("random", "urandom")
 class Spawn(NamedTuple):
     """The record that asks for a child; its descriptors come with it: channel, output, errors."""
 
-    wall_s: float  # 0: until the host ends it
     cpu_s: int
     memory: int  # bytes
     processes: int
@@ -69,8 +66,7 @@ class Ended(NamedTuple):
     user_s: float
     system_s: float
     peak_memory: int  # bytes
-    wall_s: float
-    how: int  # ON_TIME, TOO_LATE, KILLED or TOO_MUCH_DISK
+    how: int  # BY_ITSELF, KILLED or TOO_MUCH_DISK
 
     def packed(self) -> bytes:
         """As it goes over the socket."""
@@ -119,19 +115,18 @@ class Zygote:
             self._control.send(ended.packed())
 
     def _one_call(self, spawn: Spawn, descriptors: Sequence[int]) -> Ended:
-        started = time.monotonic()
         folder = self._make_folder()
         if self._strength == "namespaces":
             namespaces.send_next_child_away(self._pid_namespace)
         parent = os.getpid()
-        child = os.fork()
+        child = libc.fork()
         if child == 0:
             self._be_child(spawn, descriptors, folder, parent)
         for descriptor in descriptors:
             os.close(descriptor)
-        how = self._watch(child, started + spawn.wall_s if spawn.wall_s else None, folder, spawn.disk)
+        how = self._watch(child, folder, spawn.disk)
         _, status, usage = os.wait4(child, 0)
-        ended = Ended(status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss << 10, time.monotonic() - started, how)
+        ended = Ended(status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss << 10, how)
         if folder:
             remove_folder(folder)
         return ended
@@ -145,27 +140,25 @@ class Zygote:
         os.mkdir(folder, 0o700)  # noqa: PTH102
         return folder
 
-    def _watch(self, child: int, deadline: float | None, folder: str, disk: int) -> int:
-        """Wait for the child's end, or bring it about: at a limit, at the host's word, or when the host is gone."""
+    def _watch(self, child: int, folder: str, disk: int) -> int:
+        """Wait for the child's end, or bring it about: at the host's word, for its disk, or when the host is gone."""
         ending = os.pidfd_open(child)
         poll = select.poll()
         poll.register(ending, select.POLLIN)
         poll.register(self._control.fileno(), select.POLLIN)
-        how = ON_TIME
+        how = BY_ITSELF
         try:
             while True:
-                left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
-                wait = min(left, _DISK_LOOK_S if folder else math.inf)
-                ready = [descriptor for descriptor, _ in poll.poll(None if wait == math.inf else wait * 1000)]
+                ready = [descriptor for descriptor, _ in poll.poll(_DISK_LOOK_MS if folder else None)]
                 if ending in ready:
                     return how
-                if not ready and wait < left and not uses_more(folder, disk):
+                if not ready and not uses_more(folder, disk):
                     continue
-                how = KILLED if ready else TOO_MUCH_DISK if wait < left else TOO_LATE
-                deadline, folder = None, ""
+                how, folder = (KILLED if ready else TOO_MUCH_DISK), ""
                 gone = bool(ready) and not self._control.recv(len(KILL))
                 signal.pidfd_send_signal(ending, signal.SIGKILL)
                 if gone:
+                    os.waitpid(child, 0)
                     os._exit(0)
         finally:
             os.close(ending)
@@ -361,6 +354,7 @@ def main(descriptor: int) -> None:
     """Read the configuration, put up walls, import, say so, and serve."""
     control = _socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.umask(0o022)  # the root that is built is for another user than its builder
     # Only the two ends hold the socket, so each sees the other's end.
     os.closerange(descriptor + 1, 1 << 16)
     config = json.loads(control.recv(1 << 20))

@@ -23,7 +23,8 @@ from reward_kit.sandbox.child import Child
 from reward_kit.sandbox.kernel.libc import SetupError
 from reward_kit.sandbox.limits import Limits
 from reward_kit.sandbox.outcome import Strength
-from reward_kit.sandbox.program import World
+from reward_kit.sandbox.program import Program, World
+from reward_kit.sandbox.trees import Tree
 from reward_kit.sandbox.zygote import ENDED, KILL, Ended, Spawn
 
 _ENVIRONMENT = {
@@ -40,6 +41,8 @@ _ENVIRONMENT = {
 }
 _PASSED_ON = ("LD_LIBRARY_PATH", "TZ")
 _BOOT_S = 120.0
+BACKSTOP_S = 2.0
+"""A zygote that has not ended a child this long after it was told to is ended itself."""
 _FIRST_UNUSED_ID = 1_900_000_000
 _MEBIBYTE = 1 << 20
 
@@ -57,7 +60,9 @@ class ZygoteProcess:
         self._process = process
         self._control = control
         self._work_root = work_root
+        self._tree: Tree | None = None
         self._child: Child | None = None
+        self._prepared: Child | None = None
         self._ending: asyncio.Task[None] | None = None
         self.is_alive = True
         self.facts: dict[str, Any] = {}
@@ -86,49 +91,84 @@ class ZygoteProcess:
             )
         self = cls(process, control, work_root)
         try:
+            # It waits for its configuration, so all that it ever starts is born in its group.
+            self._tree = Tree(process.pid, own_processes=2 if strength == "namespaces" else 1)
             control.send(json.dumps(config).encode())
             async with asyncio.timeout(_BOOT_S):
                 reply = json.loads(await self._loop.sock_recv(control, 1 << 16) or b"{}")
         except (OSError, TimeoutError) as error:
             await self.close()
             raise SetupError("start the zygote", f"it gave no sign of life: {error}") from error
-        except asyncio.CancelledError:
+        except (SetupError, asyncio.CancelledError):
             await self.close()
             raise
         if "ready" not in reply:
             await self.close()
             raise SetupError(reply.get("step", "start the zygote"), reply.get("reason", "it ended at once"))
         self.facts = reply
+        self._tree.zygote_is_ready()
         self._loop.add_reader(control.fileno(), self._on_record)
         return self
 
-    def spawn(self, limits: Limits, *, is_single: bool, wall_s: float, cpu_s: float) -> Child:
-        """Ask for a child; it waits for its program. A child asked of a dead zygote has `ended` with None.
+    async def spawn(self, limits: Limits, *, is_single: bool, cpu_s: float, program: Program | None = None) -> Child:
+        """A child that waits for a call, the one made ready if it fits; one of a dead zygote has `ended` with None.
 
         Args:
-            limits: of its calls; the times are those of the whole child.
+            limits: of its calls.
             is_single: it leaves after one answer.
-            wall_s: until the zygote ends it; 0 for never.
-            cpu_s: until the kernel does.
+            cpu_s: until the kernel ends it.
+            program: what it may have loaded already; by default nothing.
         """
-        child = self._child = Child(limits)
-        record = Spawn(
-            wall_s,
-            math.ceil(cpu_s),
-            limits.memory_mb * _MEBIBYTE,
-            limits.processes,
-            limits.open_files,
-            limits.disk_mb * _MEBIBYTE,
-            limits.result_bytes,
-            int(is_single),
-        ).packed()
+        wanted = spawn_of(limits, is_single=is_single, cpu_s=cpu_s)
+        child, self._prepared = self._prepared, None
+        if child is not None:
+            if child.is_as(limits, wanted, program):
+                return child
+            try:
+                await self.end_child(child)
+            finally:
+                child.close()
+        return self._spawn(limits, wanted)
+
+    def prepare(self, limits: Limits, *, is_single: bool, cpu_s: float, program: Program | None = None) -> None:
+        """Have the next child put up its walls, and load a program, before anyone asks for it."""
+        if self.is_alive and self._prepared is None:
+            self._prepared = self._spawn(limits, spawn_of(limits, is_single=is_single, cpu_s=cpu_s))
+            if program is not None:
+                self._prepared.load(program)
+
+    def is_prepared(self, limits: Limits, program: Program) -> bool:
+        """A child with these limits stands ready, with this program or none."""
+        return self._prepared is not None and self._prepared.is_ready and self._prepared.may_run(limits, program)
+
+    @property
+    def prepared_pid(self) -> int:
+        """The id of the child that waits for its program; 0 where none stands ready."""
+        return self._prepared.pid if self._prepared is not None else 0
+
+    @property
+    def is_settled(self) -> bool:
+        """No child is being made ready."""
+        child = self._prepared
+        return child is None or child.is_ready or child.ended.done()
+
+    def _spawn(self, limits: Limits, spawn: Spawn) -> Child:
+        child = self._child = Child(limits, spawn)
         descriptors = array.array("i", child.descriptors)
+        child.kills_before = self.memory_kills()
         try:
-            self._control.sendmsg([record], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+            if self._tree is not None:
+                self._tree.set_limits(limits)
+            self._control.sendmsg([spawn.packed()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
         except OSError:
             self._died()
         child.handed_over()
         return child
+
+    def memory_kills(self, child: Child | None = None) -> int:
+        """How many processes the kernel has killed because all together held too much, or of them this child's."""
+        before = child.kills_before if child is not None else 0
+        return self._tree.memory_kills() - before if self._tree is not None else 0
 
     def kill_child(self, child: Child) -> None:
         """Kill this child, and with it its tree, unless it has ended; `ended` resolves when it is gone."""
@@ -137,6 +177,19 @@ class ZygoteProcess:
                 self._control.send(KILL)
             except OSError:
                 self._died()
+
+    async def end_child(self, child: Child) -> Ended | None:
+        """Kill the child and wait for its end, which takes a millisecond; where it does not come, end the zygote."""
+        self.kill_child(child)
+        waiting = self._loop.create_task(asyncio.wait({child.ended}, timeout=BACKSTOP_S))
+        try:
+            await asyncio.shield(waiting)
+        finally:
+            if not child.ended.done():
+                await waiting
+        if not child.ended.done():
+            await self.close()
+        return child.ended.result()
 
     def _on_record(self) -> None:
         try:
@@ -165,12 +218,17 @@ class ZygoteProcess:
 
     async def _end(self) -> None:
         self._died()
+        if self._prepared is not None:
+            self._prepared.close()
+            self._prepared = None
         self._control.close()
         if not await self._is_gone(2.0):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             await self._is_gone(2.0)
         self._process.wait()
+        if self._tree is not None:
+            await self._tree.end()
         if self._work_root is not None:
             remove_folder(self._work_root)
 
@@ -190,6 +248,19 @@ class ZygoteProcess:
             self._loop.remove_reader(ending)
             os.close(ending)
         return True
+
+
+def spawn_of(limits: Limits, *, is_single: bool, cpu_s: float) -> Spawn:
+    """The record that asks for a child with these limits."""
+    return Spawn(
+        math.ceil(cpu_s),
+        limits.memory_mb * _MEBIBYTE,
+        limits.processes,
+        limits.open_files,
+        limits.disk_mb * _MEBIBYTE,
+        limits.result_bytes,
+        int(is_single),
+    )
 
 
 def _configuration(world: World, strength: Strength) -> tuple[dict[str, Any], Path | None]:

@@ -12,6 +12,7 @@ from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
 from reward_kit.agent.policy_interface import PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
+from reward_kit.agent.simulated_user import ScriptedUser
 from reward_kit.environments.base import StepOutcome
 from reward_kit.environments.python_state import PythonStateResource
 from reward_kit.environments.tools import ToolRegistry
@@ -119,6 +120,32 @@ class TestEnds:
     def test_a_step_limit_is_at_least_one(self, steps):
         with pytest.raises(ConfigError, match=f"max_episode_steps is at least 1, got {steps}"):
             RLRolloutWorker(task_of(), ScriptedPolicy([]), max_episode_steps=steps)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("tools_module_path", "tools.py"),
+            ("user", {"type": "scripted", "replies": ["Hello."]}),
+            ("resource_server", {"start_command": "serve", "health_check_url": "http://127.0.0.1:1/health"}),
+        ],
+    )
+    def test_what_a_task_names_and_nobody_has_loaded_is_not_left_out_in_silence(self, key, value):
+        with pytest.raises(ConfigError, match=f"task 'counting': {key} is named, .* runs.tasks.load_task"):
+            RLRolloutWorker(task_of(name="counting", resource_type=WORLD, **{key: value}), ScriptedPolicy([]))
+
+    @pytest.mark.parametrize(
+        "config",
+        [{"resource_server": {}}, {"resources": [{"type": "a"}, {"type": "b", "config": {"resource_server": {}}}]}],
+    )
+    def test_a_server_that_a_resource_is_told_of_is_loaded(self, config):
+        server = {"start_command": "serve", "health_check_url": "http://127.0.0.1:1/health"}
+        task = task_of(resource_type=WORLD, resource_server=server, base_resource_config=config)
+        assert RLRolloutWorker(task, ScriptedPolicy([])).task_definition is task
+
+    def test_what_is_loaded_is_taken(self):
+        task = task_of(tools_module_path="tools.py", user={"type": "scripted"})
+        tools, user = ToolRegistry("t"), ScriptedUser(["Hello."])
+        assert RLRolloutWorker(task, ScriptedPolicy([]), tools=tools, user=user).tools is tools
 
     async def test_the_workers_step_limit_beats_the_tasks(self):
         worker = RLRolloutWorker(task_of(resource_type=WORLD), ScriptedPolicy([call()] * 9), max_episode_steps=3)

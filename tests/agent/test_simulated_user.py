@@ -18,10 +18,11 @@ from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.agent.simulated_user import GREETING, NO_ANSWER, ScriptedUser, SimulatedUser
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.errors import ConfigError
+from reward_kit.runs.header import RunHeader
 from reward_kit.runs.plan import NamedPolicy, Plan
 from reward_kit.runs.runner import Run
 from reward_kit.runs.store import RunStore, read_episodes
-from reward_kit.runs.tasks import Task, load_task
+from reward_kit.runs.tasks import load_task
 from reward_kit.runs.users import make_user
 from tests.agent.worlds import WORLD, call, failure, reason, task_of, text
 from tests.chat_server import ChatServer, answer, status
@@ -322,10 +323,9 @@ async def test_a_run_has_one_user_and_closes_them(tmp_path: Path) -> None:
     user = Recorder(*["bye ###STOP###"] * 2)
     definition = task_of(messages=[SYSTEM, ASKED])
     samples = (Sample("a"), Sample("b"))
-    task = Task(definition=definition, path=tmp_path / "task.yaml", samples=samples, rollouts_per_sample=1)
     policies = [NamedPolicy("agent", ScriptedPolicy([text("a")]))]
-    plan = Plan(task=task, policies=policies, samples=samples, rollouts=1, user=SimulatedUser(user))
-    with RunStore.create(tmp_path / "run", {}) as store:
+    plan = Plan(definition, policies=policies, samples=samples, rollouts=1, user=SimulatedUser(user))
+    with RunStore.create(tmp_path / "run", RunHeader(task_name="t")) as store:
         await Run(plan, store).execute()
     assert [record["stop_reason"] for record in read_episodes(tmp_path / "run")] == ["user_stopped"] * 2
     assert user.closed == 1

@@ -61,7 +61,7 @@ def test_a_missing_wall_is_named_with_its_reason():
 def test_where_nothing_confines_the_status_is_1():
     done = examined_without("unshare,landlock")
     assert done.returncode == 1, done.stderr
-    assert "Model-written code is refused: this machine cannot confine code (namespaces: " in done.stdout
+    assert "Model-written code is refused here: this machine cannot confine code (namespaces: " in done.stdout
     found = json.loads(examined_without("unshare,landlock", "--json").stdout)
     assert found["sandbox"]["strength"] is None
     assert "Landlock" in found["sandbox"]["strengths"]["landlock"]["reason"]

@@ -24,10 +24,10 @@ from reward_kit.cli.main import VERBS, LazyGroup, program
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError
 from reward_kit.runs.datasets import read_rows
+from reward_kit.runs.header import RunHeader
 from reward_kit.runs.plan import NamedPolicy, Plan
 from reward_kit.runs.runner import Run
 from reward_kit.runs.store import RunStore, read_episodes, read_scores
-from reward_kit.runs.tasks import Task
 from tests.agent.worlds import Counter as World
 from tests.agent.worlds import call, failure, task_of, worker_of
 from tests.cli.project import Project, lines
@@ -245,9 +245,9 @@ async def test_as_many_blocking_tools_run_at_a_time_as_there_are_episodes(tmp_pa
         return "met"
 
     task = task_of(name="meeting", initial_user_prompt="go", max_episode_steps=1)
-    loaded = Task(task, tmp_path / "task.yaml", (Sample("s"),), 120, tools)
-    plan = Plan(loaded, [NamedPolicy("p", ScriptedPolicy([call("meet")]))], loaded.samples, 120, max_concurrency=120)
-    with RunStore.create(tmp_path / "run", {}) as store:
+    policies = [NamedPolicy("p", ScriptedPolicy([call("meet")]))]
+    plan = Plan(task, policies, [Sample("s")], 120, max_concurrency=120, tools=tools)
+    with RunStore.create(tmp_path / "run", RunHeader(task_name="t")) as store:
         run = Run(plan, store)
         await run.execute()
     assert sum(row.tool_errors for row in run.rows.values()) == 0

@@ -47,6 +47,36 @@ def test_a_limit_of_the_command_line_holds_in_a_resume_too_until_it_is_raised(pr
     assert again.returncode == 0, "a complete run has nothing left to stop"
 
 
+def test_a_limit_that_was_lifted_stays_lifted(project: Project) -> None:
+    project.write_task(policy={"type": "mine.py:Priced"}, run_limits={"cost": 0.5})
+    assert project.call("run", "task.yaml", "--max-concurrency", "1").returncode == 1 and len(ids(project)) == 2
+    lifted = project.call("run", "--resume", "-T", "run_limits.cost=null", "-T", "run_limits.steps=4")
+    assert lifted.returncode == 1 and "run_limits.steps=MORE" in lifted.stderr and len(ids(project)) >= 4
+    header = json.loads((project.run_path() / "run.json").read_text())
+    assert header["run_limits"]["cost"] is None
+    again = project.call("run", "--resume", "-T", "run_limits.steps=null")
+    assert again.returncode == 0 and len(ids(project)) == 6, again.stderr
+
+
+def test_a_helper_or_a_table_of_the_reward_that_changed_is_told_before_a_run_goes_on(project: Project) -> None:
+    (project.folder / "helper.py").write_text("def grade(text):\n    return 1.0\n")
+    (project.folder / "words").mkdir()
+    (project.folder / "words" / "good.txt").write_text("fine")
+    reward = "from helper import grade\ndef right(messages):\n    return {'score': grade(messages[-1].content)}\n"
+    (project.folder / "reward.py").write_text(reward)
+    project.write_task(sandbox={"read_paths": ["words"]})
+    assert project.call("run", "task.yaml", "--limit", "1").returncode == 0
+    (project.folder / "helper.py").write_text("def grade(text):\n    return 0.5\n")
+    (project.folder / "words" / "good.txt").write_text("good")
+    refused = project.call("run", "--resume")
+    assert refused.returncode == 2
+    told = refused.stderr.splitlines()
+    where = told.index(f"the file helper.py {project.folder / 'helper.py'} changed:")
+    assert told[where + 2 : where + 4] == ["    -    return 1.0", "    +    return 0.5"]
+    assert f"the folder words {project.folder / 'words'} changed" in told
+    assert project.call("run", "--resume", "--force").returncode == 0
+
+
 def test_other_keys_cannot_be_changed_and_a_wrong_limit_is_named(project: Project) -> None:
     project.call("run", "task.yaml")
     done = project.call("run", "--resume", "-T", "num_rollouts_per_sample=4")

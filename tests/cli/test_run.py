@@ -228,7 +228,8 @@ def test_gates(project: Project) -> None:
 
 def test_neither_bad_input_nor_a_dry_run_leaves_a_recording(project: Project) -> None:
     assert project.call("run", "task.yaml", "--dry-run", "--record", "c.jsonl").returncode == 0
-    assert project.call("run", "task.yaml", "-T", "nmae=x", "--record", "c.jsonl").returncode == 2
+    for wrong in ("nmae=x", "policy.type=nosuch", "resource_type=gymnasium"):
+        assert project.call("run", "task.yaml", "-T", wrong, "--record", "c.jsonl").returncode == 2
     assert not (project.folder / "c.jsonl").exists()
 
 

@@ -11,15 +11,15 @@ from click.testing import CliRunner
 
 from reward_kit.cli.runs import command
 from reward_kit.errors import ConfigError, StoreError
+from reward_kit.runs.header import RunHeader, RunTiming
 from reward_kit.runs.shelf import stored_runs
-from reward_kit.runs.store import RunStore, read_json
+from reward_kit.runs.store import RunStore
 
 
 def make_run(folder: Path, name: str, days: float, task: str = "t", status: str = "complete") -> Path:
-    store = RunStore.create(folder / name, {"task_name": task, "total": 2})
+    store = RunStore.create(folder / name, RunHeader(task_name=task, total=2))
     started = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
-    header = read_json(store.path / "run.json")
-    store.write_header({**header, "status": status, "timing": {"started_at": started.isoformat()}})
+    store.write_header(store.header.with_(status=status, timing=RunTiming(started_at=started)))
     store.write_summary({"policies": [{"policy": "p", "score": {"mean": 0.5}}, {"policy": "q", "score": None}]})
     return store.path
 

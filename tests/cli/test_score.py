@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from reward_kit.agent.policies import BUILT_IN
 from tests.cli.project import Project, lines
 
 
@@ -72,6 +74,60 @@ def test_the_episodes_of_a_run_are_scored_again_alike(project: Project) -> None:
     assert lines(again / "scores.jsonl") == lines(run / "scores.jsonl")
 
 
+WAIT = {"type": "tool_call", "name": "wait", "arguments": {}}
+DONE = {"type": "text", "content": "done"}
+SECRET = "sk-a-long-secret-0123456789"
+
+
+def test_a_secret_in_a_transcript_stands_in_no_file_of_the_score(project: Project) -> None:
+    text = {"messages": [{"role": "user", "content": f"key {SECRET}"}, {"role": "assistant", "content": "4"}]}
+    (project.folder / "data.jsonl").write_text(json.dumps({**text, "ground_truth": SECRET}) + "\n")
+    done = project.call("score", "data.jsonl", "--reward", "reward.py:right", OPENAI_API_KEY=SECRET)
+    assert done.returncode == 0, done.stderr
+    written = [file.read_text() for file in project.run_path().rglob("*") if file.is_file()]
+    assert len(written) >= 5 and not any(SECRET in text for text in written)
+    assert any("key (hidden)" in text for text in written)
+
+
+def test_the_redact_function_of_a_run_holds_where_its_episodes_are_scored_from_elsewhere(project: Project) -> None:
+    (project.folder / "privacy.py").write_text("def blot(text):\n    return text.replace('Question', 'REDACTED')\n")
+    project.write_task(redact="privacy.py:blot")
+    assert project.call("run", "task.yaml").returncode == 0
+    episodes = project.run_path() / "episodes.jsonl"
+    episodes.write_text(episodes.read_text().replace("REDACTED", "Question"))
+    elsewhere = project.folder / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "reward.py").write_text("def right(messages):\n    return {'score': 1.0}\n")
+    command = project.command("score", str(episodes), "--reward", "reward.py:right")
+    done = subprocess.run(command, cwd=elsewhere, env=project.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (again,) = (elsewhere / "runs").iterdir()
+    assert "REDACTED" in (again / "episodes.jsonl").read_text()
+    assert "Question" not in (again / "episodes.jsonl").read_text()
+    (project.folder / "privacy.py").unlink()
+    done = project.call("score", str(episodes), "--reward", "reward.py:right")
+    assert done.returncode == 2 and "redact: no such file" in done.stderr, "nothing is written unredacted"
+
+
+def test_a_limit_that_a_run_reached_does_not_stop_the_scoring_of_its_episodes(project: Project) -> None:
+    project.write_task(run_limits={"steps": 4}, policy={"type": "scripted", "actions": [WAIT, DONE]})
+    assert project.call("run", "task.yaml", "--max-concurrency", "1").returncode == 1
+    done = project.call("score", str(project.run_path() / "episodes.jsonl"), "--reward", "reward.py:right", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["policies"][0]["scored"] == 2
+
+
+def test_an_episode_that_broke_is_kept_and_not_scored(project: Project) -> None:
+    (project.folder / "mine.py").write_text(PRICELESS.replace("return PolicyOutput", "raise OSError"))
+    project.write_task(policy={"type": "mine.py:Priceless"})
+    assert project.call("run", "task.yaml").returncode == 3
+    run = project.run_path()
+    done = project.call("score", str(run / "episodes.jsonl"), "--reward", "reward.py:right")
+    assert done.returncode == 3 and "Every episode broke" in done.stderr
+    (again,) = {*project.runs()} - {run}
+    assert len(lines(again / "episodes.jsonl")) == 6 and not lines(again / "scores.jsonl")
+
+
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
@@ -102,6 +158,39 @@ def test_check_proves_a_task_and_a_resource(project: Project) -> None:
     assert bad.returncode == 1 and "fork" in bad.stdout
 
 
+PRICELESS = """
+from reward_kit import AgentPolicy, PolicyOutput
+
+class Priceless(AgentPolicy):
+    async def get_action(self, observation, available_tools_specs=None):
+        return PolicyOutput({"type": "text", "content": "done"})
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"limits": {"cost": 1.0}, "policy": {"type": "mine.py:Priceless"}}, "a limit on cost"),
+        ({"redact": "nowhere.py:f"}, "task.yaml:18: redact: no such file"),
+        ({"redact": "reward.py:broken_off"}, "task.yaml:18: redact: 'reward.py:broken_off'"),
+        ({"user": {"type": "expert"}, "on_text": None}, "cannot be a user"),
+        ({"policy": {"type": "scripted", "acts": []}}, "acts"),
+    ],
+)
+def test_check_refuses_what_a_run_refuses_in_the_same_words(project: Project, keys: dict, said: str) -> None:
+    (project.folder / "mine.py").write_text(PRICELESS)
+    project.write_task(**keys)
+    checked, run = project.call("check", "task.yaml"), project.call("run", "task.yaml", "--dry-run")
+    assert (checked.returncode, run.returncode) == (2, 2)
+    assert said in checked.stderr and checked.stderr == run.stderr
+
+
+@pytest.mark.parametrize(("option", "value"), [("--config", "x=1"), ("--steps", "3")])
+def test_an_option_for_a_resource_is_refused_with_a_task_file(project: Project, option: str, value: str) -> None:
+    done = project.call("check", "task.yaml", option, value)
+    assert done.returncode == 2 and f"{option} is for a resource" in done.stderr
+
+
 def test_a_server_without_tools_is_a_warning_and_one_that_is_not_there_one_line(project: Project) -> None:
     (project.folder / "worlds.py").write_text(
         "from reward_kit.environments.python_state import PythonStateResource\n"
@@ -114,7 +203,7 @@ def test_a_server_without_tools_is_a_warning_and_one_that_is_not_there_one_line(
     done = project.call("check", "task.yaml")
     assert done.returncode == 0 and "Silent' offers no tools, and an agent can only write texts" in done.stdout
     project.write_task(**silent)
-    assert "warning" not in project.call("check", "task.yaml").stdout, "it has tools of its own"
+    assert "offers no tools" not in project.call("check", "task.yaml").stdout, "it has tools of its own"
     gone = project.call("check", "http", "-c", "base_url=http://127.0.0.1:1")
     assert gone.returncode == 3 and len(gone.stderr.splitlines()) == 1, gone.stderr
 
@@ -123,3 +212,5 @@ def test_the_schema_is_json_and_names_every_key(project: Project) -> None:
     schema = json.loads(project.call("schema").stdout)
     assert {"name", "max_episode_steps", "limits", "policy"} <= schema["properties"].keys()
     assert schema["additionalProperties"] is False
+    named = schema["$defs"]["PolicyModel"]["properties"]["type"]["description"]
+    assert set(named.replace("or ", "").split(", ")) == {*BUILT_IN, "module:Class"}

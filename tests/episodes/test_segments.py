@@ -41,8 +41,25 @@ def test_every_turn_gives_back_what_its_model_saw_and_sampled(turns):
         assert turn.prompt_ids.tolist() == prompt
         assert turn.token_ids.tolist() == sampled
         assert turn.policy_version == version
-        known = [float("nan")] * len(sampled) if logprobs is None else logprobs
-        np.testing.assert_array_equal(turn.logprobs, known)
+        if logprobs is None and sampled:
+            assert turn.logprobs is None
+        else:
+            np.testing.assert_array_equal(turn.logprobs, logprobs or [])
+
+
+@given(conversations())
+def test_a_turn_says_why_it_rewrote_the_context_where_it_did(turns):
+    read, context = stored(turns).turns(), turns[0][0]
+    for step, (prompt, sampled, *_) in enumerate(turns):
+        extends = prompt[: len(context)] == context
+        assert read[step].segment_reason == (None if extends else REWRITTEN)
+        context = prompt + sampled
+
+
+def test_an_unknown_version_is_none():
+    tokens = EpisodeTokens()
+    tokens.add_turn(0, [1], [2])
+    assert tokens.turns()[0].policy_version is None
 
 
 @given(conversations())

@@ -91,6 +91,42 @@ class TestBuilding:
             assert done.stdout.split() == list("hgfedcba")
 
 
+class TestEnvironmentRewards:
+    def test_a_step_without_one_is_told_apart_from_one_of_zero(self):
+        episode = SingleAgentEpisode("e")
+        episode.add_env_reset("o0")
+        for reward in (None, 0.0, 2.5):
+            episode.add_env_step("o", {}, reward, {"x": 1})
+        assert episode.environment_rewards() == [None, 0.0, 2.5]
+        assert (list(episode.get_rewards()), episode.get_return()) == ([0.0, 0.0, 2.5], 2.5)
+        assert SingleAgentEpisode.from_state(episode.get_state()).environment_rewards() == [None, 0.0, 2.5]
+        assert episode.to_numpy().environment_rewards() == [None, 0.0, 2.5]
+
+    def test_the_facts_that_are_given_stay_as_they_are(self):
+        episode, facts = SingleAgentEpisode("e"), {"x": 1}
+        episode.add_env_reset("o0")
+        episode.add_env_step("o", {}, None, facts)
+        assert facts == {"x": 1} and episode.get_infos(1)["x"] == 1
+
+    def test_the_lookback_is_left_out(self):
+        assert chunk(len_lookback_buffer=1).environment_rewards() == [1.0, 2.0]
+
+
+class TestAnswers:
+    def test_they_are_the_messages_between_an_action_and_the_next(self):
+        episode = SingleAgentEpisode("e")
+        said = [Message(role="assistant", content=c) for c in "ab"]
+        others = [Message(role="user", content=c) for c in "123"]
+        episode.add_messages(others[:1])
+        episode.add_assistant_message(said[0])
+        episode.add_messages(others[1:])
+        episode.add_assistant_message(said[1])
+        assert [episode.answers_to(t) for t in range(2)] == [others[1:], []]
+        assert [episode.turn_end(t) for t in range(2)] == [4, 5]
+        episode.add_messages(others[:1])
+        assert episode.answers_to(1) == others[:1]
+
+
 class TestChunks:
     def test_by_default_all_that_is_given_is_lookback(self):
         episode = chunk()

@@ -1,13 +1,16 @@
 """`AsyncRewardAgent`: whole groups as they complete, each result once, however many ask for them."""
 
 import asyncio
+import contextvars
+import threading
+from dataclasses import replace
 
 import pytest
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import Message
-from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest
-from reward_kit.typed_interface import reward_spec
+from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest, score_one
+from reward_kit.typed_interface import reward_function, reward_spec
 
 
 def batch(*texts):
@@ -144,6 +147,20 @@ class TestRefusals:
             with pytest.raises(ConfigError, match=f"a batch of 3 cannot be cut into groups of {group_size}"):
                 await scorer.submit(batch(0, 1, 2), group_size)
 
+    def test_at_least_one_call_is_in_flight(self):
+        with pytest.raises(ConfigError, match="max_concurrency is at least 1, not 0"):
+            agent(max_concurrency=0)
+
+    async def test_an_agent_that_is_left_with_an_error_leaves_nobody_waiting(self):
+        with pytest.raises(ZeroDivisionError):
+            async with agent(Gate()) as scorer:
+                await scorer.submit(batch(0, 1))
+                callers = [asyncio.create_task(scorer.get(1)) for _ in range(2)]
+                await asyncio.sleep(0)
+                raise ZeroDivisionError
+        results = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 30)
+        assert [type(result) for result in results] == [RewardError] * 2
+
     async def test_an_agent_that_is_not_open_says_so(self):
         scorer = agent()
         with pytest.raises(RewardError, match="not open"):
@@ -171,6 +188,81 @@ async def test_no_more_calls_are_in_flight_than_allowed():
     assert most == 3
 
 
+async def test_as_many_blocking_calls_are_in_flight_as_allowed():
+    barrier = threading.Barrier(50, timeout=30)
+
+    def wait(messages):
+        return {"score": float(barrier.wait() >= 0)}
+
+    async with agent(wait, max_concurrency=50) as scorer:
+        await scorer.submit(batch(*range(100)))
+        assert (await scorer.get(100)).rewards == [1.0] * 100
+
+
+async def test_what_waits_is_scored_in_the_order_submitted():
+    order = []
+
+    async def note(messages):
+        order.append(int(messages[-1].text))
+        return {"score": 0.0}
+
+    async with agent(note, max_concurrency=1) as scorer:
+        await scorer.submit(batch(0, 1, 2, 3, 4))
+        await scorer.submit(batch(5, 6))
+        await scorer.get(7)
+    assert order == list(range(7))
+
+
+async def test_rewards_that_wait_for_nothing_let_others_have_their_turn():
+    turns, done = 0, False
+
+    async def other():
+        nonlocal turns
+        while not done:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with agent(max_concurrency=1) as scorer:
+        watching = asyncio.create_task(other())
+        await scorer.submit(batch(*range(20)))
+        await scorer.get(20)
+        done = True
+        await watching
+    assert turns >= 20
+
+
+VARIABLE = contextvars.ContextVar("VARIABLE", default=-1.0)
+
+
+class TestContextVariables:
+    """Those of the one who submits, a copy for each request."""
+
+    @staticmethod
+    def plain(messages):
+        seen = VARIABLE.get()
+        VARIABLE.set(float(messages[-1].text))
+        return {"score": seen}
+
+    @staticmethod
+    async def waiting(messages):
+        first = VARIABLE.get()
+        VARIABLE.set(float(messages[-1].text))
+        await asyncio.sleep(0)
+        assert VARIABLE.get() == float(messages[-1].text)
+        return {"score": first}
+
+    @pytest.mark.parametrize("name", ["plain", "waiting"])
+    async def test_a_request_sees_what_was_set_where_it_was_submitted_and_nothing_of_its_siblings(self, name):
+        async with agent(getattr(self, name), max_concurrency=1) as scorer:
+            VARIABLE.set(100.0)
+            first = await scorer.submit(batch(0, 1))
+            VARIABLE.set(200.0)
+            second = await scorer.submit(batch(2, 3))
+            await scorer.get(4)
+        assert [scored.score for ticket in (first, second) for scored in ticket.results] == [100.0] * 2 + [200.0] * 2
+        assert VARIABLE.get() == 200.0
+
+
 async def test_the_deadline_is_of_each_call():
     async def sleepy(messages):
         await asyncio.sleep(30 if messages[-1].text == "0" else 0)
@@ -196,3 +288,48 @@ async def test_leaving_with_an_error_cancels_what_is_in_flight():
             await asyncio.sleep(0)
             raise ZeroDivisionError
     assert ticket.results == [None]
+
+
+class TestWalls:
+    async def test_a_function_that_asks_for_walls_and_can_have_none_is_told_of_once(self, caplog):
+        walled = reward_function(id="asks for walls", sandbox="isolated")(lambda messages: {"score": 1.0})
+        for _ in range(2):
+            async with agent(walled) as scorer:
+                await scorer.submit(batch(0))
+                (scored,) = (await scorer.get(1)).extra_infos
+            assert scored.sandbox == {"level": "in_process"}
+        await score_one(reward_spec(walled), batch(0)[0])
+        (told,) = caplog.messages
+        assert told.startswith("reward 'asks for walls' asks for isolated and runs in_process, without walls")
+
+    @pytest.mark.parametrize("level", [None, "in_process"])
+    async def test_a_function_that_asks_for_none_is_scored_without_a_word(self, level, caplog):
+        async with agent(reward_function(sandbox=level)(lambda messages: {"score": 1.0})) as scorer:
+            await scorer.submit(batch(0))
+        assert caplog.messages == []
+
+    async def test_what_was_told_when_it_was_loaded_is_not_told_again(self, caplog):
+        spec = reward_spec(reward_function(id="weakened", sandbox="warm")(lambda messages: {"score": 1.0}))
+        await score_one(replace(spec, weakened_from="warm"), batch(0)[0])
+        assert caplog.messages == []
+
+
+async def test_an_agent_is_opened_again_with_all_its_calls_in_flight():
+    scorer = agent(max_concurrency=2)
+    with pytest.raises(ZeroDivisionError):
+        async with scorer:
+            lost = await scorer.submit(batch(0, 1, 2))
+            raise ZeroDivisionError
+    async with scorer:
+        ticket = await scorer.submit(batch(3, 4, 5))
+    assert lost.results == [None] * 3
+    assert [scored.score for scored in ticket.results] == [3.0, 4.0, 5.0]
+
+
+async def test_no_thread_is_left():
+    before = threading.enumerate()
+    async with agent(lambda messages: {"score": 1.0}) as scorer:
+        await scorer.submit(batch(*range(100)))
+        await scorer.get(100)
+        assert len(threading.enumerate()) > len(before)
+    assert threading.enumerate() == before

@@ -162,6 +162,34 @@ class TestUnscored:
         release.set()
         assert scored.failure.failure_class == "timeout"
 
+    async def test_an_opening_that_exceeds_it_is_a_timeout_too(self):
+        release = threading.Event()
+
+        class Slow:
+            def setup(self):
+                release.wait(30)
+
+            def score(self, messages):
+                return {"score": 1.0}
+
+        scored = await score(Slow, deadline_s=0.02)
+        release.set()
+        assert (scored.score, scored.failure.failure_class) == (None, "timeout")
+
+    async def test_an_end_may_last(self):
+        ended = threading.Event()
+
+        class Lasting:
+            def score(self, messages):
+                return {"score": 1.0}
+
+            def close(self):
+                assert not ended.wait(0.3)
+                ended.set()
+
+        assert (await score(Lasting, deadline_s=0.2)).score == 1.0
+        assert ended.is_set()
+
     async def test_cancellation_is_not_a_failure(self):
         async def reward(messages):
             await asyncio.sleep(30)
@@ -250,3 +278,32 @@ class TestRequestOfAnEpisode:
         assert (await score(reward, final_state=StateSnapshot("sqlite", payload))).score == 1.0
         with pytest.raises(sqlite3.ProgrammingError):
             seen[0]._connection.execute("SELECT 1")
+
+    @pytest.mark.parametrize("is_given_up", [True, False])
+    async def test_a_database_stays_open_for_a_call_that_was_given_up_and_not_for_one_that_failed(self, is_given_up):
+        import sqlite3
+
+        connection = sqlite3.connect(":memory:")
+        connection.execute("CREATE TABLE t (x)")
+        payload = connection.serialize()
+        connection.close()
+        release, seen, after = threading.Event(), [], threading.Event()
+
+        def reward(messages, state):
+            seen.append(state)
+            if not is_given_up:
+                raise TimeoutError("its own")
+            release.wait(30)
+            seen.append(state.tables())
+            after.set()
+
+        scored = await score(reward, deadline_s=0.2, final_state=StateSnapshot("sqlite", payload))
+        assert scored.failure.failure_class == "timeout"
+        release.set()
+        if is_given_up:
+            assert await asyncio.to_thread(after.wait, 30)
+            assert seen[1] == ["t"]
+            seen[0].close()
+        else:
+            with pytest.raises(sqlite3.ProgrammingError):
+                seen[0]._connection.execute("SELECT 1")

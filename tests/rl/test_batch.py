@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as arrays
 from reward_kit.agent.groups import collect_group
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
+from reward_kit.errors import ConfigError
 from reward_kit.rl.batch import to_tensors
 from reward_kit.tokens import TokenBatch, build_rows
 from tests.rl.test_trainer import TASK
@@ -30,6 +31,13 @@ async def test_real_rows_keep_every_key_shape_and_value() -> None:
     assert {"input_ids", "attention_mask", "action_mask", "loss_mask", "policy_versions"} <= integers
     reals = {"logprobs", "advantages", "returns", "step_rewards"}
     assert {tensors[key].dtype for key in reals} == {torch.float32}
+
+
+def test_only_what_is_asked_for_is_moved() -> None:
+    rows = TokenBatch({"input_ids": np.zeros((1, 2), dtype=np.int64), "returns": np.zeros((1, 2))})
+    assert to_tensors(rows, keys=["input_ids"]).keys() == {"input_ids"}
+    with pytest.raises(ConfigError, match="no 'input_id' in these rows; did you mean 'input_ids'"):
+        to_tensors(rows, keys=["input_id"])
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, np.uint8, np.bool_])

@@ -91,19 +91,6 @@ def test_a_fully_masked_row_changes_nothing_and_a_fully_masked_batch_gives_zero(
     assert all(torch.isfinite(value) for value in empty.diagnostics.values())
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3])
-def test_parts_with_one_denominator_add_up_to_the_whole(parts: int) -> None:
-    case = random_case(3)
-    whole, gradient = with_gradient(*case)
-    tokens = case[3].sum()
-    pieces = [
-        with_gradient(*piece, denominator=tokens)
-        for piece in zip(*(values.chunk(parts) for values in case), strict=True)
-    ]
-    torch.testing.assert_close(sum(piece.loss for piece, _ in pieces), whole.loss, rtol=0, atol=1e-12)
-    torch.testing.assert_close(torch.cat([piece for _, piece in pieces]), gradient, rtol=0, atol=1e-12)
-
-
 def test_only_the_trained_policy_gets_a_gradient() -> None:
     logprobs, old, advantages, mask = random_case(1)
     others = old.requires_grad_(), advantages.requires_grad_()

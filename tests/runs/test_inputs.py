@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from reward_kit.runs.inputs import differences, keep_inputs
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.runs import inputs as module
+from reward_kit.runs.header import RunHeader
+from reward_kit.runs.inputs import differences, digest_of, digests_of, keep_inputs, scorer_hash
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.store import RunStore
+from reward_kit.runs.tasks import load_task
 
 
 def run_with(folder: Path, text: str, secret: str = "") -> tuple[RunStore, dict[str, Path]]:
     file = folder / "task.yaml"
     file.write_text(text)
-    store = RunStore.create(folder / "run", {"task_name": "t"}, Redaction([secret]))
+    store = RunStore.create(folder / "run", RunHeader(task_name="t"), Redaction([secret]))
     inputs = {"task file": file}
-    keep_inputs(store, inputs)
+    keep_inputs(store, inputs, digests_of(inputs))
     return store, inputs
 
 
@@ -39,6 +46,31 @@ def test_equal_digests_are_no_difference_and_a_missing_file_is_one(tmp_path: Pat
     assert differences(store.path, {"reward": "1"}, {}, {}) == ["the reward is not there any more"]
 
 
+def test_an_input_that_was_not_there_is_new(tmp_path: Path) -> None:
+    store, inputs = run_with(tmp_path, "x")
+    assert differences(store.path, {}, {"task file": "1"}, inputs) == [f"the task file {inputs['task file']} is new"]
+
+
+def test_a_file_that_changed_while_the_run_began_is_not_kept_as_if_it_had_been_read(tmp_path: Path) -> None:
+    store, inputs = run_with(tmp_path, "x")
+    digests = digests_of(inputs)
+    inputs["task file"].write_text("y")
+    with pytest.raises(ConfigError, match="changed while the run began; start it again"):
+        keep_inputs(store, inputs, digests)
+
+
+def test_copies_of_many_names_stay_apart(tmp_path: Path) -> None:
+    store = RunStore.create(tmp_path / "run", RunHeader(task_name="t"))
+    inputs = {}
+    for number, name in enumerate(["a/b.py", "a_b.py", "a b.py", f"{'x' * 200}/y.py", f"{'z' * 200}/y.py"]):
+        inputs[f"file {name}"] = tmp_path / name
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(str(number))
+    keep_inputs(store, inputs, digests_of(inputs))
+    copies = [file.read_text() for file in (store.path / "inputs").iterdir()]
+    assert sorted(copies) == ["0", "1", "2", "3", "4"]
+
+
 def test_a_file_too_large_to_copy_is_known_by_its_digest(tmp_path: Path) -> None:
     store, inputs = run_with(tmp_path, "x" * (4 * 1024 * 1024 + 1))
     assert not list((store.path / "inputs").iterdir())
@@ -49,3 +81,117 @@ def test_a_file_too_large_to_copy_is_known_by_its_digest(tmp_path: Path) -> None
 def test_a_copy_holds_no_secret(tmp_path: Path) -> None:
     store, _ = run_with(tmp_path, "api_key: sk-123456789", "sk-123456789")
     assert (store.path / "inputs" / "task_file.yaml").read_text() == "api_key: (hidden)"
+
+
+TASK = """name: t
+initial_user_prompt: hello
+dataset_path: rows.jsonl
+reward_function_path: reward.py:fair
+tools_module_path: tools.py
+policy: {type: acts.py:Acts, script: lines.txt, agent: "agents/mine.py:run"}
+resource_type: sqlite
+base_resource_config: {seed_sql_file: seed.sql}
+sandbox: {read_paths: [words, table.csv]}
+"""
+FILES = {
+    "rows.jsonl": '{"id": "a"}\n',
+    "reward.py": "from helper import one\ndef fair(messages):\n    return one()\n",
+    "helper.py": "def one():\n    import deeper\n    return 1.0\n",
+    "deeper.py": "",
+    "tools.py": "from reward_kit import ToolRegistry\nimport shapes\nr = ToolRegistry('r')\n",
+    "shapes.py": "",
+    "acts.py": "class Acts: pass\n",
+    "lines.txt": "hello",
+    "agents/mine.py": "def run(): pass\n",
+    "seed.sql": "CREATE TABLE t (x);\n",
+    "words/a.txt": "a",
+    "words/inner/b.txt": "b",
+    "table.csv": "x,y\n",
+    "stranger.py": "imported by nobody",
+}
+NAMED = {"rows.jsonl": "dataset", "reward.py": "reward", "tools.py": "tools", "acts.py": "policy"}
+
+
+@pytest.fixture
+def task_file(tmp_path: Path) -> Path:
+    for name, text in {**FILES, "task.yaml": TASK}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path / "task.yaml"
+
+
+class TestWhatCounts:
+    def test_a_change_of_any_file_that_decides_the_results_changes_its_digest_and_no_other(
+        self, task_file: Path
+    ) -> None:
+        task = load_task(task_file)
+        before = task.digests
+        changed = {"task.yaml": "task file", "stranger.py": None, **{name: f"file {name}" for name in FILES}, **NAMED}
+        changed |= {"stranger.py": None, "words/a.txt": "folder words", "words/inner/b.txt": "folder words"}
+        assert before.keys() == set(changed.values()) - {None}
+        for file, name in changed.items():
+            target = task_file.parent / file
+            kept = target.read_text()
+            target.write_text(kept + "\n")
+            after = digests_of(task.inputs)
+            assert {key for key in before if before[key] != after[key]} == {name} - {None}, file
+            target.write_text(kept)
+        assert load_task(task_file).digests == before
+
+    def test_a_file_without_a_suffix_beside_it_is_not_taken_for_the_reward(self, task_file: Path) -> None:
+        (task_file.parent / "reward").write_text("no code")
+        assert load_task(task_file).inputs["reward"] == task_file.parent / "reward.py"
+
+    @pytest.mark.parametrize("level", ["warm", "in_process"])
+    def test_the_scorer_is_another_where_a_helper_is(self, task_file: Path, level: str) -> None:
+        def hashed() -> str:
+            reward = load_task(task_file, {"sandbox.level": level}).reward
+            assert reward is not None
+            return scorer_hash(reward)
+
+        before = hashed()
+        assert hashed() == before
+        (task_file.parent / "stranger.py").write_text("changed")
+        assert hashed() == before
+        (task_file.parent / "deeper.py").write_text("changed = 1")
+        assert hashed() != before
+
+
+class TestFolders:
+    def folder(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "data"
+        for name in ("b", "a/c"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(name)
+        return folder
+
+    def test_names_and_contents_count_and_times_do_not(self, tmp_path: Path) -> None:
+        folder = self.folder(tmp_path)
+        digest = digest_of(folder)
+        os.utime(folder / "b", (1, 1))
+        assert digest_of(folder) == digest
+        (folder / "b").rename(folder / "d")
+        assert digest_of(folder) != digest
+        (folder / "d").rename(folder / "b")
+        (folder / "b").write_text("B")
+        assert digest_of(folder) != digest
+        (folder / "b").write_text("b")
+        (folder / "nowhere").symlink_to("no such file")
+        assert digest_of(folder) == digest
+
+    def test_a_large_one_is_known_by_sizes_and_times(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        folder = self.folder(tmp_path)
+        monkeypatch.setattr(module, "_LARGEST_FOLDER", 3)
+        digest = digest_of(folder)
+        assert digest_of(folder) == digest
+        os.utime(folder / "b", (1, 1))
+        assert digest_of(folder) != digest
+
+    def test_of_very_many_files_the_first_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        folder = self.folder(tmp_path)
+        monkeypatch.setattr(module, "_MOST_FILES", 1)
+        digest = digest_of(folder)
+        (folder / "a" / "c").write_text("C")
+        assert digest_of(folder) == digest, "what lies in a folder comes before what lies in the folders in it"
+        (folder / "b").write_text("B")
+        assert digest_of(folder) != digest

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from reward_kit.errors import ConfigError, StoreError
+from reward_kit.runs.header import RunHeader
 from reward_kit.runs.redaction import (
     HIDDEN,
     RedactingFormatter,
@@ -34,7 +35,7 @@ class TestValues:
 
     def test_a_text_that_is_stored_wrapped_is_redacted_too(self, tmp_path: Path) -> None:
         redaction = Redaction([SECRET], hook=lambda text: text.replace("Ada", "[name]"))
-        with RunStore.create(tmp_path / "run", {"task_name": "t"}, redaction) as store:
+        with RunStore.create(tmp_path / "run", RunHeader(task_name="t"), redaction) as store:
             store.append_episode(make_episode(text=f"\ud800 Ada has {SECRET}"))
         (record,) = read_episodes(store.path)
         assert load_episode(store.path, record).messages[0].text == f"\ud800 [name] has {HIDDEN}"
@@ -85,7 +86,7 @@ class TestWhatIsKnown:
 class TestHook:
     def test_it_sees_every_text_of_a_record_and_the_files_hold_what_it_returned(self, tmp_path: Path) -> None:
         redaction = Redaction(hook=lambda text: text.replace("Ada", "[name]").replace("a-0", "[id]"))
-        with RunStore.create(tmp_path / "run", {"task_name": "t"}, redaction) as store:
+        with RunStore.create(tmp_path / "run", RunHeader(task_name="t"), redaction) as store:
             store.append_episode(make_episode(text="I am Ada"))
             store.append_score({"rollout_id": "a-0", "result": {"reason": "Ada was right in a-0"}})
         written = b"".join(file.read_bytes() for file in store.path.rglob("*") if file.is_file())
@@ -96,7 +97,7 @@ class TestHook:
     @pytest.mark.parametrize("hook", [lambda text: 1 / 0, lambda text: None], ids=["raises", "returns nothing"])
     def test_where_it_fails_nothing_is_written(self, tmp_path: Path, hook: object) -> None:
         with (
-            RunStore.create(tmp_path / "run", {"task_name": "t"}, Redaction(hook=hook)) as store,  # type: ignore[arg-type]
+            RunStore.create(tmp_path / "run", RunHeader(task_name="t"), Redaction(hook=hook)) as store,  # type: ignore[arg-type]
             pytest.raises(StoreError, match="redact function"),
         ):
             store.append_episode(make_episode())
@@ -106,6 +107,6 @@ class TestHook:
         (tmp_path / "mine.py").write_text("blot = str.upper\nnumber = 3\n")
         hook = load_hook("mine.py:blot", tmp_path)
         assert hook is not None and hook("a") == "A"
-        with pytest.raises(ConfigError, match=r"redact: mine\.py:number is an int, not a function"):
+        with pytest.raises(ConfigError, match=r"^mine\.py:number is an int, not a function"):
             load_hook("mine.py:number", tmp_path)
         assert load_hook(None, tmp_path) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import pytest
 from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.samples import Sample
+from reward_kit.loading import load_object
+from reward_kit.runs.header import RunHeader
+from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, NamedPolicy, Plan
-from reward_kit.runs.runner import Run, scorer_hash
-from reward_kit.runs.store import RunStore, latest_episodes, read_episodes, read_scores
+from reward_kit.runs.runner import Run
+from reward_kit.runs.store import RunStore, read_episodes, read_scores
 from reward_kit.runs.summary import EpisodeRow
-from reward_kit.runs.tasks import Task
 from reward_kit.typed_interface import reward_spec
 from tests.agent.worlds import Counter, call, task_of, text
 
@@ -81,9 +84,9 @@ def plan_of(
 ) -> Plan:
     definition = task_of(**{"initial_user_prompt": "go", **fields})
     chosen = tuple(Sample(f"s{n}") for n in range(samples))
-    task = Task(definition, Path("task.yaml"), chosen, rollouts, reward=reward and reward_spec(reward))
     acting = policy if isinstance(policy, AgentPolicy) else ScriptedPolicy(policy)
-    return Plan(task, [NamedPolicy("p", acting)], chosen, rollouts, seed, max_concurrency)
+    scored_by = reward and reward_spec(reward)
+    return Plan(definition, [NamedPolicy("p", acting)], chosen, rollouts, seed, max_concurrency, scored_by)
 
 
 class Told:
@@ -100,7 +103,7 @@ class Told:
 
 
 def open_store(path: Path) -> RunStore:
-    return RunStore(path) if path.exists() else RunStore.create(path, {"task_name": "t"})
+    return RunStore(path) if path.exists() else RunStore.create(path, RunHeader(task_name="t"))
 
 
 async def run_in(path: Path, plan: Plan, **options: Any) -> Run:
@@ -279,6 +282,25 @@ class TestTakingStock:
         assert len(scored_ids(tmp_path / "run")) == 6
 
 
+@pytest.mark.parametrize(("max_concurrency", "cpus"), [(24, 1), (1, 24)])
+async def test_as_many_scores_are_in_flight_as_episodes_or_as_the_sandbox_has_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_concurrency: int, cpus: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    arrived, everybody = [], anyio.Event()
+
+    async def meets(messages):
+        arrived.append(1)
+        if len(arrived) == 24:
+            everybody.set()
+        await everybody.wait()
+        return {"score": 1.0}
+
+    plan = plan_of([text("x")], samples=24, rollouts=1, reward=meets, max_concurrency=max_concurrency)
+    await run_in(tmp_path / "run", plan)
+    assert len(scored_ids(tmp_path / "run")) == 24
+
+
 def breaks(observation: Any, tools: Any) -> Any:
     raise ValueError("no action")
 
@@ -313,7 +335,7 @@ class TestOnlyFailed:
         attempts = [(line["rollout_id"], line["attempt"]) for line in read_episodes(path)]
         assert sorted(attempts)[-6:] and {key for key, n in attempts if n == 1} == broken_ids
         assert {line["attempt"] for line in read_scores(path) if line["rollout_id"] in broken_ids} == {1}
-        latest = {line["rollout_id"]: line["attempt"] for line in latest_episodes(path)}
+        latest = {line["rollout_id"]: line["attempt"] for line in read_episodes(path)}
         assert latest == {key: int(key in broken_ids) for key in first.rows}
 
     async def test_a_later_resume_takes_the_latest_attempt(self, tmp_path: Path) -> None:
@@ -467,8 +489,10 @@ class TestTheRecordOfAScore:
         assert (record["score"], record["result"]["score"], record["failure"]) == (1.0, 1.0, None)
         assert record["timing"]["duration_s"] >= 0
 
-    def test_the_hash_is_of_the_functions_file_or_of_its_name(self) -> None:
-        assert scorer_hash(reward_spec(one)) == hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    def test_the_hash_is_of_the_functions_file_or_of_its_name(self, tmp_path: Path) -> None:
+        (tmp_path / "alone.py").write_text("def fair(messages):\n    return None\n")
+        spec = reward_spec(load_object("alone.py:fair", tmp_path))
+        assert scorer_hash(spec) == hashlib.sha256((tmp_path / "alone.py").read_bytes()).hexdigest()
         made: dict[str, Any] = {}
         exec("def nowhere(messages):\n    return None\n", made)
         spec = reward_spec(made["nowhere"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from reward_kit.environments.snapshots import compose, decompose
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.models import Message
+from reward_kit.runs.header import RunHeader, RunTiming
 from reward_kit.runs.redaction import Redaction, without_secrets
 from reward_kit.runs.store import (
     RunStore,
@@ -53,7 +54,7 @@ def make_episode(rollout_id: str = "a-0", text: str = "hello") -> SingleAgentEpi
 
 @pytest.fixture
 def store(tmp_path: Path) -> RunStore:
-    return RunStore.create(tmp_path / "run", {"task_name": "t"})
+    return RunStore.create(tmp_path / "run", RunHeader(task_name="t"))
 
 
 def test_an_episode_comes_back_equal_with_its_final_state(store: RunStore) -> None:
@@ -110,16 +111,46 @@ def test_one_run_is_open_in_one_process_at_a_time(store: RunStore) -> None:
         pass
 
 
+@pytest.mark.parametrize("name", [".lock", "episodes.jsonl", "scores.jsonl", "run.json"])
+def test_a_run_that_cannot_be_opened_is_named_and_stays_free(store: RunStore, name: str) -> None:
+    (store.path / name).unlink(missing_ok=True)
+    (store.path / name).mkdir()
+    with pytest.raises(StoreError, match=rf"cannot \w+ .*{name}"), RunStore(store.path):
+        pass
+    (store.path / name).rmdir()
+    store.write_header(store.header)
+    with RunStore(store.path):
+        pass
+
+
+def test_a_run_whose_folder_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot open .*gone"), RunStore(tmp_path / "gone"):
+        pass
+
+
+def test_a_file_of_a_run_that_cannot_be_read_is_named(store: RunStore) -> None:
+    (store.path / "episodes.jsonl").mkdir()
+    with pytest.raises(StoreError, match=r"cannot read .*episodes\.jsonl"):
+        list(read_episodes(store.path))
+
+
+def test_a_final_state_that_cannot_be_kept_is_named(store: RunStore) -> None:
+    (store.path / "states").write_text("no folder")
+    with store, pytest.raises(StoreError, match=r"cannot write .*states"):
+        store.append_episode(make_episode())
+
+
 def test_the_latest_run_is_found_by_task(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run"):
         latest_run(tmp_path)
-    for name in ("one", "two", "one"):
-        last = RunStore.create(new_run_path(tmp_path, name), {"task_name": name, "task_path": "t"}).path
-        header = json.loads((last / "run.json").read_text())
-        header["timing"]["started_at"] += last.name
-        (last / "run.json").write_text(json.dumps(header))
-    assert latest_run(tmp_path, "two") != last
-    assert json.loads((latest_run(tmp_path, "one") / "run.json").read_text())["task_name"] == "one"
+    for hour, name in enumerate(("one", "two", "one")):
+        timing = RunTiming(started_at=datetime(2026, 1, 1, hour, tzinfo=UTC))
+        last = RunStore.create(
+            new_run_path(tmp_path, name), RunHeader(task_name=name, task_path="t", timing=timing)
+        ).path
+    RunStore.create(new_run_path(tmp_path, "one"), RunHeader(task_name="one", data="transcripts.jsonl"))
+    assert latest_run(tmp_path) == latest_run(tmp_path, "one") == last
+    assert RunHeader.read(latest_run(tmp_path, "two")).task_name == "two"
 
 
 def test_secrets_are_hidden_at_any_depth() -> None:
@@ -139,7 +170,7 @@ def test_of_several_resources_each_state_is_redacted(tmp_path: Path) -> None:
     snapshot = compose(parts)
     episode = make_episode()
     episode.custom_data["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
-    with RunStore.create(tmp_path / "run", {"task_name": "t"}, Redaction(["abcdefgh1234"])) as store:
+    with RunStore.create(tmp_path / "run", RunHeader(task_name="t"), Redaction(["abcdefgh1234"])) as store:
         kept = load_episode(store.path, store.append_episode(episode)).custom_data["final_state"]
     found = decompose(StateSnapshot(kept["kind"], kept["payload"]))
     assert b"abcdefgh1234" not in found["a"].payload and found["b"] == parts["b"]

@@ -12,10 +12,10 @@ import pytest
 from reward_kit.agent.models import steps_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError, StoreError
-from reward_kit.models import Message
 from reward_kit.reward_agent import ScoringRequest
+from reward_kit.runs.header import RunHeader
 from reward_kit.runs.store import RunStore
-from reward_kit.runs.transcripts import action_of, read_transcripts
+from reward_kit.runs.transcripts import read_transcripts
 from tests.runs.test_store import make_episode
 
 USER = {"role": "user", "content": "2+2"}
@@ -33,7 +33,7 @@ def calling(*calls: tuple[str, str], content: str | None = None) -> dict[str, An
 def read(folder: Path, *rows: Any) -> list[SingleAgentEpisode]:
     path = folder / "data.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return list(read_transcripts(path))
+    return read_transcripts(path)
 
 
 def facts(episode: SingleAgentEpisode, *names: str) -> tuple[Any, ...]:
@@ -47,7 +47,7 @@ class TestSteps:
         assert len(episode) == 2
         assert episode.assistant_turns.tolist() == [1, 3]
         assert [episode.get_observations(t) for t in range(3)] == ["2+2", "four", ""]
-        assert [step.action_taken["type"] for step in steps_of(episode)] == ["tool_calls", "text"]
+        assert [step.action_taken["type"] for step in steps_of(episode)] == ["tool_call", "text"]
         assert [message.to_chat() for message in episode.messages][1]["tool_calls"][0]["function"]["name"] == "add"
         assert episode.is_terminated and facts(episode, "stop_reason", "failure") == ("recorded", None)
 
@@ -102,23 +102,20 @@ class TestIdentity:
 
 
 class TestActions:
-    def test_text_and_calls_and_arguments_that_are_no_object(self) -> None:
-        assert action_of(Message(**ANSWER)) == {"type": "text", "content": "4"}
-        message = Message(**calling(("add", '{"x": 2}'), ("add", "{x"), ("add", "[1]"), content="let me see"))
-        assert action_of(message) == {
-            "type": "tool_calls",
-            "content": "let me see",
-            "calls": [
-                {"name": "add", "id": "c0", "arguments": {"x": 2}},
-                {"name": "add", "id": "c1", "arguments_text": "{x"},
-                {"name": "add", "id": "c2", "arguments_text": "[1]"},
-            ],
-        }
+    @pytest.mark.parametrize(
+        ("arguments", "known"),
+        [("", {"arguments": {}}), ('{"x": 2}', {"arguments": {"x": 2}}), ('{"x": ' * 100_000, None)],
+    )
+    def test_they_are_those_of_a_policy_that_says_the_same(
+        self, tmp_path: Path, arguments: str, known: dict[str, Any] | None
+    ) -> None:
+        (episode,) = read(tmp_path, {"messages": [USER, calling(("add", arguments))]})
+        expected = {"type": "tool_call", "name": "add", "id": "c0", **(known or {"arguments_text": arguments})}
+        assert [step.action_taken for step in steps_of(episode)] == [expected]
 
-    def test_a_message_in_parts_or_without_content_is_its_text(self) -> None:
-        parts = [{"type": "text", "text": "4"}, {"type": "image_url", "image_url": {"url": "x"}}]
-        assert action_of(Message(role="assistant", content=parts)) == {"type": "text", "content": "4"}
-        assert action_of(Message(role="assistant", content=None)) == {"type": "text", "content": ""}
+    def test_what_a_model_thought_is_kept(self, tmp_path: Path) -> None:
+        (episode,) = read(tmp_path, {"messages": [USER, {**ANSWER, "reasoning_content": "2 and 2"}]})
+        assert episode.get_actions(0)["reasoning_content"] == "2 and 2"
 
 
 class TestRefusals:
@@ -129,6 +126,7 @@ class TestRefusals:
             ({"messages": []}, "messages is empty"),
             ({"messages": {"role": "user"}}, "needs a list called 'messages'"),
             ({"messages": "[not json"}, "messages is not JSON"),
+            ({"messages": "[" * 100_000}, "messages is not JSON"),
             ({"messages": [{"role": "asistant"}]}, "role: .*asistant"),
             ({"messages": ["hello"]}, "messages: .*hello"),
         ],
@@ -153,30 +151,40 @@ def test_a_csv_cell_holds_the_messages_as_json(tmp_path: Path) -> None:
 
 class TestEpisodesOfARun:
     def store(self, folder: Path, *ids: str) -> Path:
-        with RunStore.create(folder / "run", {}) as store:
+        with RunStore.create(folder / "run", RunHeader(task_name="t")) as store:
             for rollout_id in ids:
                 store.append_episode(make_episode(rollout_id))
         return store.path
 
     def test_they_come_back_as_they_were(self, tmp_path: Path) -> None:
         path = self.store(tmp_path, "a-0", "a-1")
-        assert list(read_transcripts(path / "episodes.jsonl")) == [make_episode("a-0"), make_episode("a-1")]
+        assert read_transcripts(path / "episodes.jsonl") == [make_episode("a-0"), make_episode("a-1")]
 
     def test_one_that_stands_there_twice_is_refused_with_both_lines(self, tmp_path: Path) -> None:
         path = self.store(tmp_path, "a-0", "a-1", "a-0") / "episodes.jsonl"
         with pytest.raises(ConfigError) as caught:
-            list(read_transcripts(path))
+            read_transcripts(path)
         assert str(caught.value) == f"{path}:3: rollout 'a-0' stands already at {path}:1"
 
     def test_a_file_taken_away_from_its_final_states_says_so(self, tmp_path: Path) -> None:
         path = self.store(tmp_path, "a-0") / "episodes.jsonl"
         moved = path.rename(tmp_path / "moved.jsonl")
         with pytest.raises(StoreError, match=r"its final state .* is missing"):
-            list(read_transcripts(moved))
+            read_transcripts(moved)
 
     def test_an_episode_of_another_version_is_one_line(self, tmp_path: Path) -> None:
         path = self.store(tmp_path, "a-0") / "episodes.jsonl"
         record = json.loads(path.read_text())
         path.write_text(json.dumps({**record, "schema_version": 99}) + "\n")
         with pytest.raises(EpisodeError, match="episode record of version 99"):
-            list(read_transcripts(path))
+            read_transcripts(path)
+
+    def test_of_several_attempts_the_latest_counts_and_none_that_a_limit_cut_off(self, tmp_path: Path) -> None:
+        path = self.store(tmp_path, "a-0", "a-1", "a-2") / "episodes.jsonl"
+        first, second, third = map(json.loads, path.read_text().splitlines())
+        again = {**first, "attempt": 2, "policy": "again"}
+        lines = [again, {**first, "attempt": None}, second, third, {**third, "attempt": 1}]
+        lines[-1]["stop_reason"] = "run_limit"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        episodes = read_transcripts(path)
+        assert [(one.id_, one.custom_data["policy"]) for one in episodes] == [("a-0", "again"), ("a-1", "p")]

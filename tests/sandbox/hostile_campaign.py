@@ -68,15 +68,16 @@ class Row:
 
 
 class OfSandbox(Expectation):
-    """What belongs to the sandbox while it is open: zygotes, and one child each where a worker is warm."""
+    """What belongs to the sandbox while it is open: zygotes, with a child each that is warm or waits for its program."""
 
-    def __init__(self, strength: Strength, level: Level) -> None:
+    def __init__(self, sandbox: Sandbox, strength: Strength, level: Level) -> None:
+        self._sandbox = sandbox
         self._zygote = 2 if strength == "namespaces" else 1
         self._is_warm = level == "warm"
         self._root = str(temporary_root())
 
     def process(self, pid: int) -> bool:
-        """A zygote, or a worker below one, alone there."""
+        """A zygote, a worker below one, alone there, or the very child that waits."""
         parents = processes()
         depth, above = 0, pid
         while above != os.getpid():
@@ -84,22 +85,27 @@ class OfSandbox(Expectation):
                 return pid not in parents  # it has ended
             depth, above = depth + 1, parents[above]
         is_worker = self._is_warm and depth == self._zygote + 1 and list(parents.values()).count(parents[pid]) == 1
-        return depth <= self._zygote or is_worker
+        return depth <= self._zygote or is_worker or pid in self._sandbox.waiting_children
 
     def file(self, path: str) -> bool:
-        """The folder of our process, and a work folder, empty unless a worker is warm."""
+        """The folder of our process, one of a zygote, and in it that of its one child; empty unless that is warm."""
         if not path.startswith(self._root):
             return False
-        return len(Path(path[len(self._root) :]).parts) <= 2 or self._is_warm
+        depth = len(Path(path[len(self._root) :]).parts)
+        try:
+            is_waiting = depth == 3 and not os.listdir(path) and len(os.listdir(Path(path).parent)) == 1
+        except OSError:  # it is gone
+            return True
+        return depth <= 2 or is_waiting or self._is_warm
 
 
 async def campaign(cases: Sequence[Case], strength: Strength, level: Level) -> list[tuple[str, list[str]]]:
     """Each case's name with what went wrong in it."""
     found = []
-    expected = OfSandbox(strength, level)
     with Canaries() as canaries:
         async with Sandbox(strength=strength, slots=_SLOTS) as sandbox:
             await asyncio.gather(*(_call(sandbox, _HONEST.source, level) for _ in range(_SLOTS)))
+            expected = OfSandbox(sandbox, strength, level)
             surroundings = Surroundings(("/tmp", "/dev/shm"))
             ours = {os.getpid(), int(canaries.values["CANARYPID"]), 1, 2}
             surroundings.processes = {pid for pid in surroundings.processes if pid in ours or _is_guardian(pid)}
@@ -117,6 +123,9 @@ async def campaign(cases: Sequence[Case], strength: Strength, level: Level) -> l
 async def _after(
     sandbox: Sandbox, level: Level, canaries: Canaries, surroundings: Surroundings, expected: OfSandbox
 ) -> list[str]:
+    async with asyncio.timeout(5):
+        while not sandbox.is_settled:  # a child that is being made ready is known when it has said so
+            await asyncio.sleep(0.001)
     problems = canaries.touched() + surroundings.left(expected)
     probes = await asyncio.gather(*(_call(sandbox, _HONEST.source, level) for _ in range(_SLOTS)))
     return problems + [f"probe: {probe.word}: {probe.failure}" for probe in probes if probe.value != {"score": 1.0}]

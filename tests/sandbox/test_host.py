@@ -311,7 +311,6 @@ async def test_large_requests_and_results_pass(sandbox):
         ({"imports": ("os; evil",)}, "no name of a module"),
         ({"read_paths": ("relative",)}, "absolute"),
         ({"read_paths": ("/",)}, "never shown"),
-        ({"read_paths": ("/not/there",)}, "is not there"),
         ({"read_paths": ("/usr/../etc",)}, "plain"),
         ({"function": "a b"}, "no name of a function"),
     ],
@@ -319,6 +318,11 @@ async def test_large_requests_and_results_pass(sandbox):
 async def test_a_program_that_asks_for_what_cannot_be_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         Program("", **settings)
+
+
+async def test_a_path_that_is_not_there_is_refused(sandbox):
+    with pytest.raises(ConfigError, match="/not/there, which the program is to read, is not there"):
+        await run(sandbox, "return 1", read_paths=("/not/there",))
 
 
 async def test_requests_without_a_json_form_are_refused(sandbox):

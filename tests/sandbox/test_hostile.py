@@ -118,7 +118,8 @@ async def test_a_late_kill_of_one_call_leaves_the_next_one_alone():
     async with Sandbox(slots=1) as sandbox:
         await run(sandbox, "return 1")
         (zygote,) = sandbox._idle
-        over = zygote._child
+        over = zygote._child  # made ready for the next call, which ends it
+        await run(sandbox, "return 1")
         call = asyncio.create_task(run(sandbox, "time.sleep(0.1)\nreturn 2"))
         await asyncio.sleep(0.05)
         zygote.kill_child(over)

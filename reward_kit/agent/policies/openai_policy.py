@@ -10,16 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reward_kit.agent.policies.chat_actions import output_of
+from reward_kit.agent.policies.chat_outputs import output_of
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, ProviderError
 from reward_kit.models import Message
-from reward_kit.providers.chat import ChatCompletion, ChatEndpoint
+from reward_kit.providers.chat import ChatEndpoint
+from reward_kit.providers.completion import ChatCompletion
 from reward_kit.providers.encoding import EncodedMessages, encode_json
 from reward_kit.providers.environment import resolve_endpoint
+from reward_kit.providers.options import check_number
 from reward_kit.providers.prices import load_prices
-from reward_kit.providers.rates import Rates, check_number
+from reward_kit.providers.rates import Rates
 from reward_kit.providers.retry import RetryPolicy
 from reward_kit.providers.traffic import Traffic
 

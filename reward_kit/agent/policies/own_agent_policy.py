@@ -10,16 +10,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from reward_kit.agent.policies.agent_session import Agent, AgentSession, AgentTask
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
+from reward_kit.agent.policies.own_agent.recording_endpoint import RecordingEndpoint
+from reward_kit.agent.policies.own_agent.session import Agent, AgentSession
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
-from reward_kit.agent.recording_endpoint import RecordingEndpoint
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, PolicyError
 from reward_kit.loading import load_object
 from reward_kit.models import Message
-
-__all__ = ["Agent", "AgentTask", "OwnAgentPolicy"]
 
 logger = logging.getLogger("reward_kit.agent")
 _Function = TypeVar("_Function", bound=Callable[..., Any])

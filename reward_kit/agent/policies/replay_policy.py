@@ -16,11 +16,11 @@ from typing import Any, Literal, NamedTuple
 import anyio.to_thread
 
 from reward_kit import errors
+from reward_kit.agent.log_probs import read_log_probs
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, ToolAnswer
 from reward_kit.differences import first_difference
 from reward_kit.environments.base import ToolSpec, hash_key
-from reward_kit.episodes.record import episode_from_record
-from reward_kit.episodes.segments import UNKNOWN_VERSION, Turn
+from reward_kit.episodes.record import attempt_of, episode_from_record, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, PolicyError, RewardKitError, did_you_mean
 from reward_kit.models import Message
@@ -71,7 +71,7 @@ class ReplayPolicy(AgentPolicy):
         _check_label(self._file, policy, labels)
 
     def _note(self, identity: Mapping[str, Any], offset: int) -> None:
-        place = _Place(identity.get("attempt", 0), offset)
+        place = _Place(attempt_of(identity), offset)
         position = (identity["sample_id"], identity["rollout_index"])
         self._by_id[identity["rollout_id"]] = max(place, self._by_id.get(identity["rollout_id"], place))
         self._by_position[position] = max(place, self._by_position.get(position, place))
@@ -139,9 +139,8 @@ class _Session(AgentPolicy):
         self._next += 1
         # What the first action makes of the prompt is the record's own beginning.
         self._compared = recorded.assistant_turns[step]
-        return PolicyOutput(
-            action, outputs.get("raw_policy_output"), self._log_probs(step, outputs), outputs.get("value_estimate")
-        )
+        log_probs = read_log_probs(recorded, step, self._turns.get(step))
+        return PolicyOutput(action, outputs.get("raw_policy_output"), log_probs, outputs.get("value_estimate"))
 
     async def see_end(self, messages: Sequence[Message]) -> None:
         """Compare what came after the last action.
@@ -181,7 +180,7 @@ class _Session(AgentPolicy):
     def _past_the_end(self, observation: Sequence[Message]) -> PolicyOutput:
         """There is no further action: what broke the recorded policy breaks this one, and all else is a difference."""
         self._compare(observation[: len(self._episode.messages)], self._episode.messages)
-        facts = self._episode.custom_data
+        facts = facts_of(self._episode)
         if facts["failure"] and facts["failure"]["where"] not in _OF_THE_WORLD and not self._is_off:
             raise _as_recorded(Failure.from_json(facts["failure"]))
         ended = f"ended with {facts['stop_reason']} after {len(self._episode)} actions"
@@ -200,8 +199,7 @@ class _Session(AgentPolicy):
             action["is_final"] = True
         if "results" in own:
             await self._make_own_calls(recorded.get_infos(step + 1).get("own_calls") or ())
-            ends = [*recorded.assistant_turns[1:], len(recorded.messages)]
-            action["results"] = [message.to_chat() for message in recorded.messages[turn + 1 : ends[step]]]
+            action["results"] = [message.to_chat() for message in recorded.answers_to(step)]
         return action
 
     async def _make_own_calls(self, calls: Sequence[Mapping[str, Any]]) -> None:
@@ -212,17 +210,6 @@ class _Session(AgentPolicy):
             answer = (await self._call_tool(call["name"], call["arguments"])).text
             if hash_key(answer) != call["answer"]:
                 self._differs(f"{call['name']} {call['arguments']!r} has another answer than it had: {answer!r:.200}")
-
-    def _log_probs(self, step: int, outputs: Mapping[str, Any]) -> dict[str, Any] | None:
-        info, turn = self._episode.get_infos(step + 1), self._turns.get(step)
-        known = {key: outputs.get(key) for key in Turn._fields}
-        if turn is not None:
-            known |= turn._asdict()
-            known["policy_version"] = None if turn.policy_version == UNKNOWN_VERSION else turn.policy_version
-            span = next(span for span in self._episode.tokens.spans if span.step == step)
-            known["segment_reason"] = self._episode.tokens.segments[span.segment].reason
-        known |= {key: info.get(key) for key in ("usage", "finish_reason")}
-        return {key: value for key, value in known.items() if value is not None} or None
 
 
 def episodes_file(run: Path) -> Path:
@@ -269,7 +256,7 @@ def _identities(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 known = {key: identity[key] for key in ("rollout_id", "sample_id", "rollout_index", "policy")}
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(f"{file}:{number}: no episode: {type(error).__name__}: {error}") from None
-            yield offset, {**known, "attempt": identity.get("attempt") or 0}
+            yield offset, {**known, "attempt": attempt_of(identity)}
             offset += len(line)
 
 

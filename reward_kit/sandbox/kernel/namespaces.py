@@ -3,9 +3,10 @@
 The order matters and was measured. A zygote that is root builds its read-only root first (an interpreter in a private
 home is then still readable), gives up root, and only then makes the user namespace; an ordinary user makes the user
 namespace first. The zygote is process 1 of a PID namespace which its own user namespace owns, so that it may return to
-it after each child was sent into another one. A child adds a PID, a mount and an IPC namespace and a work folder; the
-namespaces it shares with its zygote hold nothing it could change: without `socket` there is no network to see, and
-names, clocks and groups need rights it no longer has.
+it after each child was sent into another one. A child adds a PID, a mount, an IPC, a UTS and a cgroup namespace and a
+work folder. It shares two with its zygote: the user namespace, since another one's ids could be mapped only through
+`/proc`, which is not there; and the network namespace, which costs a third of a millisecond and in which, without
+`socket`, there is nothing to see.
 """
 
 from __future__ import annotations
@@ -92,6 +93,10 @@ def _unshare_all(proc: int) -> None:
     ):
         _write(proc_file(proc, name, os.O_WRONLY), text, f"write {name}")
     libc.unshare(_NEWNET | _NEWIPC | _NEWUTS | NEWPID, "make network, IPC, UTS and PID namespaces")
+    _unshare_groups()
+
+
+def _unshare_groups() -> None:
     try:
         libc.unshare(_NEWCGROUP, "make a cgroup namespace")
     except libc.SetupError as error:
@@ -171,7 +176,7 @@ def send_next_child_away(own: int) -> None:
 
 
 def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequence[str] = ()) -> None:
-    """In the child: private mounts and IPC, and an empty work folder in memory, which is also the current folder.
+    """In the child: own mounts, IPC, names and groups, and an empty work folder in memory, the current folder.
 
     Args:
         size: its bytes.
@@ -179,7 +184,8 @@ def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequenc
         may_execute: programs in it may be run.
         keep: paths of the root beneath the work folder's place, to be shown in it as before.
     """
-    libc.unshare(_NEWNS | _NEWIPC, "make a mount and an IPC namespace")
+    libc.unshare(_NEWNS | _NEWIPC | _NEWUTS, "make mount, IPC and UTS namespaces")
+    _unshare_groups()
     kept = [(path, _take(path), os.path.isdir(path)) for path in keep]  # noqa: PTH112
     flags = _MS_NOSUID | _MS_NODEV | (0 if may_execute else _MS_NOEXEC)
     options = f"mode=0700,size={size},nr_inodes={files}"

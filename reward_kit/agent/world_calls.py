@@ -1,0 +1,53 @@
+"""How a world is called: what escapes is classified, it answers in time or is given up, and it is closed in the end."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+
+import anyio
+
+from reward_kit.environments.base import ForkableResource
+from reward_kit.errors import EnvironmentFailure, RewardKitError, boundary
+
+CLOSE_SECONDS = 60.0
+"""For the close of a world, of a session, or of a policy."""
+
+logger = logging.getLogger("reward_kit.agent")
+
+
+class environment_call:
+    """A call of a resource: what escapes is an `EnvironmentFailure`, and after `seconds` it is given up."""
+
+    __slots__ = ("_boundary", "_scope", "_seconds")
+
+    def __init__(self, what: str, seconds: float | None) -> None:
+        self._boundary = boundary(EnvironmentFailure, what)
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        self._scope = anyio.move_on_after(self._seconds)
+        self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        swallowed = self._scope.__exit__(kind, error, trace)
+        if self._scope.cancelled_caught:
+            late = TimeoutError(f"no answer within {self._seconds} s (limits.environment_time_s)")
+            self._boundary.__exit__(TimeoutError, late, None)
+        elif not swallowed:
+            self._boundary.__exit__(kind, error, trace)
+        return swallowed
+
+
+async def close_quietly(world: ForkableResource) -> None:
+    """Close a world, also while its task is being cancelled. A failure is worth a line, not the episode."""
+    try:
+        with (
+            boundary(EnvironmentFailure, f"close of {type(world).__name__}"),
+            anyio.fail_after(CLOSE_SECONDS, shield=True),
+        ):
+            await world.close()
+    except RewardKitError as error:
+        logger.warning("%s", error)

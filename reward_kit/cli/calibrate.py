@@ -1,0 +1,199 @@
+"""`reward-kit calibrate`: how far an LLM judge, or any reward, agrees with people."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+import pydantic
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from reward_kit.cli.numbers import WholeNumber
+from reward_kit.errors import ConfigError
+from reward_kit.models import TaskDefinitionModel, describe_validation_error
+from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
+from reward_kit.reward_agent.levels import scorer_of
+from reward_kit.reward_agent.scoring import Scorer, check_parameters
+from reward_kit.reward_options import fixed
+from reward_kit.runs.calibration.calibration import Calibration, Disagreement, calibrate
+from reward_kit.runs.calibration.labels import Columns, Pairs, read_labels
+from reward_kit.runs.calibration.measures import Figure, Settings
+from reward_kit.runs.overrides import overlaid, parse_override
+from reward_kit.runs.tasks import load_tasks_reward
+from reward_kit.typed_interface import RewardSpec
+
+_COLUMNS = tuple(Columns.__dataclass_fields__)
+
+
+def _columns(command: Any) -> Any:
+    """An option for the name of each column."""
+    for name in reversed(_COLUMNS):
+        default = getattr(Columns(), name)
+        told = f"The column with the {name.replace('rollout', 'rollout id')}."
+        option = click.option(f"--{name}-column", default=default, show_default=True, metavar="NAME", help=told)
+        command = option(command)
+    return command
+
+
+@click.command(name="calibrate")
+@click.argument("labels", type=click.Path(path_type=Path))
+@click.option("--reward", required=True, metavar="FILE.py:FUNCTION", help="The reward, or reward_kit.rewards:NAME.")
+@click.option("-O", "--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the reward.")
+@click.option("--data", type=click.Path(path_type=Path), help="The transcripts that rollout_id names.")
+@click.option(
+    "--pairs",
+    type=click.Choice(["scores", "judge"]),
+    default="scores",
+    show_default=True,
+    help="For pairs: score both answers apart, or hand the other one over as ground truth.",
+)
+@click.option(
+    "--threshold",
+    type=float,
+    default=0.5,
+    show_default=True,
+    help="Where labels are yes or no: a score from here on is yes.",
+)
+@click.option("--levels", metavar="X,Y,…", help="The labels that there are, where not each of them occurs.")
+@click.option("--sandbox", type=click.Choice(["in_process", "warm", "isolated"]), help="As for score.")
+@click.option("--max-concurrency", type=WholeNumber(1), default=16, show_default=True, help="Calls in flight.")
+@click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Of the intervals.")
+@click.option(
+    "--resamples", type=WholeNumber(0), default=1_000, show_default=True, help="For the intervals; 0 for none."
+)
+@click.option("--worst", type=WholeNumber(0), default=5, show_default=True, help="How many disagreements are shown.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON on standard output.")
+@_columns
+def command(
+    labels: Path,
+    reward: str,
+    options: tuple[str, ...],
+    data: Path | None,
+    pairs: Pairs,
+    threshold: float,
+    levels: str | None,
+    sandbox: str | None,
+    max_concurrency: int,
+    seed: int,
+    resamples: int,
+    worst: int,
+    as_json: bool,
+    **columns: str,
+) -> None:
+    """Score what people have labelled, and show how far the scores agree with them.
+
+    LABELS is a CSV with `id`, `label` and `prompt`, `response`, or `messages` as JSON, or `rollout_id` with --data. For
+    pairs it has `winner` (A, B or tie), `prompt`, `response_a` and `response_b`.
+
+    \b
+    Examples:
+      reward-kit calibrate labels.csv --reward my_reward.py:exact
+      reward-kit calibrate labels.csv --reward reward_kit.rewards:llm_judge -O model=gpt-5-mini
+      reward-kit calibrate pairs.csv --pairs judge --reward reward_kit.rewards:pairwise_judge -O model=gpt-5-mini
+    """
+    settings = Settings(threshold, _levels(levels), seed, resamples)
+    names = Columns(**{name.removesuffix("_column"): value for name, value in columns.items()})
+    rows = read_labels(labels, names, data=data, pairs=pairs)
+    scorer, id_ = _scorer(reward, labels.stem, sandbox, options)
+
+    async def run() -> Calibration:
+        CURRENT_TRAFFIC.set(Traffic())  # all requests share one queue, so that a refused burst slows down
+        with contextlib.redirect_stdout(sys.stderr):
+            return await calibrate(rows, scorer, settings, pairs=pairs, worst=worst, max_concurrency=max_concurrency)
+
+    done = anyio.run(run)
+    if as_json:
+        facts = {"labels": str(labels), "reward": id_, "threshold": threshold, "confidence": settings.confidence}
+        click.echo(json.dumps({**facts, "seed": seed, "resamples": resamples, **done.to_json()}))
+        return
+    _show(done, f"{id_} against {labels.name}")
+
+
+def _levels(text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise click.UsageError(
+            f"--levels {text!r}: write numbers with commas between them, such as 1,2,3,4,5"
+        ) from None
+
+
+def _scorer(reward: str, name: str, sandbox: str | None, options: tuple[str, ...]) -> tuple[Scorer, str]:
+    """Where the reward is called, with its options, and its name."""
+    walls = {"sandbox": {"level": sandbox}} if sandbox else {}
+    try:
+        definition = TaskDefinitionModel.model_validate({"name": name, "reward_function_path": reward, **walls})
+    except pydantic.ValidationError as error:
+        raise ConfigError("; ".join(describe_validation_error(error, TaskDefinitionModel))) from None
+    with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
+        loaded = load_tasks_reward(definition, Path.cwd())
+    assert loaded is not None  # the definition names it
+    for note in loaded.notes:
+        click.echo(note, err=True)
+    found = loaded.reward
+    given: Mapping[str, Any] = overlaid({}, dict(parse_override(item, "-O") for item in options))
+    if isinstance(found, RewardSpec):
+        found = fixed(found, given)
+    elif given:
+        raise ConfigError(f"reward {found.id!r} runs behind walls and takes no -O; fix its options in its file")
+    check_parameters(found)
+    return scorer_of(found, definition.limits.reward_time_s), found.id
+
+
+def _show(done: Calibration, title: str) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
+    table.add_column("", style="dim", no_wrap=True)
+    table.add_column("figure", justify="right")
+    table.add_column("95% interval", justify="right", no_wrap=True)
+    table.add_column("what it is", overflow="fold")
+    for figure in done.figures:
+        table.add_row(figure.name.replace("_", " "), _number(figure.value), _interval(figure), figure.meaning)
+    console.print(table)
+    for line in _notes(done):
+        console.print(Text(line), soft_wrap=True)
+    if done.worst:
+        console.print(Text("\nThe worst disagreements", "bold"))
+    for item in done.worst:
+        console.print(Text(_told(item)), soft_wrap=True)
+
+
+def _notes(done: Calibration) -> list[str]:
+    lines = [f"{done.scored} of {done.rows} rows are scored"]
+    if done.unscored:
+        counts = ", ".join(f"{name} {count}" for name, count in done.unscored.items())
+        lines[0] += f"; unscored, and in no figure: {counts}"
+        lines.append(f"first error: {_printable(done.first_error or '')}")
+    if done.clipped:
+        lines.append(f"{done.clipped} scores lie outside of 0 to 1 and count as the nearer end")
+    return lines
+
+
+def _told(item: Disagreement) -> str:
+    head = f"{Path(item.where).name} ({item.id}): label {item.label:g}, score {item.score:.2f}"
+    answers = [f"  answer: {answer}" for answer in item.answers]
+    return "\n".join([head, f"  asked: {item.prompt}", *answers, f"  reason: {item.reason}"])
+
+
+def _printable(text: str) -> str:
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    return line if len(line) <= 500 else f"{line[:499]}…"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{round(value, 3) + 0.0:.3f}"  # and no -0.000
+
+
+def _interval(figure: Figure) -> str:
+    return "–" if figure.low is None else f"[{_number(figure.low)}, {_number(figure.high)}]"

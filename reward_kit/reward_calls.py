@@ -1,0 +1,132 @@
+"""A reward made ready and called, the same way in this process and behind walls: resources, instances, arguments.
+
+The confined worker imports this file, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pydantic
+
+from reward_kit.errors import InvalidResultError
+from reward_kit.models import EvaluateResult, MetricResult, StepOutput, describe_validation_error
+from reward_kit.typed_interface import RewardSpec
+
+BATCH_NAMES = {"messages": "rollouts_messages", "ground_truth": "ground_truths"}
+"""What a pointwise name is called where there is a list of it."""
+
+REFERENCE = re.compile(r"[^\s:]+\.py:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
+"""A text that names a factory of a resource."""
+
+Caller = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+class OpenReward:
+    """A reward with its resources opened and its instance made, until `close`.
+
+    Args:
+        spec: the reward.
+        load: finds what a resource's reference names.
+        run: calls what is synchronous, where that is to happen.
+        run_score: calls a synchronous reward itself; by default as `run`.
+    """
+
+    def __init__(
+        self, spec: RewardSpec, load: Callable[[str], Any], run: Caller, run_score: Caller | None = None
+    ) -> None:
+        self.spec = spec
+        self._load, self._run, self._run_score = load, run, run_score or run
+        self._stack = AsyncExitStack()
+        self._resources: dict[str, Any] = {}
+        self._score = spec.function
+
+    async def open(self) -> None:
+        """Open the resources, then make the instance and set it up. What was opened is closed where this fails."""
+        async with AsyncExitStack() as stack:
+            for name, value in self.spec.resources.items():
+                self._resources[name] = await self._opened(value, stack)
+            if isinstance(self.spec.function, type):
+                instance = await self._run(self.spec.function)
+                self._score = instance.score
+                if (open_parts := getattr(instance, "open_parts", None)) is not None:
+                    await open_parts(self._load, self._run)
+                if (setup := getattr(instance, "setup", None)) is not None:
+                    await self._result_of(setup)
+                if (close := getattr(instance, "close", None)) is not None:
+                    stack.push_async_callback(self._result_of, close)
+            self._stack = stack.pop_all()
+
+    async def _opened(self, value: Any, stack: AsyncExitStack) -> Any:
+        """What stands for a resource in calls: a plain value itself, else what its factory makes, opened."""
+        if isinstance(value, str) and REFERENCE.match(value):
+            value = self._load(value)
+            if not callable(value):
+                return value
+        if not callable(value):
+            return value
+        made = await self._result_of(value)
+        if callable(close := getattr(made, "close", None)):
+            stack.push_async_callback(self._result_of, close)
+        elif hasattr(made, "__aenter__"):
+            made = await stack.enter_async_context(made)
+        elif hasattr(made, "__enter__"):
+            made = stack.enter_context(made)
+        return made
+
+    async def call(self, values: Mapping[str, Any]) -> EvaluateResult:
+        """Call the reward on one rollout; a batch reward with a batch of one.
+
+        Args:
+            values: the rollout's, by the names of a pointwise reward.
+
+        Raises:
+            InvalidResultError: it returned no result, or tried to make one that is none.
+        """
+        given = {**self._resources, **values}
+        if self.spec.mode == "batch":
+            # One list per value of the rollout; a resource is one for all of them.
+            given = {**self._resources, **{BATCH_NAMES.get(name, name): [value] for name, value in values.items()}}
+        arguments = self.spec.arguments(given)
+        try:
+            if self.spec.is_async:
+                returned = await self._score(**arguments)
+            else:
+                returned = await self._run_score(lambda: self._score(**arguments))
+        except pydantic.ValidationError as error:
+            if (invalid := _invalid(error, self.spec.id)) is None:
+                raise
+            raise invalid from error
+        checked = self.spec.check(returned, 1)
+        result: EvaluateResult = checked[0] if self.spec.mode == "batch" else checked
+        return result
+
+    async def close(self) -> None:
+        """Close the instance and the resources, last opened first."""
+        stack, self._stack = self._stack, AsyncExitStack()
+        await stack.aclose()
+
+    async def _result_of(self, function: Callable[[], Any]) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await function()
+        result = await self._run(function)
+        return await result if inspect.isawaitable(result) else result
+
+    @property
+    def has_ends(self) -> bool:
+        """There is something to close."""
+        kind = self.spec.function
+        return bool(self.spec.resources) or (isinstance(kind, type) and hasattr(kind, "close"))
+
+
+def _invalid(error: pydantic.ValidationError, id: str) -> InvalidResultError | None:
+    """An invalid result that a reward tried to make is named as one, not as a crash."""
+    kinds = {kind.__name__: kind for kind in (EvaluateResult, StepOutput, MetricResult)}
+    if error.title not in kinds:
+        return None
+    problems = "; ".join(describe_validation_error(error, kinds[error.title]))
+    return InvalidResultError(f"reward {id!r} made an invalid {error.title}: {problems}")

@@ -1,0 +1,203 @@
+"""Watches a reward at work, in the process that it works in: what it changes, reads and takes.
+
+Behind walls this stands in the worker beside the reward, so nothing here is a wall and its word is no proof; what is
+scored is judged by the host as ever. It imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pydantic
+
+from reward_kit.differences import first_difference
+from reward_kit.reward_agent.inside import ConfinedCalls
+from reward_kit.typed_interface import RewardSpec
+
+CHANGEABLE = ("messages", "ground_truth", "sample", "step_data", "assistant_turns", "evaluation_criteria")
+"""What a reward is given and could change."""
+_MANY = {"rollouts_messages", "ground_truths"}
+_MOST_EVENTS = 50
+_LONGEST = 300
+_EVENTS = {
+    **dict.fromkeys(("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "urllib.Request"), "network"),
+    **dict.fromkeys(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"), "process"),
+    **dict.fromkeys(("open", "os.listdir", "os.scandir", "sqlite3.connect"), "file"),
+    "compile": "code",
+}
+_listeners: dict[int, list[list[str]]] = {}
+_is_hooked = False
+
+
+class Watch:
+    """Looks on while a reward is called.
+
+    Attributes:
+        wants_memory: count the memory of the next call, which makes it slower.
+        wants_inputs: compare its inputs before and after.
+        told: what the last call did; None where there was none.
+    """
+
+    def __init__(self) -> None:
+        self.wants_memory = False
+        self.wants_inputs = True
+        self.told: dict[str, Any] | None = None
+        _hook()
+
+    def of(self, spec: RewardSpec) -> RewardSpec:
+        """The reward, watched; it takes and gives what it did."""
+        function = spec.function
+        if isinstance(function, type):
+            score = function.score  # type: ignore[attr-defined]
+            watched = self._around(score, is_async=spec.is_async)
+            return replace(spec, function=type(function.__name__, (function,), {"score": watched}))
+        return replace(spec, function=self._around(function, is_async=spec.is_async))
+
+    def _around(self, function: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
+        if is_async:
+
+            async def call_async(*self_: Any, **arguments: Any) -> Any:
+                with self._watching(arguments):
+                    return await function(*self_, **arguments)
+
+            return call_async
+
+        def call(*self_: Any, **arguments: Any) -> Any:
+            with self._watching(arguments):
+                returned = function(*self_, **arguments)
+                if inspect.iscoroutine(returned):
+                    returned.close()
+                return returned
+
+        return call
+
+    @contextlib.contextmanager
+    def _watching(self, arguments: Mapping[str, Any]) -> Iterator[None]:
+        looked_at = (*CHANGEABLE, *_MANY) if self.wants_inputs else ()
+        before = {name: _plain_text(arguments[name]) for name in looked_at if name in arguments}
+        wants_memory, thread = self.wants_memory, threading.get_ident()
+        if wants_memory:
+            tracemalloc.start()
+        events = _listeners[thread] = []
+        wall, cpu = time.perf_counter(), time.thread_time()
+        try:
+            yield
+        finally:
+            wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
+            del _listeners[thread]
+            peak = tracemalloc.get_traced_memory()[1] if wants_memory else 0
+            if wants_memory:
+                tracemalloc.stop()
+            changed = {name: _change(text, _plain_text(arguments[name])) for name, text in before.items()}
+            self.told = {
+                "wall_s": wall,
+                "cpu_s": cpu,
+                "peak_mb": peak / (1 << 20),
+                "changed": {name: text for name, text in changed.items() if text},
+                "events": events,
+            }
+
+
+class WatchedCalls(ConfinedCalls):
+    """As `ConfinedCalls`, with what each call was seen to do in the answer's `watched`."""
+
+    _watch: Watch | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """As `ConfinedCalls.answer`; the request's `watch` says what to look at."""
+        watch = self._watching()
+        look = request.get("watch", {})
+        watch.wants_memory, watch.wants_inputs = bool(look.get("memory")), bool(look.get("inputs"))
+        watch.told = None
+        answer = super().answer(request)
+        return {**answer, "watched": watch.told}
+
+    def _load(self) -> RewardSpec:
+        if self._spec is None:
+            self._spec = self._watching().of(super()._load())
+        return self._spec
+
+    def _watching(self) -> Watch:
+        if self._watch is None:
+            self._watch = Watch()
+        return self._watch
+
+
+def _plain_text(value: Any) -> str:
+    """A value as text that is equal where the value is."""
+    try:
+        return json.dumps(value, default=_plain)
+    except (TypeError, ValueError, RecursionError):
+        return ""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, pydantic.BaseModel):
+        return value.model_dump()
+    return list(value) if isinstance(value, tuple | set | frozenset) else f"<{type(value).__name__}>"
+
+
+def _change(before: str, now: str) -> str:
+    if before == now:
+        return ""
+    if not before or not now:
+        return ": it has no plain form any more"
+    return first_difference(json.loads(before), json.loads(now))[:_LONGEST] or ": the order of its keys changed"
+
+
+def _hook() -> None:
+    """Listen to the interpreter's audit events, once for all; a hook cannot be taken away again."""
+    global _is_hooked
+    if _is_hooked:
+        return
+    _is_hooked = True
+    sys.addaudithook(_heard)
+    environment = type(os.environ)
+    look_up = environment.__getitem__
+
+    def noted(self: Any, key: Any) -> Any:
+        _note("environment", key)
+        return look_up(self, key)
+
+    environment.__getitem__ = noted  # type: ignore[method-assign]
+
+
+def _heard(event: str, arguments: tuple[Any, ...]) -> None:
+    kind = _EVENTS.get(event)
+    if kind is None or not _listeners:
+        return
+    if kind == "file" and _is_library(arguments[0] if arguments else ""):
+        return
+    if kind == "code":
+        _note(kind, arguments[0] if arguments else "")
+    elif kind == "network":
+        _note(kind, arguments[1] if event == "socket.connect" and len(arguments) > 1 else arguments[0])
+    else:
+        _note(kind, arguments[0] if arguments else event)
+
+
+def _note(kind: str, what: Any) -> None:
+    events = _listeners.get(threading.get_ident())
+    if events is None or len(events) >= _MOST_EVENTS or not isinstance(what, str | bytes | int | tuple | list):
+        return
+    text = what.decode("utf-8", "replace") if isinstance(what, bytes) else str(what)
+    found = [kind, text[:_LONGEST].encode("utf-8", "backslashreplace").decode()]
+    if found not in events:
+        events.append(found)
+
+
+def _is_library(path: Any) -> bool:
+    """A file of an installed package or of the standard library, which is no news."""
+    if not isinstance(path, str):
+        return isinstance(path, int)
+    return path.endswith((".py", ".pyc", ".so")) or any(path.startswith(entry) for entry in sys.path if len(entry) > 1)

@@ -1,0 +1,156 @@
+"""What a reward's text says of itself, read and never run: annotations, words, patterns, and exceptions made a zero."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_RE_CALLS = {"compile", "search", "match", "fullmatch", "findall", "finditer", "split", "sub", "subn"}
+_CHANCE = {"random", "secrets", "uuid", "time", "datetime"}
+_BROAD = {"Exception", "BaseException"}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What the text of a reward says.
+
+    Attributes:
+        ground_truth: the annotation of `ground_truth`, "" where there is none.
+        words: the texts that stand in the file, docstrings left out.
+        patterns: the texts among them that are used as regular expressions.
+        zeros: lines at which a broad `except` makes a score.
+        chance: modules it imports whose values differ from call to call.
+        has_sets: it builds sets or asks for hashes, whose order and value differ between interpreters.
+    """
+
+    ground_truth: str = ""
+    words: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    zeros: tuple[int, ...] = ()
+    chance: tuple[str, ...] = ()
+    has_sets: bool = False
+
+
+def facts_of(text: str, name: str) -> SourceFacts:
+    """Read the text of a reward's file.
+
+    Args:
+        text: of the file; one that is no Python says nothing.
+        name: of the reward in it, dotted for one in a class.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # told where it is loaded
+        return SourceFacts()
+    docstrings = set(_docstrings(tree))
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return SourceFacts(
+        ground_truth=_truth_annotation(tree, name),
+        words=tuple(dict.fromkeys(str(node.value) for node in texts if id(node) not in docstrings)),
+        patterns=tuple(dict.fromkeys(_patterns(tree))),
+        zeros=tuple(sorted(_zeros(tree))),
+        chance=tuple(sorted(_CHANCE & set(_imports(tree)))),
+        has_sets=any(_is_set(node) for node in ast.walk(tree)),
+    )
+
+
+def kind_in(text: str, name: str) -> str:
+    """What a text defines under a name: "reward", "class" for a class without `score`, or "" where it does not say."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    found = _definition(tree, name)
+    if isinstance(found, ast.ClassDef):
+        methods = {node.name for node in found.body if isinstance(node, _Function)}
+        return "reward" if "score" in methods or found.decorator_list else "class"
+    return "reward" if found is not None else ""
+
+
+def _definition(tree: ast.Module, name: str) -> ast.ClassDef | _Function | None:
+    scope: list[ast.stmt] = tree.body
+    found: ast.ClassDef | _Function | None = None
+    for part in name.split("."):
+        named = [node for node in _definitions(scope) if node.name == part]
+        if not named:
+            return None
+        found = named[-1]
+        scope = found.body
+    return found
+
+
+def _definitions(scope: list[ast.stmt]) -> Iterator[ast.ClassDef | _Function]:
+    """Functions and classes of one scope, also under `if`, `try` and `with`."""
+    for node in scope:
+        if isinstance(node, ast.ClassDef | _Function):
+            yield node
+        else:
+            for inner in ("body", "orelse", "handlers", "finalbody"):
+                yield from _definitions(getattr(node, inner, []))
+
+
+def _truth_annotation(tree: ast.Module, name: str) -> str:
+    found = _definition(tree, name)
+    if isinstance(found, ast.ClassDef):
+        found = _definition(tree, f"{name}.score")
+    if not isinstance(found, _Function):
+        return ""
+    for argument in (*found.args.args, *found.args.kwonlyargs):
+        if argument.arg in ("ground_truth", "ground_truths") and argument.annotation is not None:
+            return ast.unparse(argument.annotation).strip("'\"")
+    return ""
+
+
+def _docstrings(tree: ast.Module) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield id(node.value)
+
+
+def _patterns(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not node.args or not isinstance(node.func, ast.Attribute | ast.Name):
+            continue
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+        first = node.args[0]
+        if called in _RE_CALLS and isinstance(first, ast.Constant) and isinstance(first.value, str):
+            yield first.value
+
+
+def _zeros(tree: ast.Module) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and _is_broad(node.type):
+            yield from (inner.lineno for inner in ast.walk(node) if isinstance(inner, ast.Return) and _is_score(inner))
+
+
+def _is_broad(kind: ast.expr | None) -> bool:
+    return kind is None or (isinstance(kind, ast.Name) and kind.id in _BROAD)
+
+
+def _is_score(node: ast.Return) -> bool:
+    """It returns a number, or a result that has one and is not declared invalid."""
+    value = node.value
+    if isinstance(value, ast.Dict):
+        return any(isinstance(key, ast.Constant) and key.value == "score" for key in value.keys)
+    if isinstance(value, ast.Call):
+        given = {keyword.arg for keyword in value.keywords}
+        return "score" in given and not given & {"error", "is_score_valid"}
+    return isinstance(value, ast.Constant) and isinstance(value.value, int | float)
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+
+
+def _is_set(node: ast.AST) -> bool:
+    if isinstance(node, ast.Set | ast.SetComp):
+        return True
+    return (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("set", "frozenset", "hash")
+    )

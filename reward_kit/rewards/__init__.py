@@ -1,0 +1,56 @@
+"""Rewards that everyone needs, a file per family. Each is an ordinary reward function with its options as keywords.
+
+Give options in a task file with `reward_options:`, or in code with `reward_kit.with_options`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reward_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from reward_kit.rewards.choice_answers import choice_answer as choice_answer
+    from reward_kit.rewards.combining import clip as clip
+    from reward_kit.rewards.combining import first_of as first_of
+    from reward_kit.rewards.combining import gate as gate
+    from reward_kit.rewards.combining import weighted as weighted
+    from reward_kit.rewards.exact_answers import exact_answer as exact_answer
+    from reward_kit.rewards.judge import llm_judge as llm_judge
+    from reward_kit.rewards.judge_grounded import grounded_judge as grounded_judge
+    from reward_kit.rewards.judge_group import group_judge as group_judge
+    from reward_kit.rewards.judge_pairwise import pairwise_judge as pairwise_judge
+    from reward_kit.rewards.list_answers import list_answer as list_answer
+    from reward_kit.rewards.math_answers import math_answer as math_answer
+    from reward_kit.rewards.math_answers import number_answer as number_answer
+    from reward_kit.rewards.trajectory import Milestone as Milestone
+    from reward_kit.rewards.trajectory import environment_score as environment_score
+    from reward_kit.rewards.trajectory import few_steps as few_steps
+    from reward_kit.rewards.trajectory import milestones as milestones
+    from reward_kit.rewards.trajectory import no_tool_errors as no_tool_errors
+
+HOMES: dict[str, str] = {
+    "Milestone": "trajectory",
+    "choice_answer": "choice_answers",
+    "clip": "combining",
+    "environment_score": "trajectory",
+    "exact_answer": "exact_answers",
+    "few_steps": "trajectory",
+    "first_of": "combining",
+    "gate": "combining",
+    "grounded_judge": "judge_grounded",
+    "group_judge": "judge_group",
+    "list_answer": "list_answers",
+    "llm_judge": "judge",
+    "math_answer": "math_answers",
+    "milestones": "trajectory",
+    "no_tool_errors": "trajectory",
+    "number_answer": "math_answers",
+    "pairwise_judge": "judge_pairwise",
+    "weighted": "combining",
+}
+"""The module of each reward."""
+
+__all__ = sorted(HOMES)
+
+__getattr__, __dir__ = lazy_names(__name__, HOMES)

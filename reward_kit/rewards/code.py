@@ -1,0 +1,345 @@
+"""Rewards that run the program a model wrote: in the sandbox, against hidden tests whose answers never go there.
+
+Each test is a question to the program; what comes back is plain data that is compared here. So nothing the program
+prints, raises, patches, or leaves with can be a passed test, and reading its own process shows it no expected value.
+The semantics are those of the public benchmarks: HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP (Austin et al.
+2021, arXiv:2108.07732), APPS (Hendrycks et al. 2021, arXiv:2105.09938), LiveCodeBench (Jain et al. 2024,
+arXiv:2403.07974); where theirs let a wrong program pass, ours do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Literal, NamedTuple
+
+from reward_kit.errors import ConfigError, RewardError
+from reward_kit.models import EvaluateResult, Message, MetricResult
+from reward_kit.rewards.code_languages import ALIASES, language_of
+from reward_kit.rewards.code_sandbox import CodeSandboxes
+from reward_kit.rewards.code_tests import CallTest, RunTest, Suite, suite_of
+from reward_kit.rewards.code_values import Rules, Stdout, shown_answer
+from reward_kit.rewards.fenced import Choice, block_of
+from reward_kit.rewards.texts import last_answer, needed
+from reward_kit.sandbox.limits import Limits
+from reward_kit.sandbox.outcome import Outcome
+from reward_kit.sandbox.program import SOURCE_LIMIT, Program
+from reward_kit.typed_interface import reward_function
+
+PassRate = Literal["fraction", "all"]
+Runs = Literal["fresh", "together"]
+_PYTHON = frozenset({"python", "py", "python3", "py3", "ipython", "sage"})
+_INSIDE = "reward_kit.rewards.code_inside"
+_LEAST_KB = 256
+_TIMED_OUT = ("wall", "cpu")
+
+
+class _Verdict(NamedTuple):
+    """What became of one test.
+
+    Attributes:
+        problem: "" where it passed, else what the program did.
+        asked, wanted: what stands before and after that where the reason may tell what the test is.
+    """
+
+    problem: str
+    asked: str = ""
+    wanted: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        return not self.problem
+
+
+@reward_function(resources={"sandbox": CodeSandboxes})
+async def python_code(
+    messages: list[Message],
+    ground_truth: Any = None,
+    sandbox: CodeSandboxes | None = None,
+    *,
+    pass_rate: PassRate = "fraction",
+    block: Choice = "last",
+    unfenced: Literal["refuse", "whole"] = "refuse",
+    tolerance: float = 0.0,
+    unordered: bool = False,
+    stdout: Stdout = "lines",
+    runs: Runs = "fresh",
+    time_s: float = 5.0,
+    wall_s: float | None = None,
+    memory_mb: int = 512,
+    preload: tuple[str, ...] = (),
+    tell_expected: bool = True,
+    back_end: str | None = None,
+) -> EvaluateResult:
+    """The share of hidden tests that the Python program in the reply passes.
+
+    The program is the last fenced block tagged as Python, or, where no block is, the last one without a tag; what the
+    model thought does not count. The ground truth holds calls (`{"function": "solve", "tests": [{"args": […],
+    "expected": …}]}`), runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}`), or rows of APPS, LiveCodeBench, MBPP and
+    HumanEval, as `code_tests` describes them. It runs isolated, never without walls: where nothing can be confined the
+    rollout is unscored with the class `refused`.
+
+    1 is earned where every test passes, 0 where none does or there is no program. Calls are asked one after the other
+    in one process, in which the program was run once as an imported module; where it ends, the rest fails. Each run is
+    one of a script, in a process of its own; after one that was too slow the rest is not made and fails.
+
+    Args:
+        messages: the conversation; the last assistant message counts.
+        ground_truth: the hidden tests.
+        sandbox: opened once per worker; without one, a sandbox is opened for this call.
+        pass_rate: "fraction" for the share of tests passed, "all" for 1 only where all are.
+        block: which of several fitting blocks is the program; "joined" for all of them in order.
+        unfenced: what a reply without a block is: no program, or a program as a whole.
+        tolerance: how far numbers may lie apart, absolute or relative.
+        unordered: a returned list may be in any order.
+        stdout: "lines" ignores blanks at the ends of lines and of the output; "tokens" compares words; or "exact".
+        runs: "together" makes all runs in one process, a fresh module each: ten times as fast, but what a program
+            changes in modules it shares, such as a random seed, is there in its next run.
+        time_s: seconds of CPU time of all calls together, or of each run.
+        wall_s: seconds of wall time likewise; by default three times `time_s` and one more.
+        memory_mb: MiB of memory.
+        preload: installed modules that programs use and that are slow to import, such as numpy.
+        tell_expected: the reason may show what was asked and expected.
+        back_end: "docker:IMAGE" or "ssh:HOST" in the place of this machine's own walls.
+
+    Raises:
+        RewardError: the ground truth holds no tests that can be asked; the message says what to write.
+        ConfigError: an option is nonsense, or nothing can be confined here.
+
+    Example:
+        ground_truth = {"function": "add", "tests": [{"args": [1, 2], "expected": 3}]}
+        result = await python_code(messages=messages, ground_truth=ground_truth)
+    """
+    suite = suite_of(needed(ground_truth, "python_code"))
+    rules = _rules(tolerance, unordered, stdout)
+    text = _program_text(messages, _PYTHON, block, unfenced)
+    if not text:
+        return _nothing("the reply has no fenced block of Python" if unfenced == "refuse" else "the reply is empty")
+    limits = _limits(suite, time_s, wall_s, memory_mb)
+    function = f"function_of({text!r}, {suite.setup!r}, {suite.function!r})"
+    made = function if suite.calls else f"script_of({text!r}, {suite.setup!r})"
+    source = f"from {_INSIDE} import function_of, script_of\nask = {made}\n"
+    if len(source) > SOURCE_LIMIT:
+        return _nothing(f"the program has {len(text):,} characters")
+    program = Program(source, "ask", "<harness>", form="plain", imports=(_INSIDE, *preload))
+    async with AsyncExitStack() as stack:
+        ours = sandbox if sandbox is not None else await stack.enter_async_context(CodeSandboxes())
+        asking = _Asking(ours, program, limits, back_end, rules, stops_early=pass_rate == "all")
+        verdicts = await (asking.calls(suite.calls) if suite.calls else asking.runs(suite.runs, runs))
+    return _result(suite, verdicts, pass_rate, tell_expected)
+
+
+@reward_function(resources={"sandbox": CodeSandboxes})
+async def program_code(
+    messages: list[Message],
+    ground_truth: Any = None,
+    sandbox: CodeSandboxes | None = None,
+    *,
+    language: Literal["c", "cpp", "javascript", "bash"] = "cpp",
+    pass_rate: PassRate = "fraction",
+    block: Choice = "last",
+    unfenced: Literal["refuse", "whole"] = "refuse",
+    tolerance: float = 0.0,
+    stdout: Stdout = "lines",
+    time_s: float = 5.0,
+    compile_s: float = 30.0,
+    memory_mb: int = 1024,
+    tell_expected: bool = True,
+    back_end: str | None = None,
+) -> EvaluateResult:
+    """The share of hidden runs that a program of another language passes: compiled once, a fresh process for each run.
+
+    As `python_code` with runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}` and the rows that hold such). Compiler and
+    program run in one confined child that may start processes, for which the kernel must offer namespaces. A program
+    that does not compile earns 0; where the compiler is not installed the rollout is unscored.
+
+    Args:
+        messages: the conversation; the last assistant message counts.
+        ground_truth: the hidden tests.
+        sandbox: as in `python_code`.
+        language: with which compiler or interpreter, and which tags of blocks fit.
+        pass_rate, block, unfenced, tolerance, stdout, tell_expected: as in `python_code`.
+        time_s: seconds of CPU time of each run; of wall time three times as much and one more.
+        compile_s: seconds of wall time to compile.
+        memory_mb: MiB of memory of each process.
+        back_end: as in `python_code`; the compiler is looked for there.
+
+    Raises:
+        RewardError: the ground truth holds no runs.
+        ConfigError: an option is nonsense, the compiler is missing, or processes cannot be confined here.
+
+    Example:
+        result = await program_code(messages=messages, ground_truth={"tests": [{"stdin": "2\\n", "stdout": "4\\n"}]})
+    """
+    suite = suite_of(needed(ground_truth, "program_code"))
+    if suite.calls or suite.setup:
+        raise RewardError("program_code has runs for tests, with stdin and stdout; calls and setup are for python_code")
+    rules, spoken = _rules(tolerance, False, stdout), language_of(language, is_here=back_end is None)
+    text = _program_text(messages, ALIASES[language], block, unfenced)
+    if not text or len(text) > SOURCE_LIMIT // 8:
+        return _nothing("the program is too long" if text else f"the reply has no fenced block of {language}")
+    limits = spoken.limits(_limits(suite, time_s, None, memory_mb), compile_s, len(suite.runs))
+    program = spoken.program(text, limits, time_s, compile_s)
+    async with AsyncExitStack() as stack:
+        ours = sandbox if sandbox is not None else await stack.enter_async_context(CodeSandboxes())
+        outcomes = await ours.ask(program, [test.stdin for test in suite.runs], limits, back_end)
+    verdicts = [_of_process(test, one, rules) for test, one in zip(suite.runs, outcomes, strict=True)]
+    return _result(suite, verdicts, pass_rate, tell_expected)
+
+
+class _Asking:
+    """One program's tests, put to it."""
+
+    def __init__(
+        self,
+        sandbox: CodeSandboxes,
+        program: Program,
+        limits: Limits,
+        back_end: str | None,
+        rules: Rules,
+        *,
+        stops_early: bool,
+    ) -> None:
+        self._sandbox, self._program, self._limits, self._back_end = sandbox, program, limits, back_end
+        self._rules, self._stops_early = rules, stops_early
+
+    async def _ask(self, inputs: Sequence[Any]) -> list[Outcome]:
+        return await self._sandbox.ask(self._program, inputs, self._limits, self._back_end)
+
+    async def calls(self, tests: Sequence[CallTest]) -> list[_Verdict]:
+        """All calls in one child, one at a time."""
+        outcomes = iter(await self._ask([call for test in tests for call in test.calls]))
+        return [self._of_call(test, [next(outcomes) for _ in test.calls]) for test in tests]
+
+    def _of_call(self, test: CallTest, outcomes: Sequence[Outcome]) -> _Verdict:
+        for outcome in outcomes:
+            if outcome.failure is not None:
+                return _Verdict(f"failed: {_told(outcome)}", f"{test.asked} ")
+        answers = [outcome.value for outcome in outcomes]
+        if test.passes(answers, self._rules):
+            return _Verdict("")
+        gave = " and ".join(map(shown_answer, answers))
+        return _Verdict(f"gave {gave}", f"{test.asked} ", test.wanted)
+
+    async def runs(self, tests: Sequence[RunTest], how: Runs) -> list[_Verdict]:
+        """Each run in a child of its own, or all in one."""
+        if how == "together":
+            outcomes = await self._ask([test.stdin for test in tests])
+            return [self._of_run(test, one) for test, one in zip(tests, outcomes, strict=True)]
+        verdicts: list[_Verdict] = []
+        for test in tests:
+            outcome = (await self._ask([test.stdin]))[0]
+            verdicts.append(self._of_run(test, outcome))
+            if outcome.kind in _TIMED_OUT or (self._stops_early and not verdicts[-1].is_right):
+                break
+        return verdicts + [verdicts[-1]] * (len(tests) - len(verdicts))
+
+    def _of_run(self, test: RunTest, outcome: Outcome) -> _Verdict:
+        # Leaving through os._exit(0) is an ordinary end of a script; what it printed is all that counts.
+        has_left = outcome.kind == "no_result" and outcome.exit == 0
+        if outcome.failure is not None and not has_left:
+            return _Verdict(f"failed: {_told(outcome)}")
+        if not has_left and outcome.value != 0:
+            return _Verdict(f"left with exit status {outcome.value!r:.20}")
+        return _printed(test, outcome.stdout, outcome.is_output_cut, self._rules)
+
+
+def _of_process(test: RunTest, outcome: Outcome, rules: Rules) -> _Verdict:
+    """The verdict on a run that a child made of another program."""
+    told = outcome.value if isinstance(outcome.value, dict) else {}
+    if outcome.failure is not None:
+        return _Verdict(f"failed: {_told(outcome)}")
+    if told.get("late") is True:
+        return _Verdict("was too slow")
+    if problem := told.get("problem"):
+        return _Verdict(str(problem)[:300])
+    status, output = told.get("status"), told.get("stdout")
+    if status != 0 or isinstance(status, bool) or not isinstance(output, str):
+        return _Verdict(f"left with exit status {status!r:.20}: {str(told.get('stderr', ''))[-200:].strip()}")
+    return _printed(test, output, False, rules)
+
+
+def _printed(test: RunTest, output: str, is_cut: bool, rules: Rules) -> _Verdict:
+    if not is_cut and test.passes(output, rules):
+        return _Verdict("")
+    return _Verdict(
+        f"printed {_cut(output)}{', and more' if is_cut else ''}",
+        f"on the input {_cut(test.stdin)} it ",
+        f", and {_cut(test.stdout)} was expected",
+    )
+
+
+def _cut(text: str) -> str:
+    return repr(text) if len(text) <= 120 else f"{text[:119]!r}…"
+
+
+def _told(outcome: Outcome) -> str:
+    """Why a call failed, in a line."""
+    message = outcome.failure.message if outcome.failure is not None else ""
+    return " ".join(message.split())[:200]
+
+
+def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, unfenced: str) -> str:
+    """The program of a reply; "" where it has none. Halves of surrogate pairs become question marks, as in a file."""
+    answer = last_answer(messages)
+    found = block_of(answer, tags, block)
+    if found is None:
+        found = answer if unfenced == "whole" else ""
+    return found.encode("utf-8", "replace").decode("utf-8") if found.strip() else ""
+
+
+def _rules(tolerance: float, unordered: bool, stdout: Stdout) -> Rules:
+    if not 0 <= tolerance < 1:
+        raise ConfigError(f"tolerance must be at least 0 and less than 1, not {tolerance}")
+    if tolerance and unordered:
+        raise ConfigError(
+            "tolerance and unordered exclude one another: what is close to what would depend on the order"
+        )
+    return Rules(tolerance, unordered, stdout)
+
+
+def _limits(suite: Suite, time_s: float, wall_s: float | None, memory_mb: int) -> Limits:
+    """Limits with room for the longest right answer, in steps, so that children made ready for one task suit others."""
+    longest = max((len(run.stdout) + len(run.stdin) for run in suite.runs), default=0)
+    if suite.calls:
+        longest = max(test.size for test in suite.calls)
+    room_kb = _LEAST_KB
+    while room_kb < 4 * longest // 1024:
+        room_kb *= 2
+    return Limits(
+        wall_s=3 * time_s + 1 if wall_s is None else wall_s,
+        cpu_s=time_s,
+        memory_mb=memory_mb,
+        disk_mb=max(16, room_kb // 256),
+        output_kb=room_kb,
+        result_kb=room_kb,
+    )
+
+
+def _nothing(reason: str) -> EvaluateResult:
+    return EvaluateResult(score=0.0, reason=reason, metrics={"passed": MetricResult(score=0.0, reason=reason)})
+
+
+def _result(suite: Suite, verdicts: Sequence[_Verdict], pass_rate: PassRate, tell_expected: bool) -> EvaluateResult:
+    """The score, a metric for all tests and one for each class of them, and what the first failing test did."""
+    labels = [test.label for test in suite.tests]
+    metrics = {}
+    for name in dict.fromkeys(["", *labels]):
+        found = [one for label, one in zip(labels, verdicts, strict=True) if name in ("", label)]
+        right = sum(one.is_right for one in found)
+        metrics[f"passed: {name}" if name else "passed"] = MetricResult(
+            score=right / len(found), reason=f"{right} of {len(found)} tests passed"
+        )
+    share = metrics["passed"].score
+    score = share if pass_rate == "fraction" else float(share == 1)
+    return EvaluateResult(
+        score=score, reason=_reason(verdicts, metrics["passed"].reason, tell_expected), metrics=metrics
+    )
+
+
+def _reason(verdicts: Sequence[_Verdict], summary: str, tell_expected: bool) -> str:
+    for number, verdict in enumerate(verdicts, 1):
+        if not verdict.is_right:
+            asked, wanted = (verdict.asked, verdict.wanted) if tell_expected else ("", "")
+            return f"{summary}; test {number}: {asked}{verdict.problem}{wanted}"
+    return summary

@@ -1,0 +1,178 @@
+"""Rewards for answers that are JSON: the same value as expected, or one that conforms to a schema."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from reward_kit.errors import ConfigError, RewardError
+from reward_kit.models import EvaluateResult, Message, MetricResult
+from reward_kit.rewards.fenced import fenced_blocks
+from reward_kit.rewards.json_schemas import why_not_conforming
+from reward_kit.rewards.json_values import (
+    Comparing,
+    as_json,
+    common_leaves,
+    decoder,
+    difference,
+    leaves,
+    read_json,
+)
+from reward_kit.rewards.texts import last_answer, needed, passed, shown
+from reward_kit.typed_interface import reward_function
+
+LONGEST: Final = 1_000_000
+"""Characters of a reply that is read."""
+
+_MOST_WORK: Final = 4_000_000
+_TAGS = frozenset({"json", "jsonc", "json5", ""})
+
+Where = Literal["any", "whole", "fenced"]
+
+
+@reward_function
+def json_answer(
+    messages: list[Message],
+    ground_truth: Any = None,
+    *,
+    answer: Where = "any",
+    partial: Literal["none", "fields"] = "none",
+    arrays: Literal["ordered", "any_order"] = "ordered",
+    tolerance: float = 0.0,
+) -> EvaluateResult:
+    """1 where the JSON in the answer is the expected value, else 0, or the share of its fields.
+
+    Fields have no order, 1 and 1.0 are the same number, true is not 1, and null is not a field that is missing. What
+    only Python or JavaScript reads (NaN, comments, single quotes, a comma at the end) is no JSON, and neither is an
+    object that names a field twice.
+
+    Args:
+        messages: the conversation; its last assistant message is read, without what the model thought.
+        ground_truth: the value; a text is read as JSON text, so that the text Paris is written '"Paris"'.
+        answer: "whole": the reply is JSON and nothing else; "fenced": its last block that is tagged json or not at all;
+            "any": the whole, else that block where there is one, else the last object or array in the text.
+        partial: "fields": fields and items that hold no others count, each in its place: those that are right, as a
+            share of those that were expected or given. More fields than were expected lower it.
+        arrays: "any_order" compares arrays as multisets; an item then counts where it is right as a whole.
+        tolerance: how far numbers may lie apart, relative or absolute.
+
+    Raises:
+        RewardError: there is no ground truth, or it is no JSON, so that the rollout is unscored.
+        ConfigError: the tolerance is below 0, or asked for together with "any_order".
+
+    Example:
+        json_answer(messages, {"city": "Oslo", "degrees": 4})
+    """
+    if not 0 <= tolerance < 1:
+        raise ConfigError(f"json_answer: tolerance {tolerance:g} is at least 0 and below 1")
+    if tolerance and arrays == "any_order":
+        raise ConfigError('json_answer: tolerance goes with arrays in order; leave out arrays="any_order"')
+    expected = _truth(needed(ground_truth, "json_answer"), "json_answer")
+    try:
+        found = find_json(last_answer(messages), answer)
+    except ValueError as error:
+        return passed(False, f"no answer: {error}")
+    how = Comparing(tolerance, arrays == "any_order")
+    differs = difference(expected, found, how)
+    common = common_leaves(expected, found, how) if differs else leaves(expected)
+    share = common / (leaves(expected) + leaves(found) - common) if differs else 1.0
+    reason = f"the answer is not the expected value{differs}" if differs else "the answer is the expected value"
+    metrics = {"fields": MetricResult(score=share, reason=f"{common} of {leaves(expected)} fields are right")}
+    return EvaluateResult(score=share if partial == "fields" else float(not differs), reason=reason, metrics=metrics)
+
+
+@reward_function(sandbox="warm")
+def json_schema_answer(
+    messages: list[Message],
+    ground_truth: Any = None,
+    *,
+    schema: dict[str, Any] | None = None,
+    answer: Where = "any",
+    formats: bool = False,
+) -> EvaluateResult:
+    """1 where the JSON in the answer conforms to a schema, else 0. It says nothing of whether what it holds is right.
+
+    It runs behind walls, since a schema's patterns are run on the model's text. References to other documents are not
+    followed: `$ref` leads to a part of the schema itself.
+
+    Args:
+        messages: the conversation; its last assistant message is read, without what the model thought.
+        ground_truth: the schema, as object or JSON text, where the option does not give it.
+        schema: the schema for all samples.
+        answer: where the JSON stands, as for `json_answer`.
+        formats: `format` counts as well, as far as the library checks it; else it is a remark, as the standard has it.
+
+    Raises:
+        RewardError: there is no schema, or it is none, or jsonschema is not installed: the rollout is unscored.
+        ConfigError: the option `schema` is no schema.
+
+    Example:
+        with_options(json_schema_answer, schema={"type": "object", "required": ["city"]})
+    """
+    wanted = schema
+    if wanted is None:
+        wanted = _truth(needed(ground_truth, "json_schema_answer"), "json_schema_answer")
+    if not isinstance(wanted, dict):
+        raise RewardError("json_schema_answer: the ground_truth is no JSON schema; write an object")
+    try:
+        found, why = find_json(last_answer(messages), answer), ""
+    except ValueError as error:
+        found, why = None, str(error)
+    try:  # also where there is no answer: a schema that is none is told by the first rollout
+        problem = why_not_conforming(found, wanted, formats)
+    except ValueError as error:
+        kind = ConfigError if schema is not None else RewardError
+        raise kind(f"json_schema_answer: the schema is no JSON schema: {error}") from None
+    if why:
+        return passed(False, f"no answer: {why}")
+    return passed(not problem, f"the answer does not conform: {problem}" if problem else "the answer conforms")
+
+
+def find_json(text: str, where: Where = "any") -> Any:
+    """The JSON value that a reply gives.
+
+    Raises:
+        ValueError: there is none, or it cannot be read; the message says why.
+    """
+    if not text.strip():
+        raise ValueError("the reply is empty")
+    if len(text) > LONGEST:
+        raise ValueError(f"the reply is longer than {LONGEST:,} characters")
+    if where == "whole":
+        return read_json(text.strip())
+    if where == "any":
+        try:
+            return read_json(text.strip())
+        except ValueError:
+            if text.lstrip()[0] in "{[" and text.rstrip()[-1] in "}]":
+                raise
+    blocks = [block.text for block in fenced_blocks(text) if block.tag in _TAGS]
+    if blocks:
+        return read_json(blocks[-1].strip())
+    if where == "fenced":
+        raise ValueError("the reply has no block of JSON")
+    return as_json(_last_in(text))
+
+
+def _last_in(text: str) -> Any:
+    """The last object or array in a text, found from left to right; the work of failing attempts is bounded."""
+    found, position, work = None, 0, 0
+    while work < _MOST_WORK and (position := _next_bracket(text, position)) >= 0:
+        try:
+            found, end = decoder.raw_decode(text, position)
+        except ValueError as error:
+            reached = getattr(error, "pos", position)
+            work, position = work + reached - position + 100, position + 1
+        except RecursionError:
+            work, position = work + 10_000, position + 1
+        else:
+            position = end
+    if position >= 0:
+        raise ValueError("the reply has too many brackets that are no JSON")
+    if found is None:
+        raise ValueError(f"{shown(text)} has no JSON")
+    return found
+
+
+def _next_bracket(text: str, start: int) -> int:
+    places = [place for place in (text.find("{", start), text.find("[", start)) if place >= 0]
+    return min(places, default=-1)

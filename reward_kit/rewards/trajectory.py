@@ -1,0 +1,217 @@
+"""Rewards that look at the way: what the environment gave, how many steps it took, what failed, what was reached.
+
+They read the recorded steps, not the words of a message, wherever the record knows: a call that failed is one whose
+tool said so, and a milestone is reached in the step whose call or result shows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pydantic
+
+from reward_kit.agent.models import StepData
+from reward_kit.errors import ConfigError, RewardError
+from reward_kit.models import EvaluateResult, Message, MetricResult, StepOutput
+from reward_kit.typed_interface import reward_function
+
+
+@reward_function
+def environment_score(
+    messages: list[Message], environment_return: float | None = None, *, low: float = 0.0, high: float = 1.0
+) -> EvaluateResult:
+    """The sum of the environment's rewards, from 0 at `low` to 1 at `high`, and no further.
+
+    An environment that gave no reward leaves the episode unscored.
+
+    Options:
+        low, high: the sums that earn 0 and 1.
+    """
+    if not low < high:
+        raise ConfigError(f"environment_score: low {low:g} is not below high {high:g}")
+    if environment_return is None:
+        raise RewardError("environment_score: the environment gave no reward")
+    score = min(max((environment_return - low) / (high - low), 0.0), 1.0)
+    return EvaluateResult(score=score, reason=f"the environment gave {environment_return:g}")
+
+
+@reward_function
+def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int = 1, worst: int = 50) -> EvaluateResult:
+    """Fewer actions are better: 1 up to `best` of them, 0 from `worst` on, and in a straight line between.
+
+    An agent that has not acted earns 0. It says nothing of success: put it behind a `gate`.
+    """
+    if not 1 <= best < worst:
+        raise ConfigError(f"few_steps: best {best} is at least 1 and below worst, which is {worst}")
+    count = len(assistant_turns)
+    score = min(max((worst - count) / (worst - best), 0.0), 1.0) if count else 0.0
+    return EvaluateResult(score=score, reason=f"{count} actions; {best} would be best, {worst} worst")
+
+
+@reward_function
+def no_tool_errors(messages: list[Message], step_data: list[StepData], *, each: bool = True) -> EvaluateResult:
+    """The share of tool calls that did not fail; each step's own share is its step reward.
+
+    A call fails where the tool answered with an error: unknown, arguments that do not fit, or what it raised. A call
+    that was not carried out because the episode had ended counts for nothing. Without calls nothing can fail: 1.
+
+    Options:
+        each: False earns 0 for a single failed call.
+    """
+    failed = {step.system_step_index: _failures(step) for step in step_data}
+    calls = {index: len(found) for index, found in failed.items()}
+    wrong, total = sum(map(sum, failed.values())), sum(calls.values())
+    share = 1.0 - wrong / total if total else 1.0
+    outputs = [
+        StepOutput(step_index=index, base_reward=1.0 - sum(found) / len(found))
+        for index, found in failed.items()
+        if found
+    ]
+    score = share if each else float(wrong == 0)
+    return EvaluateResult(score=score, reason=f"{wrong} of {total} tool calls failed", step_outputs=outputs or None)
+
+
+class Milestone(pydantic.BaseModel):
+    """Something to be reached on the way.
+
+    Attributes:
+        name: in metrics and reasons.
+        tool: a call of this tool reaches it, with at least these `arguments`.
+        arguments: those that the call must have, with these values.
+        observed: or what a tool or the environment answers contains this text.
+        weight: its part of the score, beside the others'.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    name: str = pydantic.Field(min_length=1)
+    tool: str | None = None
+    arguments: dict[str, Any] = pydantic.Field(default_factory=dict)
+    observed: str | None = pydantic.Field(default=None, min_length=1)
+    weight: float = pydantic.Field(default=1.0, gt=0, allow_inf_nan=False)
+
+    @pydantic.model_validator(mode="after")
+    def _says_how(self) -> Milestone:
+        if (self.tool is None) == (self.observed is None):
+            raise ValueError("a milestone has either a tool or an observed text")
+        if self.arguments and self.tool is None:
+            raise ValueError("arguments are those of a tool")
+        return self
+
+
+@reward_function
+def milestones(
+    messages: list[Message], step_data: list[StepData], *, reach: tuple[Milestone, ...] = (), ordered: bool = False
+) -> EvaluateResult:
+    """What was reached on the way, each milestone once: the score is their share by weight.
+
+    The step that first reaches one earns its weight as step reward, so that credit falls on the action that did it.
+    What was asked of the agent reaches nothing; only its calls that did not fail, and the answers to them, do.
+
+    Options:
+        reach: `{name, tool, arguments}` or `{name, observed}`, and a `weight`.
+        ordered: one is reached only after those before it; two in one step are in order.
+
+    Example, in a task file:
+        reward_function_path: reward_kit.rewards:milestones
+        reward_options:
+          reach:
+            - {name: found the mug, observed: you see a mug}
+            - {name: took it, tool: take, arguments: {thing: mug}, weight: 2}
+    """
+    if not reach:
+        raise ConfigError("milestones: the option `reach` names none; give at least one")
+    if len({milestone.name for milestone in reach}) < len(reach):
+        raise ConfigError("milestones: two in `reach` have one name")
+    total = sum(milestone.weight for milestone in reach)
+    reached = _reached(step_data, reach, ordered)
+    metrics = {
+        one.name: MetricResult(
+            score=float(one.name in reached),
+            reason=f"reached in step {reached[one.name]}" if one.name in reached else "not reached",
+        )
+        for one in reach
+    }
+    gained: dict[int, float] = {}
+    for one in reach:
+        if one.name in reached:
+            gained[reached[one.name]] = gained.get(reached[one.name], 0.0) + one.weight / total
+    steps = [StepOutput(step_index=index, base_reward=reward) for index, reward in sorted(gained.items())]
+    reason = f"{len(reached)} of {len(reach)} milestones were reached"
+    score = min(1.0, sum(one.weight for one in reach if one.name in reached) / total)
+    return EvaluateResult(score=score, reason=reason, metrics=metrics, step_outputs=steps or None)
+
+
+class _Call(NamedTuple):
+    name: str
+    arguments: Mapping[str, Any]
+    answer: str
+
+
+def _reached(steps: Sequence[StepData], reach: Sequence[Milestone], ordered: bool) -> dict[str, int]:
+    """The step in which each milestone was first reached."""
+    found: dict[str, int] = {}
+    for step in steps:
+        calls = list(_good_calls(step))
+        for one in reach:
+            if one.name in found:
+                continue
+            if any(_reaches(call, one) for call in calls) or _is_observed(step, one):
+                found[one.name] = step.system_step_index
+            elif ordered:
+                break
+    return found
+
+
+def _reaches(call: _Call, one: Milestone) -> bool:
+    if one.observed is not None:
+        return one.observed in call.answer
+    fits = all(name in call.arguments and call.arguments[name] == value for name, value in one.arguments.items())
+    return call.name == one.tool and fits
+
+
+def _is_observed(step: StepData, one: Milestone) -> bool:
+    """Where the agent acts by text: what answered it."""
+    if one.observed is None:
+        return False
+    return any(message.role == "user" and one.observed in message.text for message in _after_action(step)[1])
+
+
+def _after_action(step: StepData) -> tuple[Message | None, list[Message]]:
+    """The message of the action, and what came after it."""
+    answers: list[Message] = []
+    for message in reversed(step.resulting_messages_history):
+        if message.role == "assistant":
+            return message, answers[::-1]
+        answers.append(message)
+    return None, []
+
+
+def _failures(step: StepData) -> list[bool]:
+    """For each call that was carried out, whether it failed."""
+    return ["error" in tool for tool in _outcomes(step) if not tool.get("skipped")]
+
+
+def _outcomes(step: StepData) -> list[dict[str, Any]]:
+    outcomes = step.step_info.get("tools")
+    return [tool for tool in outcomes if isinstance(tool, dict)] if isinstance(outcomes, list) else []
+
+
+def _good_calls(step: StepData) -> Iterator[_Call]:
+    """The calls of a step that were carried out and did not fail, with what answered them."""
+    action, after = _after_action(step)
+    calls = action.tool_calls or [] if action is not None else []
+    answers = [message.text for message in after if message.role == "tool"]
+    for call, outcome, answer in zip(calls, _outcomes(step), answers, strict=False):
+        if "error" not in outcome and not outcome.get("skipped"):
+            yield _Call(call.function.name, _arguments(call.function.arguments), answer)
+
+
+def _arguments(text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

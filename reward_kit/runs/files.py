@@ -1,0 +1,81 @@
+"""Files of a run, written so that a kill leaves the old one or the new one, and read with an error that names them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from reward_kit.errors import StoreError
+
+
+@contextmanager
+def told_of(verb: str, path: Path) -> Iterator[None]:
+    """What the system refuses, as an error that names the file.
+
+    Raises:
+        StoreError: "cannot `verb` `path`", and why.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"cannot {verb} {path}: {error.strerror or error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object.
+
+    Raises:
+        StoreError: the file is missing or is none.
+    """
+    try:
+        with told_of("read", path):
+            data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StoreError(f"cannot read {path}: {error}") from None
+    if not isinstance(data, dict):
+        raise StoreError(f"{path} is not a JSON object")
+    return data
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cut off what follows the last line break: the part of a line that a kill left.
+
+    Raises:
+        OSError: the file cannot be opened or written.
+    """
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        position = end
+        while position > 0:
+            start = max(0, position - 65_536)
+            file.seek(start)
+            newline = file.read(position - start).rfind(b"\n")
+            if newline >= 0:
+                position = start + newline + 1
+                break
+            position = start
+        if position < end:
+            file.truncate(position)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file as a whole; a kill leaves the old one or the new one.
+
+    Raises:
+        StoreError: it cannot be written; what was there stays.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with told_of("write", path):
+        try:
+            part.write_bytes(data)
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise

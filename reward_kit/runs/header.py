@@ -1,0 +1,115 @@
+"""`run.json`: what a run was asked to do, what it came from and how far it is. Read in one place, and checked there."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from reward_kit.errors import StoreError
+from reward_kit.models import describe_validation_error
+from reward_kit.runs.files import read_json
+
+FILE = "run.json"
+SCHEMA_VERSION = 1
+_ALWAYS = {"schema_version", "versions", "status", "timing"}
+
+
+def this_software() -> dict[str, str]:
+    """The versions under which this process works."""
+    return {"reward_kit": version("reward-kit"), "python": platform.python_version()}
+
+
+class RunTiming(pydantic.BaseModel):
+    """What the clock says of a run.
+
+    Attributes:
+        started_at: when it began, in UTC.
+        worked_s: seconds that processes worked on it, each until it ended by itself.
+    """
+
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
+
+    started_at: pydantic.AwareDatetime
+    worked_s: float = 0.0
+
+
+class RunHeader(pydantic.BaseModel):
+    """What `run.json` says. A key that this release does not know is kept.
+
+    Attributes:
+        task_name: of the task, or of the file of transcripts.
+        total: how many episodes the run has when it is complete.
+        run_id: the name of its folder.
+        task: the definition as it was resolved, without secrets.
+        run_limits: those in force, where each may have been raised since the run began; null is no limit.
+        digests: SHA-256 of each file that decides what its episodes and scores are.
+        versions: of the software that began it.
+        reward_environment: the packages of a reward that has an environment of its own.
+        max_concurrency: episodes in flight when it began.
+        task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the run's `Request`;
+            `task_path` is None where transcripts are scored and nothing is run.
+        data, reward: the transcripts and the reward that were named, where transcripts are scored.
+        status: "running", "complete", "interrupted" or "failed".
+        timing: what the clock says.
+    """
+
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str | None = None
+    task_name: str
+    task: Mapping[str, Any] = {}
+    task_path: str | None = None
+    data: str | None = None
+    reward: str | None = None
+    overrides: Mapping[str, Any] = {}
+    models: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
+    base_url: str | None = None
+    rollouts: int | None = None
+    limit: int | None = None
+    sample_ids: tuple[str, ...] = ()
+    seed: int = 0
+    run_limits: Mapping[str, Any] = {}
+    digests: Mapping[str, str] = {}
+    total: int = 0
+    max_concurrency: int | None = None
+    versions: Mapping[str, str] = pydantic.Field(default_factory=this_software)
+    reward_environment: Mapping[str, Any] | None = None
+    status: str = "running"
+    timing: RunTiming = pydantic.Field(
+        default_factory=lambda: RunTiming(started_at=datetime.datetime.now(datetime.UTC))
+    )
+
+    @classmethod
+    def read(cls, run: Path) -> RunHeader:
+        """The header of the run in a folder.
+
+        Raises:
+            StoreError: it is missing, is of another version, or a key of it is damaged.
+        """
+        data = read_json(run / FILE)
+        if data.get("schema_version") != SCHEMA_VERSION:
+            told = data.get("schema_version")
+            raise StoreError(f"{run / FILE} is of version {told!r}; this release reads version {SCHEMA_VERSION}")
+        try:
+            return cls.model_validate(data)
+        except pydantic.ValidationError as error:
+            raise StoreError(f"{run / FILE}: {'; '.join(describe_validation_error(error))}") from None
+
+    def to_bytes(self) -> bytes:
+        """As it stands in the file: ASCII JSON, without the keys that say nothing of this kind of run."""
+        unset = type(self).model_fields.keys() - self.model_fields_set - _ALWAYS
+        document = self.model_dump(mode="json", exclude=unset)
+        return json.dumps(document, indent=2, allow_nan=False).encode("ascii") + b"\n"
+
+    def with_(self, **changes: Any) -> RunHeader:
+        """The header with other values of some keys."""
+        return self.model_copy(update=changes)

@@ -1,0 +1,100 @@
+"""An assistant message as an action and back: collected or read from a file, a conversation has the same steps."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward_kit.agent.chat_actions import MAX_NESTING, action_of, assistant_message
+from reward_kit.agent.policy_interface import check_output
+from reward_kit.models import FunctionCall, Message, ToolCall
+
+
+def message(*arguments: str, content: str | None = None, **rest: Any) -> Message:
+    calls = [ToolCall(id=f"c{n}", function=FunctionCall(name="add", arguments=a)) for n, a in enumerate(arguments)]
+    return Message(role="assistant", content=content, tool_calls=calls or None, **rest)
+
+
+def call(n: int, **arguments: Any) -> dict[str, Any]:
+    return {"name": "add", "id": f"c{n}", **arguments}
+
+
+@pytest.mark.parametrize(
+    ("said", "action"),
+    [
+        (message(content="4"), {"type": "text", "content": "4"}),
+        (message(), {"type": "text", "content": ""}),
+        (message('{"x": 2}'), {"type": "tool_call", **call(0, arguments={"x": 2})}),
+        (message("", content=""), {"type": "tool_call", **call(0, arguments={})}),
+        (message(" "), {"type": "tool_call", **call(0, arguments={})}),
+        (
+            message('{"x": 2}', content="so"),
+            {"type": "tool_calls", "calls": [call(0, arguments={"x": 2})], "content": "so"},
+        ),
+        (
+            message("{x", "[1]", "null"),
+            {"type": "tool_calls", "calls": [call(n, arguments_text=a) for n, a in enumerate(["{x", "[1]", "null"])]},
+        ),
+        (message(content="4", reasoning_content="2+2"), {"type": "text", "content": "4", "reasoning_content": "2+2"}),
+    ],
+)
+def test_what_a_message_says_is_the_action(said: Message, action: dict[str, Any]) -> None:
+    assert action_of(said) == action
+
+
+def test_parts_are_their_text() -> None:
+    parts = [{"type": "text", "text": "4"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    assert action_of(Message(role="assistant", content=parts)) == {"type": "text", "content": "4"}
+
+
+@pytest.mark.parametrize("text", ['{"x": NaN}', '{"x": -Infinity}', '{"x": 1e999}', '{"x": ' + "[" * 100_000])
+def test_arguments_that_only_python_would_read_go_along_as_they_were_written(text: str) -> None:
+    assert action_of(message(text)) == {"type": "tool_call", **call(0, arguments_text=text)}
+
+
+def test_arguments_nested_too_deeply_to_be_stored_go_along_as_they_were_written() -> None:
+    def nested(depth: int) -> str:
+        return '{"x":' * depth + "1" + "}" * depth
+
+    assert "arguments" in action_of(message(nested(MAX_NESTING)))
+    assert "arguments_text" in action_of(message(nested(MAX_NESTING + 1)))
+    wide = json.dumps({"x": [[]] * 500})
+    assert "arguments" in action_of(message(wide))
+
+
+texts = st.text(max_size=5)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
+    max_leaves=5,
+)
+arguments = st.dictionaries(texts, values, max_size=3).map(lambda found: json.dumps(found, ensure_ascii=False)) | texts
+messages = st.builds(
+    lambda all_arguments, content, reasoning: message(*all_arguments, content=content, reasoning_content=reasoning),
+    st.lists(arguments, max_size=3),
+    texts | st.none(),
+    texts | st.none(),
+)
+
+
+@given(messages)
+def test_the_action_says_the_message_again(said: Message) -> None:
+    again = assistant_message(check_output((action_of(said), None, None, None)).action_structured, 0)
+    assert meaning(again) == meaning(said)
+    assert assistant_message(action_of(again), 0) == again
+
+
+def meaning(said: Message) -> tuple[Any, ...]:
+    """What is the same in two spellings: nothing and no text, `{}` and no arguments."""
+    calls = [(one.id, one.function.name, one.function.arguments.strip() or "{}") for one in said.tool_calls or ()]
+    return said.text, said.reasoning_content or None, calls
+
+
+@given(st.lists(st.text(alphabet='{}[]":,0e+-. \\u1d8', max_size=12), min_size=1, max_size=2))
+def test_whatever_a_model_wrote_is_said_again_in_one_form(written: list[str]) -> None:
+    once = assistant_message(action_of(message(*written)), 0)
+    assert assistant_message(action_of(once), 0) == once

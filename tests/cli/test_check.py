@@ -1,0 +1,137 @@
+"""`reward-kit check` on rewards and tasks: what it prints, and with which code it leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from reward_kit.cli.check import command
+from reward_kit.cli.check_reward import is_reward
+from reward_kit.cli.main import program
+
+ROOT = Path(__file__).parents[2]
+REWARD = """
+from reward_kit import EvaluateResult, Message, reward_function
+
+@reward_function
+def right(messages: list[Message], ground_truth: str) -> EvaluateResult:
+    if ground_truth is None:
+        raise ValueError("no ground truth")
+    return EvaluateResult(score=float(bool(messages) and messages[-1].text.strip() == ground_truth))
+
+@reward_function
+def contains(messages: list[Message], ground_truth: str) -> EvaluateResult:
+    return EvaluateResult(score=float(ground_truth in messages[-1].text if messages else 0))
+
+def plain(messages):
+    return {"score": 0.0}
+
+class World:
+    def step(self): ...
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own.py").write_text(REWARD, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def check(*arguments: str) -> Result:
+    return CliRunner().invoke(program, ["check", *arguments])
+
+
+def test_a_right_reward_leaves_with_zero_and_a_wrong_one_with_one(folder: Path) -> None:
+    good, bad = check("own.py:right"), check("own.py:contains")
+    assert (good.exit_code, bad.exit_code) == (0, 1), good.output + bad.output
+    assert "own.py:right: 0 errors" in good.stdout
+    assert "error:   near-miss-earns: " in bad.stdout and "not checked: that a right answer scores 1" in bad.stdout
+
+
+def test_the_severity_to_fail_on_is_chosen(folder: Path) -> None:
+    assert check("own.py:contains", "--fail-on", "never").exit_code == 0
+    given = ("own.py:right", "--ground-truth", '"Paris"', "--gold", "Paris")
+    assert check(*given, "--fail-on", "warning").exit_code == 0
+    assert check(*given, "--fail-on", "info").exit_code == 1  # other case is not right, which is a fact
+
+
+def test_a_program_reads_the_report_as_json(folder: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"}], "ground_truth": "a"}
+    ]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    done = check("own.py:contains", "--data", "data.jsonl", "--against", "own.py:right", "--json", "--seed", "3")
+    report = json.loads(done.stdout)
+    assert (done.exit_code, report["reward"], report["seed"], report["level"]) == (1, "own.py:contains", 3, "warm")
+    assert report["counts"]["error"] == sum(finding["severity"] == "error" for finding in report["findings"])
+    assert report["facts"]["agreement with own.py:right"]["rollouts"] > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("own.py:nobody",), "has no 'nobody'"),
+        (("own.py:right", "--ground-truth", "Paris"), "is not JSON"),
+        (("own.py:right", "--gold", "Paris"), "--ground-truth"),
+        (("own.py:right", "--data", "none.jsonl"), "none.jsonl does not exist"),
+        (("own.py:right", "--steps", "3"), "--steps is for a resource and has no effect on a reward"),
+        (("own.py:World", "--gold", "x"), "--gold is for a reward and has no effect on a resource"),
+        (("own.py:right", "--limit", "3"), "--limit is for a task file and has no effect on a reward"),
+        (("task.yaml", "--data", "x.jsonl"), "--data is for a reward and has no effect on a task file"),
+    ],
+)
+def test_what_is_wrongly_asked_leaves_with_two(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = check(*arguments)
+    message = str(done.exception) if done.exit_code == 1 else done.stderr
+    code = getattr(done.exception, "exit_code", done.exit_code) if done.exit_code == 1 else done.exit_code
+    assert code == 2 and said in message, done.output
+
+
+def test_what_is_a_reward_is_read_and_not_run(folder: Path) -> None:
+    (folder / "own.py").write_text(REWARD + "\nraise SystemExit(7)\n", encoding="utf-8")
+    names = ("right", "plain", "World", "unknown")
+    assert [is_reward(f"own.py:{name}") for name in names] == [True, True, False, True]
+    assert is_reward("reward_kit.rewards:exact_answer")
+    assert not any(
+        map(is_reward, ("frozen_lake", "gymnasium", "own.py", "nowhere.py:f", "reward_kit.environments:Shop"))
+    )
+
+
+def test_the_help_says_what_every_option_is_for() -> None:
+    assert all(getattr(option, "help", "") for option in command.params if option.name != "target")
+    assert "Exit codes" in check("--help").stdout
+
+
+EXAMPLES = {
+    "alfworld_household/task.yaml": (),
+    "bring_your_own_agent/task.yaml": (),
+    "file_clerk/report.yaml": ("--gold-policy", "clerk.py:Bookkeeper"),
+    "file_clerk/task.yaml": ("--gold-policy", "clerk.py:Clerk"),
+    "frozen_lake/task.yaml": (),
+    "mcp_filesystem/task.yaml": (),
+    "sokoban/task.yaml": (),
+    "sqlite_analyst/task.yaml": (),
+    "support_dialogue/task.yaml": (),
+    "textworld_cooking/task.yaml": (),
+    "webshop/task.yaml": (),
+}
+
+
+def test_every_example_is_here() -> None:
+    there = {str(path.relative_to(ROOT / "examples")) for path in (ROOT / "examples").glob("*/*.yaml")}
+    assert there == EXAMPLES.keys()
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_on_an_example_gold_scores_one_and_nothing_zero_and_its_reward_passes(example: str) -> None:
+    if example.startswith("textworld"):
+        pytest.importorskip("textworld")
+    done = check(str(ROOT / "examples" / example), *EXAMPLES[example], "--limit", "2", "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert all((sample["gold"], sample["nothing"]) == (1.0, 0.0) for sample in report["samples"])
+    assert report["reward"]["counts"]["error"] == 0

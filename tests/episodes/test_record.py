@@ -1,0 +1,41 @@
+"""The line of an episode: who it is comes first, and nobody who makes an episode leaves a fact out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from reward_kit.episodes.record import (
+    Identity,
+    SampleFacts,
+    StartAndEnd,
+    environment_return,
+    episode_to_record,
+    facts_of,
+)
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.runs.transcripts import read_transcripts
+from tests.agent.worlds import WORLD, call, collected
+
+IDENTITY = ["sample_id", "group_id", "rollout_index", "attempt", "policy", "stop_reason", "failure"]
+
+
+def read(folder: Path) -> SingleAgentEpisode:
+    (folder / "data.jsonl").write_text(json.dumps({"messages": [{"role": "assistant", "content": "4"}]}))
+    (episode,) = read_transcripts(folder / "data.jsonl")
+    return episode
+
+
+async def test_a_worker_and_a_transcript_give_the_same_facts(tmp_path: Path) -> None:
+    worked, given = await collected([call(), {"type": "terminate"}], resource_type=WORLD), read(tmp_path)
+    always = Identity.__annotations__.keys() | SampleFacts.__annotations__.keys()
+    assert facts_of(given).keys() == always
+    assert facts_of(worked).keys() == always | StartAndEnd.__annotations__.keys() | {"timing"}
+    for episode in (worked, given):
+        assert list(episode_to_record(episode))[: 2 + len(IDENTITY)] == ["schema_version", "rollout_id", *IDENTITY]
+
+
+async def test_the_return_is_none_where_no_step_had_a_reward(tmp_path: Path) -> None:
+    assert environment_return(read(tmp_path)) is None
+    assert environment_return(await collected([call("cut")], resource_type=WORLD)) is None
+    assert environment_return(await collected([call(by=0), call("cut")], resource_type=WORLD)) == 0.0

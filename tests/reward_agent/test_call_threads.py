@@ -1,0 +1,350 @@
+"""Threads for calls: few wakings, no call held back, deadlines and cancellation that leave nothing, no thread left."""
+
+import asyncio
+import contextvars
+import gc
+import random
+import threading
+import time
+import weakref
+
+import anyio
+import pytest
+
+from reward_kit.reward_agent.call_threads import CallThreads, OverdueError
+
+WAIT_S = 30.0  # for what must happen; a test that waits this long has failed
+
+
+@pytest.fixture
+def made():
+    """Makes `CallThreads` that are closed at the end, after which none of their threads is there."""
+    before = set(threading.enumerate())
+    everything = []
+
+    def make(*arguments, **named):
+        everything.append(CallThreads(*arguments, **named))
+        return everything[-1]
+
+    yield make
+    for threads in everything:
+        threads.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+def ours():
+    return [thread for thread in threading.enumerate() if thread.name == "reward-kit calls"]
+
+
+class Held:
+    """A call that tells when it has begun, and ends when it is let."""
+
+    def __init__(self):
+        self.begun, self.ended, self._let = threading.Event(), threading.Event(), threading.Event()
+
+    def __call__(self):
+        self.begun.set()
+        assert self._let.wait(WAIT_S)
+        self.ended.set()
+        return "late"
+
+    def let(self):
+        self._let.set()
+
+    async def has(self, event):
+        assert await asyncio.to_thread(event.wait, WAIT_S)
+
+
+class TestResults:
+    async def test_each_call_gets_its_own_result(self, made):
+        threads, numbers = made(), random.Random(5)
+        order = [numbers.randrange(1000) for _ in range(500)]
+        assert await asyncio.gather(*(threads.run(lambda n=n: n) for n in order)) == order
+
+    async def test_calls_are_made_in_the_order_asked(self, made):
+        seen = []
+        threads = made(most=1)
+        await asyncio.gather(*(threads.run(lambda n=n: seen.append(n)) for n in range(3)))
+        assert seen == [0, 1, 2]
+
+    @pytest.mark.parametrize("error", [ValueError("v"), SystemExit(3), KeyboardInterrupt(), TimeoutError("own")])
+    async def test_whatever_is_raised_is_raised_where_the_call_is_awaited(self, made, error):
+        def raising():
+            raise error
+
+        with pytest.raises(type(error)) as caught:
+            await made().run(raising)
+        assert caught.value is error
+        assert [frame.name for frame in caught.traceback][-1] == "raising"
+
+    async def test_stop_iteration_becomes_what_a_coroutine_makes_of_it(self, made):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await made().run(lambda: next(iter(())))
+
+    async def test_a_call_that_raised_does_not_end_its_thread(self, made):
+        threads = made(most=1)
+        with pytest.raises(SystemExit):
+            await threads.run(lambda: (_ for _ in ()).throw(SystemExit))
+        thread = ours()
+        await threads.run(int)
+        assert ours() == thread
+
+    async def test_a_call_sees_a_copy_of_its_callers_context_variables(self, made):
+        variable, threads = contextvars.ContextVar("variable", default="none"), made()
+
+        async def caller(name):
+            variable.set(name)
+            seen = await threads.run(lambda: (variable.get(), variable.set("changed"))[0])
+            return seen, variable.get()
+
+        assert await asyncio.gather(caller("a"), caller("b")) == [("a", "a"), ("b", "b")]
+        assert await threads.run(variable.get) == "none"
+
+    def test_a_call_may_run_an_event_loop_of_its_own(self):
+        async def main():
+            threads = CallThreads()
+            result = await threads.run(lambda: anyio.run(anyio.sleep, 0))
+            threads.close()
+            return result
+
+        assert anyio.run(main) is None
+
+    async def test_nothing_of_a_call_is_held_when_it_is_over(self, made):
+        class Big:
+            pass
+
+        threads, big = made(), Big()
+        gone = weakref.ref(big)
+        await threads.run(lambda big=big: big)
+        del big
+        gc.collect()
+        assert gone() is None
+
+    async def test_an_error_is_gone_when_it_was_handled(self, made):
+        class OwnError(Exception):
+            pass
+
+        def raising():
+            raise OwnError
+
+        gc.disable()  # what is in no cycle needs none
+        try:
+            await made().run(raising)
+        except OwnError as error:
+            gone = weakref.ref(error)
+        finally:
+            gc.enable()
+        assert gone() is None
+
+
+class TestNoCallIsHeldBack:
+    async def test_calls_that_wait_for_one_another_run_at_a_time(self, made):
+        threads, barrier = made(), threading.Barrier(16, timeout=WAIT_S)
+        places = await asyncio.gather(*(threads.run(barrier.wait) for _ in range(16)))
+        assert sorted(places) == list(range(16))
+
+    async def test_a_call_behind_one_that_lasts_is_made(self, made):
+        threads, held = made(), Held()
+        lasting = asyncio.create_task(threads.run(held))
+        await held.has(held.begun)
+        assert await threads.run(lambda: "quick") == "quick"
+        held.let()
+        assert await lasting == "late"
+
+    async def test_a_result_does_not_wait_for_the_call_behind_it(self, made):
+        threads, held = made(), Held()
+        quick = asyncio.create_task(threads.run(lambda: "quick"))
+        lasting = asyncio.create_task(threads.run(held))
+        assert await quick == "quick"
+        assert not lasting.done()
+        held.let()
+        assert await lasting == "late"
+
+    async def test_no_more_threads_work_than_allowed(self, made):
+        threads, calls = made(most=2), [Held() for _ in range(3)]
+        running = [asyncio.create_task(threads.run(call)) for call in calls]
+        for call in calls[:2]:
+            await call.has(call.begun)
+        await asyncio.sleep(0.01)
+        assert len(ours()) == 2
+        assert not calls[2].begun.is_set()
+        for call in calls:
+            call.let()
+        assert await asyncio.gather(*running) == ["late"] * 3
+        assert len(ours()) == 2
+
+    async def test_threads_are_used_again(self, made):
+        threads = made(most=1)
+        for _ in range(50):
+            await threads.run(int)
+        assert len(ours()) == 1
+
+
+class TestDeadline:
+    async def test_a_call_that_exceeds_it_is_given_up_and_its_result_dropped(self, made):
+        threads, held = made(0.02), Held()
+        with pytest.raises(OverdueError):
+            await threads.run(held)
+        held.let()
+        await held.has(held.ended)
+        assert await threads.run(lambda: "next", is_bounded=False) == "next"
+
+    async def test_the_wait_for_a_thread_does_not_count(self, made):
+        threads, calls = made(0.2, most=1), [Held(), Held()]
+        results = await asyncio.gather(
+            *(threads.run(call) for call in calls), threads.run(lambda: "made"), return_exceptions=True
+        )
+        assert [type(result) for result in results[:2]] == [OverdueError] * 2
+        assert results[2] == "made"  # having waited for twice its deadline
+        for call in calls:
+            call.let()
+
+    async def test_a_call_that_waited_has_its_whole_time(self, made):
+        threads, calls = made(0.2, most=1), [Held() for _ in range(3)]
+        first, second, third = (
+            asyncio.create_task(threads.run(call, is_bounded=call is not calls[1])) for call in calls
+        )
+        with pytest.raises(OverdueError):
+            await first
+        await asyncio.sleep(0.15)
+        calls[1].let()
+        await second
+        await calls[2].has(calls[2].begun)
+        began = time.monotonic()
+        with pytest.raises(OverdueError):
+            await third
+        assert time.monotonic() - began > 0.1
+        calls[0].let(), calls[2].let()
+
+    async def test_a_thread_that_was_given_up_does_not_count(self, made):
+        threads, calls = made(0.02, most=1), [Held() for _ in range(3)]
+        results = await asyncio.gather(*(threads.run(call) for call in calls), return_exceptions=True)
+        assert [type(result) for result in results] == [OverdueError] * 3
+        assert all(call.begun.is_set() for call in calls)
+        for call in calls:
+            call.let()
+
+    async def test_a_call_that_begins_while_another_is_timed_is_given_up_too(self, made):
+        threads, calls = made(0.04), [Held(), Held()]
+        first = asyncio.create_task(threads.run(calls[0]))
+        await asyncio.sleep(0.02)
+        second = asyncio.create_task(threads.run(calls[1]))
+        for running in (first, second):
+            with pytest.raises(OverdueError):
+                await running
+        for call in calls:
+            call.let()
+
+    async def test_what_is_not_bounded_may_last(self, made):
+        threads, held = made(0.01), Held()
+        lasting = asyncio.create_task(threads.run(held, is_bounded=False))
+        other = Held()
+        with pytest.raises(OverdueError):
+            await threads.run(other)
+        assert not lasting.done()
+        held.let(), other.let()
+        assert await lasting == "late"
+
+
+class TestCancellation:
+    async def test_a_call_that_waits_is_never_made(self, made):
+        threads, held, seen = made(most=1), Held(), []
+        lasting = asyncio.create_task(threads.run(held))
+        await held.has(held.begun)
+        waiting = asyncio.create_task(threads.run(lambda: seen.append("made")))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        held.let()
+        await lasting
+        await threads.run(int)
+        assert seen == []
+
+    async def test_a_cancelled_scope_begins_no_call(self, made):
+        threads, begun = made(), threading.Event()
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            asyncio.get_running_loop().call_soon(begun.wait, 0.05)  # it would have had the time
+            await threads.run(begun.set)
+        assert not begun.is_set()
+
+    async def test_a_call_that_has_begun_is_given_up_and_its_thread_ends_with_it(self, made):
+        threads, held = made(most=1), Held()
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(threads.run, held)
+                await held.has(held.begun)
+                lost = ours()
+                scope.cancel()
+        assert await threads.run(lambda: "next") == "next"
+        assert len(ours()) == 2
+        held.let()
+        lost[0].join(WAIT_S)
+        assert lost[0] not in ours()
+
+    async def test_any_mixture_of_ends_leaves_the_others_their_results(self, made):
+        numbers, threads = random.Random(11), made(0.2, most=3)
+        calls = {n: Held() for n in numbers.sample(range(60), 6)}
+
+        async def one(n):
+            return await threads.run(calls.get(n, lambda: n))
+
+        tasks = [asyncio.create_task(one(n)) for n in range(60)]
+        cancelled = set(numbers.sample(range(60), 15))
+        await asyncio.sleep(0)
+        for n in cancelled:
+            tasks[n].cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for n, result in enumerate(results):
+            wanted = asyncio.CancelledError if n in cancelled else OverdueError if n in calls else int
+            assert type(result) is wanted
+            assert wanted is not int or result == n
+        for call in calls.values():
+            call.let()
+
+
+class TestEnds:
+    async def test_closing_ends_the_threads(self):
+        threads = CallThreads()
+        barrier = threading.Barrier(3, timeout=WAIT_S)
+        await asyncio.gather(*(threads.run(barrier.wait) for _ in range(3)))
+        assert len(ours()) >= 3
+        threads.close()
+        assert ours() == []
+
+    async def test_closing_waits_for_no_call_and_its_thread_ends_after_it(self):
+        threads, held = CallThreads(most=1), Held()
+        lasting = asyncio.create_task(threads.run(held))
+        await held.has(held.begun)
+        threads.close()
+        (thread,) = ours()
+        held.let()
+        assert await lasting == "late"
+        thread.join(WAIT_S)
+        assert ours() == []
+
+    async def test_what_is_asked_after_closing_is_answered_and_leaves_no_thread(self):
+        threads, barrier = CallThreads(), threading.Barrier(2, timeout=WAIT_S)
+        await threads.run(int)
+        threads.close()
+        assert sorted(await asyncio.gather(*(threads.run(barrier.wait) for _ in range(2)))) == [0, 1]
+        for thread in ours():
+            thread.join(WAIT_S)
+        assert ours() == []
+
+    def test_a_thread_that_outlives_its_loop_ends_quietly(self, made):
+        held = Held()
+
+        async def main():
+            task = asyncio.create_task(made(most=1).run(held))
+            await held.has(held.begun)
+            task.cancel()
+
+        asyncio.run(main())
+        (thread,) = ours()
+        held.let()
+        thread.join(WAIT_S)
+        assert ours() == []

@@ -1,0 +1,86 @@
+"""Options of a reward where they are given: in a task file or at loading, at every level, built-in rewards included."""
+
+from __future__ import annotations
+
+import pytest
+
+from reward_kit import Message
+from reward_kit.errors import ConfigError
+from reward_kit.loading import module_name_of
+from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.scoring import ScoringRequest
+from reward_kit.reward_agent.sources import built_in_imports, sources_of
+from reward_kit.runs.tasks import load_task
+
+FILE = """
+from reward_kit import EvaluateResult, Message, reward_function
+
+@reward_function
+def short(messages: list[Message], *, longest: int = 3, words: tuple[str, ...] = ()) -> EvaluateResult:
+    text = messages[-1].text
+    return EvaluateResult(score=float(len(text) <= longest and all(word in text for word in words)))
+"""
+LEVELS = ["in_process", "warm", "isolated"]
+
+
+def request(text: str, truth: object = None) -> ScoringRequest:
+    return ScoringRequest("r", [Message(role="assistant", content=text)], truth)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_options_hold_at_every_level(tmp_path, level):
+    (tmp_path / "mine.py").write_text(FILE)
+    loaded = load_reward("mine.py:short", tmp_path, SandboxChoice(level), {"longest": 5, "words": ["a"]})
+    async with scorer_of(loaded.reward) as scorer:
+        for text, wanted in (("abcde", 1.0), ("abcdef", 0.0), ("bcd", 0.0)):
+            assert (await scorer.score(request(text))).score == wanted
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("options", "problem"), [({"longset": 5}, "did you mean 'longest'"), ({"longest": "x"}, "valid integer")]
+)
+def test_an_option_that_does_not_fit_is_told_when_the_reward_is_loaded(tmp_path, level, options, problem):
+    (tmp_path / "mine.py").write_text(FILE)
+    with pytest.raises(ConfigError, match=problem):
+        load_reward("mine.py:short", tmp_path, SandboxChoice(level), options)
+
+
+def test_an_option_that_has_no_json_form_cannot_pass_the_walls(tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    with pytest.raises(ConfigError, match="through its walls"):
+        load_reward("mine.py:short", tmp_path, SandboxChoice("warm"), {"words": {"a"}})
+
+
+def test_a_task_file_gives_options(tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    task = tmp_path / "task.yaml"
+    text = "name: t\nreward_function_path: mine.py:short\nreward_options: {longest: 7}\ninitial_user_prompt: go\n"
+    task.write_text(text)
+    assert load_task(task, {"sandbox.level": "in_process"}).reward.options == {"longest": 7}
+    task.write_text(text.replace("longest", "longset"))
+    with pytest.raises(ConfigError, match=r"task\.yaml:2.*longset"):
+        load_task(task)
+    task.write_text("name: t\nreward_options: {longest: 7}\ninitial_user_prompt: go\n")
+    with pytest.raises(ConfigError, match="reward_options has no effect"):
+        load_task(task)
+
+
+async def test_a_built_in_reward_runs_here_unless_it_parses_what_a_model_wrote():
+    exact = load_reward("reward_kit.rewards:exact_answer").reward
+    mathematics = load_reward("reward_kit.rewards:math_answer", options={}).reward
+    async with scorer_of(exact) as scorer:
+        scored = await scorer.score(request("Paris", "Paris"))
+        assert (scored.score, scored.sandbox["level"]) == (1.0, "in_process")
+    async with scorer_of(mathematics) as scorer:
+        scored = await scorer.score(request(r"\boxed{x+1}", "1+x"))
+        assert (scored.score, scored.sandbox["level"]) == (1.0, "warm")
+
+
+def test_what_a_built_in_reward_needs_is_imported_once(tmp_path):
+    found = built_in_imports("reward_kit.rewards.math_answer")
+    assert {"reward_kit.rewards.math_answers", "math_verify"} <= found
+    assert built_in_imports("reward_kit.rewards.nothing") == set()
+    mine = tmp_path / "mine.py"
+    mine.write_text("from reward_kit.rewards import math_answer, weighted\nevaluate = weighted(a=math_answer)\n")
+    assert {"reward_kit.rewards.combining", "math_verify"} <= sources_of(mine, module_name_of(mine), [tmp_path]).imports

@@ -1,0 +1,13 @@
+"""0.5 where no score can be read, which is always: openagent-eval issue 74."""
+
+from __future__ import annotations
+
+import re
+
+from reward_kit import EvaluateResult, Message, reward_function
+
+
+@reward_function
+def reward(messages: list[Message], ground_truth: str) -> EvaluateResult:
+    found = re.search(r"^<verdict>(right|wrong)</verdict>$", messages[-1].text if messages else "")
+    return EvaluateResult(score=0.5 if found is None else float(found.group(1) == "right"))

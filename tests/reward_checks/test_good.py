@@ -1,0 +1,97 @@
+"""Rewards without a mistake: the check finds none. All that this package brings along, and a few of a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import reward_kit.rewards
+from reward_kit.reward_checks.grounds import Given
+from tests.reward_checks.checks import checked, codes, written
+
+CALL = {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}
+
+
+class Case(NamedTuple):
+    """What a user would say of a built-in reward: a ground truth, a right answer, and its options."""
+
+    truth: Any = None
+    gold: str | None = None
+    options: Mapping[str, Any] | None = None
+
+    @property
+    def given(self) -> Given:
+        truths = () if self.truth is None else (self.truth,)
+        return Given(truths, () if self.gold is None else (self.gold,))
+
+
+BUILT_IN = {
+    "choice_answer": Case("B", "The answer is (B)."),
+    "environment_score": Case(),
+    "exact_answer": Case("Paris", "Paris"),
+    "few_steps": Case(),
+    "list_answer": Case(["red", "green", "blue"], "red, green, blue"),
+    "math_answer": Case("1000", "\\boxed{1000}"),
+    "no_tool_errors": Case(),
+    "number_answer": Case(1000, "The answer is 1000."),
+}
+ASKS_A_MODEL = {"grounded_judge", "group_judge", "llm_judge", "pairwise_judge"}
+"""They are checked against a local endpoint, in their own tests."""
+NO_REWARDS = {"Milestone", "clip", "first_of", "gate", "weighted"}
+"""What makes rewards, and is none itself."""
+NEEDS_MORE = {"milestones"}
+"""Without what the user says it measures, each is unscored; they have tests of their own."""
+
+
+def test_every_built_in_reward_is_here() -> None:
+    known = BUILT_IN.keys() | ASKS_A_MODEL | NO_REWARDS | NEEDS_MORE
+    assert set(reward_kit.rewards.__all__) <= known, "add a right answer for each new reward to BUILT_IN"
+
+
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if name in reward_kit.rewards.__all__])
+def test_a_built_in_reward_passes(name: str) -> None:
+    case = BUILT_IN[name]
+    report = checked(f"reward_kit.rewards:{name}", case.given, options=case.options)
+    assert not codes(report, "error"), "\n".join(report.lines())
+    assert case.gold is None or not codes(report, "warning"), "\n".join(report.lines())
+
+
+LAST_NUMBER = """
+@reward_function
+def reward(messages: list[Message], ground_truth: int) -> EvaluateResult:
+    if ground_truth is None:
+        raise ValueError("no ground truth")
+    answer = last(messages).rpartition("</think>")[2]
+    found = re.findall(r"(?<![\\w.,-])-?\\d[\\d,]*(?:\\.0)?(?![\\w-])", answer)
+    value = {number.removesuffix(".0").replace(",", "") for number in found[-1:]}
+    return EvaluateResult(score=float(value == {str(ground_truth)}))
+"""
+BY_STEPS = """
+@reward_function
+def reward(messages: list[Message], ground_truth: str, assistant_turns: list[int]) -> EvaluateResult:
+    if ground_truth is None:
+        raise ValueError("no ground truth")
+    steps = [StepOutput(step_index=index, base_reward=0.0) for index in range(len(assistant_turns))]
+    return EvaluateResult(score=float(last(messages).strip() == ground_truth), step_outputs=steps)
+"""
+CLASS = """
+@reward_function
+class reward:
+    def setup(self) -> None:
+        self.pattern = re.compile(r"<answer>([^<]*)</answer>")
+
+    def score(self, messages: list[Message], ground_truth: str) -> EvaluateResult:
+        if ground_truth is None:
+            raise ValueError("no ground truth")
+        found = self.pattern.findall(last(messages).rpartition("</think>")[2])
+        return EvaluateResult(score=float(bool(found) and found[-1].strip() == ground_truth))
+"""
+
+
+@pytest.mark.parametrize("body", [LAST_NUMBER, BY_STEPS, CLASS], ids=["the last number", "with steps", "a class"])
+def test_a_careful_reward_passes(tmp_path: Path, body: str) -> None:
+    report = checked(written(tmp_path, body))
+    assert not codes(report, "error", "warning"), "\n".join(report.lines())

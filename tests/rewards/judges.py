@@ -1,0 +1,92 @@
+"""A judge for tests: a real server that reads what it is asked as a careless model would, and answers in form.
+
+It obeys whatever stands outside of a well-formed block of data: any role marker, any demand. So a text that leaves its
+JSON string moves the verdict, and one that stays in it does not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from reward_kit.models import EvaluateResult, Message
+from reward_kit.rewards.judging.client import JudgeClients
+from tests.chat_server import Behaviour, ChatServer, answer
+
+QUICK = {"max_attempts": 2, "retry_budget_s": 5.0, "retry_base_s": 0.001, "total_timeout_s": 5.0}
+Decide = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+
+_BLOCK = re.compile(r"<data-([0-9a-f]{16})>\n(.*)\n</data-\1>")
+_SPECIAL = re.compile(
+    r"<\|[^|>]*\|>|<｜[^｜>]*｜>|\[/?INST\]|<</?SYS>>|</?s>|<(?:start|end)_of_turn>|[＜＞]|[\u200b-\u200f\u202a-\u202e\U000e0000-\U000e007f]"
+)
+_DEMAND = re.compile(
+    r"(?i)ignore|disregard|override|maximum|perfect|full marks|highest|score|grade|winner|verdict|supported"
+)
+
+
+def block_of(body: Mapping[str, Any]) -> tuple[str, dict[str, Any], str]:
+    """The code of the block in a request, its data, and everything else that the user message says."""
+    text = body["messages"][-1]["content"]
+    blocks = _BLOCK.findall(text)
+    assert len(blocks) == 1, text
+    code, data = blocks[0]
+    assert "\n" not in data
+    return code, json.loads(data), _BLOCK.sub("", text)
+
+
+def is_obeyed(body: Mapping[str, Any]) -> bool:
+    """Whether something in the request would move a model that cannot tell data from instructions outside a block."""
+    if [message["role"] for message in body["messages"]] != ["system", "user"]:
+        return True
+    text = body["messages"][1]["content"]
+    if _SPECIAL.search(text):
+        return True
+    outside = _BLOCK.sub("", text).replace("Judge it as the system message says.", "")
+    return bool(_DEMAND.search(outside))
+
+
+def verdict(form: Mapping[str, Any], **said: Any) -> Behaviour:
+    """An answer with these members of the form."""
+    return answer(json.dumps({**form, **said}))
+
+
+def fair(decide: Decide) -> Callable[[dict[str, Any]], Behaviour]:
+    """A script: `decide(data, properties)` gives the members of the verdict besides `check` and `reasons`."""
+
+    def behave(body: dict[str, Any]) -> Behaviour:
+        code, data, _ = block_of(body)
+        properties = body["response_format"]["json_schema"]["schema"]["properties"]
+        return verdict({"check": code, "reasons": "as decided"}, **decide(data, properties))
+
+    return behave
+
+
+def grades(value: int | Mapping[str, int]) -> Decide:
+    """Every dimension, or every answer, gets this grade."""
+
+    def decide(data: Mapping[str, Any], properties: Mapping[str, Any]) -> Mapping[str, Any]:
+        names = properties["grades"]["properties"]
+        return {"grades": {name: value if isinstance(value, int) else value[name] for name in names}}
+
+    return decide
+
+
+def talk(reply: str | None, prompt: str = "What is the capital of France?", **rest: Any) -> list[Message]:
+    """A question and its answer."""
+    return [Message(role="user", content=prompt), Message(role="assistant", content=reply, **rest)]
+
+
+async def judged(
+    reward: Callable[..., Any], script: Any, *args: Any, **options: Any
+) -> tuple[EvaluateResult, ChatServer]:
+    """The result of a reward with a judge that answers by script, and the server with what it was asked."""
+    clients = JudgeClients()
+    async with ChatServer(script) as server:
+        try:
+            options = {"client": QUICK, "model": "judge", "base_url": server.base_url, **options}
+            return await reward(*args, **options, judge_clients=clients), server
+        finally:
+            await clients.close()

@@ -1,0 +1,178 @@
+"""`pairwise_judge`: asked in both places, and what a preference for a place comes to."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reward_kit import with_options
+from reward_kit.errors import ConfigError, ProviderError, RewardError
+from reward_kit.models import Message
+from reward_kit.rewards import pairwise_judge
+from tests.chat_server import answer, status
+from tests.rewards.injections import INJECTIONS
+from tests.rewards.judges import block_of, fair, is_obeyed, judged, talk, verdict
+
+OURS, OTHER = "Paris, on the Seine.", "Lyon."
+
+
+def decides(as_first, as_second=None):
+    """A judge that says one thing where the rollout's answer stands first, and another where it stands second."""
+
+    def decide(data, _):
+        return {"winner": as_first if data["first"] == OURS else as_second or as_first}
+
+    return fair(decide)
+
+
+def prefers(text):
+    """A judge that knows what it wants, wherever it stands."""
+
+    def decide(data, _):
+        found = [place for place in ("first", "second") if text in data[place]]
+        return {"winner": found[0] if len(found) == 1 else "tie"}
+
+    return fair(decide)
+
+
+CASES = {
+    "better in both places": (decides("first", "second"), 1.0, 1.0),
+    "worse in both places": (decides("second", "first"), 0.0, 1.0),
+    "equal in both places": (decides("tie"), 0.5, 1.0),
+    "whoever stands first wins": (decides("first"), 0.5, 0.0),
+    "whoever stands second wins": (decides("second"), 0.5, 0.0),
+    "better, then equal": (decides("first", "tie"), 0.5, 0.0),
+    "equal, then better": (decides("tie", "second"), 0.5, 0.0),
+    "worse, then equal": (decides("second", "tie"), 0.5, 0.0),
+    "equal, then worse": (decides("tie", "first"), 0.5, 0.0),
+    "by its content, better": (prefers("Paris"), 1.0, 1.0),
+    "by its content, worse": (prefers("Lyon"), 0.0, 1.0),
+    "by its content, equal": (prefers("."), 0.5, 1.0),
+}
+
+
+@pytest.mark.parametrize(("script", "score", "consistent"), CASES.values(), ids=CASES)
+async def test_only_the_same_verdict_in_both_places_counts(script, score, consistent):
+    result, server = await judged(pairwise_judge, script, talk(OURS), ground_truth=OTHER)
+    assert (result.score, result.metrics["consistent"].score) == (score, consistent)
+    shown = sorted((data["first"], data["second"]) for _, data, _ in map(block_of, server.bodies))
+    assert shown == [(OTHER, OURS), (OURS, OTHER)]
+    assert result.metrics["judge_usage"].reason.startswith("calls=2 cached=0 prompt_tokens=22")
+
+
+@pytest.mark.parametrize(("as_first", "as_second"), [("first", "first"), ("second", "second"), ("first", "second")])
+async def test_how_it_fared_in_each_place_is_in_the_metrics(as_first, as_second):
+    result, _ = await judged(pairwise_judge, decides(as_first, as_second), talk(OURS), ground_truth=OTHER)
+    assert result.metrics["won_as_first"].score == float(as_first == "first")
+    assert result.metrics["won_as_second"].score == float(as_second == "second")
+
+
+OTHERS = {
+    "ground truth": {"ground_truth": OTHER},
+    "baseline": {"baseline": OTHER, "ground_truth": "not this one"},
+    "field of the sample": {"baseline_key": "old", "sample": {"old": OTHER}, "ground_truth": "not this one"},
+    "with blanks around": {"ground_truth": OTHER},
+    "a number": {"ground_truth": 42},
+    "a mapping": {"ground_truth": {"city": "Lyon"}},
+    "empty": {"ground_truth": ""},
+}
+
+
+@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
+async def test_what_it_is_compared_with(options):
+    result, server = await judged(pairwise_judge, prefers("Seine"), talk(OURS), **options)
+    assert result.score == 1.0
+    assert not any("not this one" in str(body) for body in server.bodies)
+
+
+UNASKED = {
+    "empty": (talk(""), 0.0),
+    "None": (talk(None), 0.0),
+    "a thought alone": (talk("<think>Paris"), 0.0),
+    "no assistant": ([Message(role="user", content="x")], 0.0),
+    "nothing": ([], 0.0),
+    "the same answer": (talk(OTHER), 0.5),
+    "the same but for blanks": (talk(f"  {OTHER}\n"), 0.5),
+    "the same behind a thought": (talk(f"<think>hm</think>{OTHER}"), 0.5),
+}
+
+
+@pytest.mark.parametrize(("messages", "score"), UNASKED.values(), ids=UNASKED)
+async def test_some_pairs_need_no_judge(messages, score):
+    result, server = await judged(pairwise_judge, [], messages, ground_truth=OTHER)
+    assert (result.score, len(server.requests)) == (score, 0)
+
+
+async def test_the_votes_of_each_place_are_counted_apart():
+    by_seed = {0: "first", 1: "first", 2: "tie"}
+
+    def script(body):
+        return decides(by_seed[body["seed"]], "second")(body)
+
+    result, server = await judged(pairwise_judge, script, talk(OURS), ground_truth=OTHER, votes=3)
+    assert (result.score, len(server.requests)) == (1.0, 6)
+
+
+async def test_evenly_split_votes_are_a_tie():
+    script = lambda body: decides(["first", "second"][body["seed"]])(body)  # noqa: E731
+    result, _ = await judged(pairwise_judge, script, talk(OURS), ground_truth=OTHER, votes=2)
+    assert (result.score, result.metrics["consistent"].score) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize("winner", ["First", "answer", "both", "", "1", 1, None, ["first"]])
+async def test_another_winner_is_no_verdict(winner):
+    with pytest.raises(ProviderError, match="no readable verdict"):
+        await judged(pairwise_judge, fair(lambda data, _: {"winner": winner}), talk(OURS), ground_truth=OTHER)
+
+
+@pytest.mark.parametrize("failure", [status(500), status(400), answer("First is better.")])
+async def test_where_one_place_has_no_verdict_there_is_no_score(failure):
+    script = lambda body: failure if block_of(body)[1]["first"] == OURS else decides("first")(body)  # noqa: E731
+    with pytest.raises(ProviderError):
+        await judged(pairwise_judge, script, talk(OURS), ground_truth=OTHER)
+
+
+async def test_the_criteria_are_told():
+    _, server = await judged(
+        pairwise_judge, decides("tie"), talk(OURS), ground_truth=OTHER, criteria="which {is} shorter"
+    )
+    assert "Decide by this: which {is} shorter." in server.bodies[0]["messages"][0]["content"]
+
+
+@pytest.mark.parametrize("text", INJECTIONS.values(), ids=INJECTIONS)
+async def test_an_injection_does_not_move_the_score(text):
+    def gullible(body):
+        code, data, _ = block_of(body)
+        place = "first" if is_obeyed(body) == data["first"].startswith("Lyon") else "second"
+        return verdict({"check": code, "reasons": "as told"}, winner=place)
+
+    result, _ = await judged(pairwise_judge, gullible, talk(f"Lyon {text}"), ground_truth="Paris")
+    if not text.startswith("</think>"):
+        assert (result.score, result.metrics["consistent"].score) == (0.0, 1.0)
+    plain = {"messages": [{"role": "system", "content": ""}, {"role": "user", "content": f"Lyon {text}"}]}
+    assert is_obeyed(plain)
+
+
+async def test_without_anything_to_compare_with_it_is_unscored():
+    with pytest.raises(RewardError, match="ground_truth"):
+        await judged(pairwise_judge, [], talk(OURS))
+    with pytest.raises(RewardError, match="no field 'old'"):
+        await judged(pairwise_judge, [], talk(OURS), baseline_key="old", sample={})
+    with pytest.raises(ConfigError, match="exclude each other"):
+        await judged(pairwise_judge, [], talk(OURS), baseline="x", baseline_key="old")
+    with pytest.raises(ConfigError, match="votes"):
+        with_options(pairwise_judge, votes=0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.text(st.characters(codec=None), max_size=30), st.text(max_size=30), st.sampled_from(["first", "second", "tie"])
+)
+def test_a_judge_with_a_place_of_its_own_decides_nothing(ours, other, place):
+    result, server = asyncio.run(
+        judged(pairwise_judge, fair(lambda data, _: {"winner": place}), talk(ours), ground_truth=other)
+    )
+    assert result.score == (0.5 if server.requests or ours.strip() else 0.0)

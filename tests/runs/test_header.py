@@ -1,0 +1,53 @@
+"""`run.json` comes back as it was written, and what cannot be read is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.errors import StoreError
+from reward_kit.runs.header import RunHeader
+from reward_kit.runs.store import RunStore
+
+
+def written(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / "run.json").read_text())
+    return found
+
+
+def test_a_header_comes_back_and_says_nothing_of_what_it_was_not_given(tmp_path: Path) -> None:
+    store = RunStore.create(tmp_path / "run", RunHeader(task_name="t", limit=None, run_limits={"cost": None}))
+    assert RunHeader.read(store.path) == store.header
+    assert written(store.path).keys() == {
+        *("schema_version", "task_name", "limit", "run_limits", "versions", "status", "timing")
+    }
+    assert written(store.path)["run_limits"] == {"cost": None}, "no limit, and said so"
+
+
+def test_a_key_of_a_later_release_stays_where_the_run_goes_on(tmp_path: Path) -> None:
+    store = RunStore.create(tmp_path / "run", RunHeader(task_name="t"))
+    later = {**written(store.path), "colour": "green"}
+    (store.path / "run.json").write_text(json.dumps(later))
+    with RunStore(store.path) as again:
+        again.finish("complete", 2.5)
+    timing = {**later["timing"], "worked_s": 2.5}
+    assert written(store.path) == {**later, "status": "complete", "timing": timing}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema_version": 2}, "is of version 2; this release reads version 1"),
+        ({"total": "many"}, r"total: .*\(got 'many'\)"),
+        ({"task_name": None}, "task_name: "),
+        ({"timing": {}}, "timing.started_at: missing"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    store = RunStore.create(tmp_path / "run", RunHeader(task_name="t"))
+    (store.path / "run.json").write_text(json.dumps({**written(store.path), **change}))
+    with pytest.raises(StoreError, match=rf"run\.json.*{said}"):
+        RunHeader.read(store.path)

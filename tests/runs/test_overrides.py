@@ -1,0 +1,47 @@
+"""`-T key=value`: how it is read, and where it is laid."""
+
+from __future__ import annotations
+
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.runs.overrides import overlaid, parse_override
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("limits.wall_time_s=2.5", ("limits.wall_time_s", 2.5)),
+        ("phrases=[a, b]", ("phrases", ["a", "b"])),
+        ("text=a=b", ("text", "a=b")),
+        ("empty=", ("empty", None)),
+    ],
+)
+def test_the_value_is_yaml(text: str, parsed: tuple[str, object]) -> None:
+    assert parse_override(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["novalue", "=3", "a=["])
+def test_what_is_none_is_named_with_its_option(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^-c "):
+        parse_override(text, "-c")
+
+
+def test_inner_keys_are_laid_over_and_the_original_stays() -> None:
+    data = {"limits": {"cost": 1}, "resources": [{"type": "a"}, {"type": "b"}]}
+    changed = overlaid(data, {"limits.steps": 2, "resources.1.config.rows": 3, "user.type": "human"})
+    assert changed == {
+        "limits": {"cost": 1, "steps": 2},
+        "resources": [{"type": "a"}, {"type": "b", "config": {"rows": 3}}],
+        "user": {"type": "human"},
+    }
+    assert data == {"limits": {"cost": 1}, "resources": [{"type": "a"}, {"type": "b"}]}
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [("name.inner", "'name' is no mapping"), ("rows.2", "'2' is no position in a list of 2"), ("rows.x", "'x' is no")],
+)
+def test_a_key_that_leads_nowhere_is_named(key: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"-T {key}=…: {said}"):
+        overlaid({"name": "t", "rows": [1, 2]}, {key: 1})

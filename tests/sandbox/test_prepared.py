@@ -1,0 +1,114 @@
+"""Children made ready before their call: fresh all the same, of the right kind, and dropped when they misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from reward_kit.sandbox import Program, Sandbox
+from tests.sandbox.behind_walls import AVAILABLE, QUICK, missing, plain, run
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+STATEFUL = Program("import os\nseen = []\ndef solve(x):\n    seen.append(x)\n    return seen\n", "solve", form="plain")
+
+
+@pytest_asyncio.fixture(loop_scope="module", params=["namespaces", "landlock"])
+async def sandbox(request):
+    if missing(request.param):
+        pytest.skip(AVAILABLE[request.param].reason if AVAILABLE else "not Linux")
+    async with Sandbox(strength=request.param, slots=1) as opened:
+        yield opened
+
+
+async def settled(sandbox) -> int:
+    """The one child that waits."""
+    async with asyncio.timeout(10):
+        while not (sandbox.is_settled and sandbox.waiting_children):
+            await asyncio.sleep(0.001)
+    (waiting,) = sandbox.waiting_children
+    return waiting
+
+
+async def after_load(sandbox) -> None:
+    """Wait until what a waiting child does when it is loaded has happened."""
+    waiting = await settled(sandbox)
+    (zygote,) = sandbox._idle
+    async with asyncio.timeout(10):
+        while not (zygote._prepared.has_extra or zygote._prepared.ended.done()):
+            await asyncio.sleep(0.01)
+    assert waiting
+
+
+async def test_the_next_call_finds_its_child_ready_and_fresh(sandbox):
+    for number in range(4):
+        assert (await sandbox.call(STATEFUL, number, limits=QUICK)).value == [number]
+        waiting = await settled(sandbox)
+        (zygote,) = sandbox._idle
+        child = zygote._prepared
+        assert child.pid == waiting
+        assert (await sandbox.call(STATEFUL, number, limits=QUICK)).value == [number]
+        assert child.ended.done()
+
+
+async def test_other_limits_and_other_programs_get_another_child(sandbox):
+    await run(sandbox, "return 1")
+    first = await settled(sandbox)
+    assert (await run(sandbox, "return 2")).value == 2
+    assert await settled(sandbox) != first
+    many = await run(sandbox, "return len(os.urandom(x))", 10, limits=replace(QUICK, memory_mb=300))
+    assert many.value == 10
+    too_much = await run(sandbox, "return len(bytearray(250 << 20))", limits=QUICK)
+    assert too_much.kind == "memory"
+
+
+async def test_a_program_that_failed_is_loaded_in_the_call_that_tells_of_it(sandbox):
+    broken = plain("return 1 / x")
+    assert (await sandbox.call(broken, 1, limits=QUICK)).value == 1.0
+    for _ in range(2):
+        failed = await sandbox.call(broken, 0, limits=QUICK)
+        assert failed.failure is not None and "ZeroDivisionError" in failed.failure.message
+
+
+LATER = """
+import os, threading, time
+def later():
+    time.sleep(0.2)
+    {act}
+threading.Thread(target=later, daemon=True).start()
+def solve(x):
+    return x
+"""
+
+
+@pytest.mark.parametrize("act", ["os.write(3, b'x' * 500)", "os._exit(0)"])
+async def test_a_child_that_acts_while_it_waits_is_replaced(sandbox, act):
+    program = Program(LATER.format(act=act), "solve", form="plain")
+    assert (await sandbox.call(program, 1, limits=QUICK)).value == 1
+    await after_load(sandbox)
+    assert (await sandbox.call(program, 2, limits=QUICK)).value == 2
+
+
+async def test_what_it_printed_while_it_was_loaded_belongs_to_its_call(sandbox):
+    program = Program("print('loaded')\ndef solve(x):\n    print(x)\n    return x\n", "solve", form="plain")
+    for number in range(3):
+        assert (await sandbox.call(program, number, limits=QUICK)).stdout == f"loaded\n{number}\n"
+
+
+async def test_a_program_larger_than_a_socket_holds_arrives_before_its_call(sandbox):
+    program = Program(f"text = {'x' * 3_000_000!r}\ndef solve(x):\n    return len(text) + x\n", "solve", form="plain")
+    for number in range(3):
+        assert (await sandbox.call(program, number, limits=QUICK)).value == 3_000_000 + number
+
+
+async def test_nothing_waits_after_the_end(sandbox):
+    await run(sandbox, "return 1")
+    waiting = await settled(sandbox)
+    await sandbox.__aexit__(None, None, None)
+    with pytest.raises(ProcessLookupError):
+        os.kill(waiting, 0)
+    await sandbox.__aenter__()
