@@ -4,9 +4,9 @@
 
 A thousand programs for ten tasks with ten hidden tests each, drawn with a seed: 62% right, in several styles; 25%
 wrong, in several ways, each passing a share of the tests that is known; 10% hostile (they forge results, read the host,
-fork, kill, look for expected values, collide hashes); 3% slow (endless loops with 0.2 s of CPU time, sleepers with
-0.6 s of wall time). Every text is another one, so nothing is cached. What a program must earn is worked out beforehand by
-running the honest ones here, which are ours. The rate counts all of them, the slow ones too.
+fork, kill, look for expected values, collide hashes); 3% slow (endless loops with 0.1 s of CPU time, sleepers with
+0.6 s of wall time). Every text is another one, so nothing is cached. What a program must earn is worked out beforehand
+by running the honest ones here, which are ours. The rate counts all of them, the slow ones too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from reward_kit.rewards.code import python_code  # noqa: E402
 from reward_kit.rewards.code_sandbox import CodeSandboxes  # noqa: E402
 
 TARGET = 150.0
-CPU_S, WALL_S = 0.2, 0.6
+CPU_S, WALL_S = 0.1, 0.6
 SHARES = {"right": 0.62, "wrong": 0.25, "hostile": 0.10, "slow": 0.03}
 
 

@@ -7,16 +7,17 @@ transcripts come from providers that add their own and want them back.
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 import re
-from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, ValuesView
+from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from reward_kit.errors import AlignmentError, did_you_mean, kind_of
+from reward_kit.errors import AlignmentError, InvalidResultError, did_you_mean, kind_of
 from reward_kit.task_parts import (
     EvaluationCriteriaModel,
     LimitsModel,
@@ -198,6 +199,50 @@ class EvaluateResult(_MappingModel):
     metrics: dict[str, MetricResult] = Field(default_factory=dict)
     step_outputs: list[StepOutput] | None = None
     error: str | None = None
+
+
+def as_result(returned: Any, what: str) -> EvaluateResult:
+    """`returned` as an `EvaluateResult`; a mapping is validated.
+
+    Raises:
+        InvalidResultError: it is none.
+    """
+    if isinstance(returned, EvaluateResult | Mapping):
+        # A result is checked again, since its author may have assigned to its fields.
+        kind = type(returned) if isinstance(returned, EvaluateResult) else EvaluateResult
+        try:
+            return kind.model_validate(returned if isinstance(returned, EvaluateResult) else dict(returned))
+        except pydantic.ValidationError as error:
+            problems = "; ".join(describe_validation_error(error, EvaluateResult))
+            raise InvalidResultError(f"{what}: {problems}") from None
+    if inspect.isawaitable(returned):
+        raise InvalidResultError(f"{what} returned a coroutine; declare the function with `async def`")
+    raise InvalidResultError(f"{what} returned {type(returned).__name__}; return an EvaluateResult")
+
+
+def as_results(returned: Any, count: int | None, what: str) -> list[EvaluateResult | InvalidResultError]:
+    """What a batch reward returned; in the place of one that is no result stands the error that says so.
+
+    Args:
+        returned: its answer.
+        count: how many rollouts it was given; None where that is not known.
+        what: names it, for the message.
+
+    Raises:
+        InvalidResultError: it is no list, or has another length.
+    """
+    if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
+        raise InvalidResultError(f"{what}: a batch reward returns a list, not {type(returned).__name__}")
+    items = list(returned)
+    if count is not None and len(items) != count:
+        raise InvalidResultError(f"{what}: {len(items)} results for {count} rollouts")
+    results: list[EvaluateResult | InvalidResultError] = []
+    for index, item in enumerate(items):
+        try:
+            results.append(as_result(item, f"{what}[{index}]"))
+        except InvalidResultError as error:
+            results.append(error)
+    return results
 
 
 class TaskDefinitionModel(BaseModel):

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pydantic
 
-from reward_kit.errors import InvalidResultError
-from reward_kit.models import EvaluateResult, MetricResult, StepOutput, describe_validation_error
+from reward_kit.errors import InvalidResultError, RewardKitError
+from reward_kit.models import EvaluateResult, MetricResult, StepOutput, as_result, as_results, describe_validation_error
 from reward_kit.typed_interface import RewardSpec
 
 BATCH_NAMES = {"messages": "rollouts_messages", "ground_truth": "ground_truths"}
@@ -79,7 +79,7 @@ class OpenReward:
         return made
 
     async def call(self, values: Mapping[str, Any]) -> EvaluateResult:
-        """Call the reward on one rollout; a batch reward with a batch of one.
+        """Call the reward on one rollout; a batch reward with a group of one.
 
         Args:
             values: the rollout's, by the names of a pointwise reward.
@@ -87,23 +87,45 @@ class OpenReward:
         Raises:
             InvalidResultError: it returned no result, or tried to make one that is none.
         """
-        given = {**self._resources, **values}
         if self.spec.mode == "batch":
-            # One list per value of the rollout; a resource is one for all of them.
-            given = {**self._resources, **{BATCH_NAMES.get(name, name): [value] for name, value in values.items()}}
+            (result,) = await self.call_group([values])
+            if isinstance(result, RewardKitError):
+                raise result
+            return result
+        return as_result(await self._returned({**self._resources, **values}), self.spec.id)
+
+    async def call_group(
+        self, rollouts: Sequence[Mapping[str, Any] | RewardKitError]
+    ) -> list[EvaluateResult | RewardKitError]:
+        """Call a batch reward on a group; in the place of each rollout its result, or why it alone has none.
+
+        Args:
+            rollouts: the values of each, by the names of a pointwise reward, or why they cannot be had: such a rollout
+                is left out of the call, and its error is its result.
+
+        Raises:
+            InvalidResultError: it returned no list, or one of another length.
+        """
+        whole = [values for values in rollouts if not isinstance(values, RewardKitError)]
+        if not whole:
+            return [values for values in rollouts if isinstance(values, RewardKitError)]
+        names = dict.fromkeys(name for values in whole for name in values)
+        lists = {BATCH_NAMES.get(name, name): [values.get(name) for values in whole] for name in names}
+        # One list per value of the rollouts; a resource is one for all of them.
+        returned = await self._returned({**self._resources, **lists})
+        results = iter(as_results(returned, len(whole), self.spec.id))
+        return [values if isinstance(values, RewardKitError) else next(results) for values in rollouts]
+
+    async def _returned(self, given: Mapping[str, Any]) -> Any:
         arguments = self.spec.arguments(given)
         try:
             if self.spec.is_async:
-                returned = await self._score(**arguments)
-            else:
-                returned = await self._run_score(lambda: self._score(**arguments))
+                return await self._score(**arguments)
+            return await self._run_score(lambda: self._score(**arguments))
         except pydantic.ValidationError as error:
             if (invalid := _invalid(error, self.spec.id)) is None:
                 raise
             raise invalid from error
-        checked = self.spec.check(returned, 1)
-        result: EvaluateResult = checked[0] if self.spec.mode == "batch" else checked
-        return result
 
     async def close(self) -> None:
         """Close the instance and the resources, last opened first."""
@@ -115,12 +137,6 @@ class OpenReward:
             return await function()
         result = await self._run(function)
         return await result if inspect.isawaitable(result) else result
-
-    @property
-    def has_ends(self) -> bool:
-        """There is something to close."""
-        kind = self.spec.function
-        return bool(self.spec.resources) or (isinstance(kind, type) and hasattr(kind, "close"))
 
 
 def _invalid(error: pydantic.ValidationError, id: str) -> InvalidResultError | None:

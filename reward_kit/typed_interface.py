@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 import pydantic
 
 from reward_kit.errors import ConfigError, InvalidResultError
-from reward_kit.models import EvaluateResult, Message, describe_validation_error
+from reward_kit.models import Message, as_result, as_results, describe_validation_error
 from reward_kit.task_parts import SandboxLevel
 
 Mode = Literal["pointwise", "batch"]
@@ -40,7 +40,7 @@ class RewardSpec:
 
     Attributes:
         function: the function, or the class with `score`, as it was written.
-        mode: "pointwise": one rollout a call; "batch": all rollouts of a batch in one call.
+        mode: "pointwise": one rollout a call; "batch": all rollouts of a group in one call.
         id: names the reward in files; by default the function's name.
         requirements: packages it needs, as in a requirements file.
         resources: what it is given by name besides the rollout: plain values, factories, references to factories.
@@ -88,30 +88,10 @@ class RewardSpec:
         """
         if self.mode == "pointwise":
             return as_result(returned, self.id)
-        if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
-            raise InvalidResultError(f"{self.id}: a batch reward returns a list, not {type(returned).__name__}")
-        if count is not None and len(returned) != count:
-            raise InvalidResultError(f"{self.id}: {len(returned)} results for {count} rollouts")
-        return [as_result(item, f"{self.id}[{index}]") for index, item in enumerate(returned)]
-
-
-def as_result(returned: Any, what: str) -> EvaluateResult:
-    """`returned` as an `EvaluateResult`; a mapping is validated.
-
-    Raises:
-        InvalidResultError: it is none.
-    """
-    if isinstance(returned, EvaluateResult | Mapping):
-        # A result is checked again, since its author may have assigned to its fields.
-        kind = type(returned) if isinstance(returned, EvaluateResult) else EvaluateResult
-        try:
-            return kind.model_validate(returned if isinstance(returned, EvaluateResult) else dict(returned))
-        except pydantic.ValidationError as error:
-            problems = "; ".join(describe_validation_error(error, EvaluateResult))
-            raise InvalidResultError(f"{what}: {problems}") from None
-    if inspect.isawaitable(returned):
-        raise InvalidResultError(f"{what} returned a coroutine; declare the function with `async def`")
-    raise InvalidResultError(f"{what} returned {type(returned).__name__}; return an EvaluateResult")
+        results = as_results(returned, count, self.id)
+        if invalid := next((result for result in results if isinstance(result, InvalidResultError)), None):
+            raise invalid
+        return results
 
 
 @overload
@@ -148,7 +128,8 @@ def reward_function(
 
     Args:
         mode: "pointwise" for `f(messages, ground_truth=None, **kwargs) -> EvaluateResult`, "batch" for
-            `f(rollouts_messages, ground_truths, **kwargs) -> list[EvaluateResult]`.
+            `f(rollouts_messages, ground_truths, **kwargs) -> list[EvaluateResult]`: one call for the rollouts of a
+            group that did not break, in their order, each of their values in a list, one result for each of them.
         id: names the reward in files.
         requirements: packages it needs.
         resources: what it is given by name: a plain value, a factory without arguments, or a text "file.py:factory".
@@ -201,7 +182,7 @@ def as_function(spec: RewardSpec) -> Function:
 
 
 def code_of(function: Function) -> Function:
-    """The function that carries a reward's signature: `score` of a class, that of a partial, `__call__` of an object."""
+    """The function that carries a reward's signature: a class's `score`, that of a partial, an object's `__call__`."""
     if isinstance(function, type):
         score: Function = function.score  # type: ignore[attr-defined]
         return score

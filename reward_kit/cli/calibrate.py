@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,11 @@ from reward_kit.models import TaskDefinitionModel, describe_validation_error
 from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Scorer, check_parameters
-from reward_kit.reward_options import fixed
 from reward_kit.runs.calibration.calibration import Calibration, Disagreement, calibrate
 from reward_kit.runs.calibration.labels import Columns, Pairs, read_labels
 from reward_kit.runs.calibration.measures import Figure, Settings
 from reward_kit.runs.overrides import overlaid, parse_override
 from reward_kit.runs.tasks import load_tasks_reward
-from reward_kit.typed_interface import RewardSpec
 
 _COLUMNS = tuple(Columns.__dataclass_fields__)
 
@@ -47,7 +44,15 @@ def _columns(command: Any) -> Any:
 @click.command(name="calibrate")
 @click.argument("labels", type=click.Path(path_type=Path))
 @click.option("--reward", required=True, metavar="FILE.py:FUNCTION", help="The reward, or reward_kit.rewards:NAME.")
-@click.option("-O", "--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the reward.")
+@click.option(
+    "-O",
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    envvar="REWARD_KIT_CALIBRATE_OPTION",
+    help="An option of the reward.",
+)
 @click.option("--data", type=click.Path(path_type=Path), help="The transcripts that rollout_id names.")
 @click.option(
     "--pairs",
@@ -71,7 +76,9 @@ def _columns(command: Any) -> Any:
     "--resamples", type=WholeNumber(0), default=1_000, show_default=True, help="For the intervals; 0 for none."
 )
 @click.option("--worst", type=WholeNumber(0), default=5, show_default=True, help="How many disagreements are shown.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON on standard output.")
+@click.option(
+    "--json", "as_json", is_flag=True, envvar="REWARD_KIT_CALIBRATE_JSON", help="Print it as JSON on standard output."
+)
 @_columns
 def command(
     labels: Path,
@@ -132,8 +139,10 @@ def _levels(text: str | None) -> tuple[float, ...] | None:
 def _scorer(reward: str, name: str, sandbox: str | None, options: tuple[str, ...]) -> tuple[Scorer, str]:
     """Where the reward is called, with its options, and its name."""
     walls = {"sandbox": {"level": sandbox}} if sandbox else {}
+    given = {"reward_options": overlaid({}, dict(parse_override(item, "-O") for item in options))}
     try:
-        definition = TaskDefinitionModel.model_validate({"name": name, "reward_function_path": reward, **walls})
+        keys = {"name": name, "reward_function_path": reward, **walls, **given}
+        definition = TaskDefinitionModel.model_validate(keys)
     except pydantic.ValidationError as error:
         raise ConfigError("; ".join(describe_validation_error(error, TaskDefinitionModel))) from None
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
@@ -141,14 +150,8 @@ def _scorer(reward: str, name: str, sandbox: str | None, options: tuple[str, ...
     assert loaded is not None  # the definition names it
     for note in loaded.notes:
         click.echo(note, err=True)
-    found = loaded.reward
-    given: Mapping[str, Any] = overlaid({}, dict(parse_override(item, "-O") for item in options))
-    if isinstance(found, RewardSpec):
-        found = fixed(found, given)
-    elif given:
-        raise ConfigError(f"reward {found.id!r} runs behind walls and takes no -O; fix its options in its file")
-    check_parameters(found)
-    return scorer_of(found, definition.limits.reward_time_s), found.id
+    check_parameters(loaded.reward)
+    return scorer_of(loaded.reward, definition.limits.reward_time_s), loaded.reward.id
 
 
 def _show(done: Calibration, title: str) -> None:

@@ -27,7 +27,6 @@ from reward_kit.runs.proof import SampleProof, prove
 from reward_kit.runs.tasks import Task, selected
 from reward_kit.runs.transcripts import read_transcripts
 from reward_kit.task_parts import SandboxLevel
-from reward_kit.typed_interface import RewardSpec
 
 FAIL_ON = ("error", "warning", "info", "never")
 _LINTED = 4
@@ -157,8 +156,8 @@ def _print(task: Task, proofs: Sequence[SampleProof], report: Report) -> None:
         click.echo(line)
     if unknown:
         click.echo(
-            f"not checked: that what is right scores 1, for {len(unknown)} of {len(proofs)} samples: what is right is not "
-            "known; give rows a gold_answer or gold_actions, the resource an expert_action, or name --gold-policy"
+            f"not checked: that what is right scores 1, for {len(unknown)} of {len(proofs)} samples: nobody says what "
+            "is right; give rows a gold_answer or gold_actions, the resource an expert_action, or name --gold-policy"
         )
     right = sum(proof.gold is not None and not proof.problems for proof in proofs)
     nothing = sum(not any("nothing" in problem for problem in proof.problems) for proof in proofs)

@@ -29,6 +29,15 @@ from reward_kit.runs.transcripts import read_transcripts
 @click.argument("data", type=click.Path(path_type=Path))
 @click.option("--reward", required=True, metavar="FILE.py:FUNCTION", help="The reward function.")
 @click.option(
+    "-O",
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    envvar="REWARD_KIT_SCORE_OPTION",
+    help="An option of the reward.",
+)
+@click.option(
     "--sandbox",
     type=click.Choice(["in_process", "warm", "isolated"]),
     help="Behind which walls the reward runs; default: the run's, else warm for a file of one's own.",
@@ -69,6 +78,7 @@ def command(
     sandbox: str | None,
     sandbox_back_end: str | None,
     install_requirements: bool,
+    options: tuple[str, ...],
     overrides: tuple[str, ...],
     pass_threshold: float | None,
     log_dir: Path,
@@ -84,6 +94,7 @@ def command(
     Example: reward-kit score transcripts.jsonl --reward my_reward.py:exact
     """
     changes = dict(parse_override(item) for item in overrides) | ({"sandbox.level": sandbox} if sandbox else {})
+    changes |= {f"reward_options.{key}": value for key, value in (parse_override(item, "-O") for item in options)}
     changes |= {"sandbox.back_end": sandbox_back_end} if sandbox_back_end else {}
     changes |= {"sandbox.install_requirements": True} if install_requirements else {}
     origin = _origin_of(data)
@@ -117,6 +128,9 @@ def command(
     sys.exit(carry_out(plan, store, ending, display=display, given=episodes))
 
 
+_OF_REWARD = ("sandbox", "reward_options")
+
+
 class _Origin(NamedTuple):
     """What transcripts were collected for, as keys of a task file, and where the files lie that it names."""
 
@@ -143,11 +157,11 @@ def _redaction(definition: TaskDefinitionModel, folder: Path) -> Redaction:
 def _definition(
     known: Mapping[str, Any], reward: str, pass_threshold: float | None, changes: Mapping[str, Any]
 ) -> TaskDefinitionModel:
-    """What scores are given by. The walls of a run were chosen for its own reward, and say nothing of this one."""
-    known = {name: value for name, value in known.items() if name != "sandbox"}
+    """What scores are given by. Walls and options of a run were chosen for its own reward, and not for this one."""
+    known = {name: value for name, value in known.items() if name not in _OF_REWARD}
     for key in changes:
-        if key != "limits.reward_time_s" and key.partition(".")[0] != "sandbox":
-            raise ConfigError(f"-T {key}: a score has limits.reward_time_s and the keys of sandbox, and no other")
+        if key != "limits.reward_time_s" and key.partition(".")[0] not in _OF_REWARD:
+            raise ConfigError(f"-T {key}: a score has limits.reward_time_s, sandbox and reward_options, and no other")
     named: dict[str, Any] = {"reward_function_path": reward}
     if pass_threshold is not None:
         named["pass_threshold"] = pass_threshold

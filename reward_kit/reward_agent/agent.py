@@ -1,7 +1,8 @@
 """`AsyncRewardAgent`: scores arrive while the machine works.
 
-A batch is submitted, its calls run concurrently, and results come back as whole groups complete. This is the seam
-between collecting and learning; where the calls run (in this process, in the sandbox, on another machine) is behind it.
+A batch is submitted, its calls run concurrently, and results come back as whole groups complete. A pointwise reward is
+called once for each rollout, a batch reward once for each group. This is the seam between collecting and learning;
+where the calls run (in this process, in the sandbox, on another machine) is behind it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from collections import deque
 from collections.abc import Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import anyio
 import anyio.abc
 
 from reward_kit.errors import ConfigError, RewardError
-from reward_kit.reward_agent.scoring import InProcessScorer, Scored, Scorer, ScoringRequest, warn_unconfined
+from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
+from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.typed_interface import RewardSpec
+
+_Result = TypeVar("_Result")
 
 
 class ScoredChunk(NamedTuple):
@@ -52,7 +56,7 @@ class AsyncRewardAgent:
     Args:
         scorer: where rewards are called; a reward alone is called in this process, also one that asks for walls: a
             warning says so.
-        max_concurrency: calls in flight at a time.
+        max_concurrency: calls in flight at a time; that of a group is one.
         deadline_s: for one call of a reward in this process; what exceeds it is unscored with the class `timeout`. A
             scorer has limits of its own.
 
@@ -76,7 +80,7 @@ class AsyncRewardAgent:
         self._waiting: deque[tuple[Ticket, int, contextvars.Context]] = deque()
         self._workers = 0
         self._complete: deque[list[tuple[int, Scored]]] = deque()
-        self._ready: list[tuple[int, Scored]] = []
+        self._ready: deque[list[tuple[int, Scored]]] = deque()
         self._getting = anyio.Lock()
         self._submitted = self._delivered = 0
 
@@ -103,7 +107,7 @@ class AsyncRewardAgent:
             await self.scorer.__aexit__(kind, error, trace)
 
     async def submit(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> Ticket:
-        """Begin scoring a batch whose consecutive `group_size` requests form groups.
+        """Begin scoring a batch whose consecutive `group_size` requests form groups, which a batch reward sees as one.
 
         Raises:
             ConfigError: the batch is no whole number of groups.
@@ -115,8 +119,9 @@ class AsyncRewardAgent:
         ticket = Ticket(batch, group_size, self._submitted, [None] * len(batch))
         self._submitted += len(batch)
         context = contextvars.copy_context()
-        self._waiting.extend((ticket, index, context) for index in range(len(batch)))
-        for _ in range(min(len(batch), self._max_concurrency - self._workers)):
+        starts = range(0, len(batch), group_size if self.scorer.mode == "batch" else 1)
+        self._waiting.extend((ticket, start, context) for start in starts)
+        for _ in range(min(len(starts), self._max_concurrency - self._workers)):
             self._workers += 1
             tasks.start_soon(self._work)
         return ticket
@@ -133,12 +138,32 @@ class AsyncRewardAgent:
             if chunk_size > self._submitted - self._delivered:
                 waiting = self._submitted - self._delivered
                 raise ConfigError(f"get({chunk_size}) can never be met: {waiting} results are outstanding")
-            while len(self._ready) < chunk_size:
-                self._ready.extend(await self._next_group())
-            if len(self._ready) > chunk_size:
-                raise ConfigError(f"get({chunk_size}) would cut a group; {len(self._ready)} results make whole groups")
-            taken, self._ready = self._ready, []
-            self._delivered += len(taken)
+            there = sum(map(len, self._ready))
+            while there < chunk_size:
+                self._ready.append(await self._next_group())
+                there += len(self._ready[-1])
+            if there > chunk_size:
+                raise ConfigError(f"get({chunk_size}) would cut a group; {there} results make whole groups")
+            return self._hand_out(len(self._ready))
+
+    async def get_group(self) -> ScoredChunk:
+        """The next group that completes, whatever its size.
+
+        Raises:
+            ConfigError: all that was submitted has been handed out.
+            RewardError: the agent is not open.
+        """
+        self._open_tasks()
+        async with self._getting:
+            if self._submitted == self._delivered:
+                raise ConfigError("get_group() can never be met: 0 results are outstanding")
+            if not self._ready:
+                self._ready.append(await self._next_group())
+            return self._hand_out(1)
+
+    def _hand_out(self, groups: int) -> ScoredChunk:
+        taken = [scored for _ in range(groups) for scored in self._ready.popleft()]
+        self._delivered += len(taken)
         results = [result for _, result in taken]
         return ScoredChunk([index for index, _ in taken], [result.score for result in results], results)
 
@@ -155,25 +180,32 @@ class AsyncRewardAgent:
         return self._complete.popleft()
 
     async def _work(self) -> None:
-        """Score one request after the other. A task for each of them would cost as much as a short reward."""
+        """Make one call after the other. A task for each of them would cost as much as a short reward."""
+        in_groups = self.scorer.mode == "batch"
         try:
             while self._waiting:
                 ticket, index, context = self._waiting.popleft()
-                ticket.results[index] = await _Turn(self.scorer.score(ticket.requests[index]), context)
-                if (group := ticket.complete_group(index)) is not None:
-                    self._complete.append(group)
+                if in_groups:
+                    group = ticket.requests[index : index + ticket.group_size]
+                    scored = await _Turn(self.scorer.score_group(group), context)
+                    for place, result in enumerate(scored, index):
+                        ticket.results[place] = result
+                else:
+                    ticket.results[index] = await _Turn(self.scorer.score(ticket.requests[index]), context)
+                if (complete := ticket.complete_group(index)) is not None:
+                    self._complete.append(complete)
                     self._arrival.set()
         finally:
             self._workers -= 1
 
 
-class _Turn:
+class _Turn(Generic[_Result]):
     """Awaits a coroutine as if it were a task: in a copy of a context, and others have their turn at least once."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Scored], context: contextvars.Context) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, _Result], context: contextvars.Context) -> None:
         self._coroutine, self._context = coroutine, context.copy()
 
-    def __await__(self) -> Generator[Any, Any, Scored]:
+    def __await__(self) -> Generator[Any, Any, _Result]:
         step, given, has_waited = self._coroutine.send, None, False
         while True:
             try:
@@ -181,7 +213,7 @@ class _Turn:
             except StopIteration as end:
                 if not has_waited:
                     yield None
-                result: Scored = end.value
+                result: _Result = end.value
                 return result
             has_waited = True
             try:

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -27,14 +27,14 @@ from reward_kit.errors import (
     RewardKitError,
     boundary,
 )
-from reward_kit.models import EvaluateResult, describe_validation_error
-from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_of
-from reward_kit.sandbox.limits import Limits
+from reward_kit.models import EvaluateResult, as_result, describe_validation_error
+from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, scored_together
+from reward_kit.sandbox.limits import MOST_RESULT_KB, Limits
 from reward_kit.sandbox.outcome import Outcome, Strength
 from reward_kit.sandbox.program import Program
 from reward_kit.sandbox.remote import Confinement, sandbox_at
 from reward_kit.task_parts import SandboxLevel
-from reward_kit.typed_interface import Mode, Origin, as_result
+from reward_kit.typed_interface import Mode, Origin
 
 if TYPE_CHECKING:
     from reward_kit.reward_agent.package_environment import PackageEnvironment
@@ -90,12 +90,13 @@ class ConfinedReward:
         origin: where it was written.
         facts: what it said of itself.
         level: "warm" or "isolated".
-        limits: of one call.
+        limits: of one call, of a rollout or of a group; the result of a group may be larger, see `limits_for`.
         output: what its file printed when it was loaded.
         environment: the packages that it sees; None for those of the running interpreter.
         back_end: where it runs; None for this machine.
         files: what decides its scores on this machine: its file and the user's own modules that it imports, and what it
             may read.
+        options: its keyword parameters that are fixed; the program holds them too.
     """
 
     program: Program
@@ -107,11 +108,17 @@ class ConfinedReward:
     environment: PackageEnvironment | None = None
     back_end: str | None = None
     files: tuple[Path, ...] = field(default=(), compare=False)
+    options: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def id(self) -> str:
         """Names the reward in files."""
         return self.facts.id
+
+    @property
+    def mode(self) -> Mode:
+        """Whether it scores rollouts one by one or groups of them."""
+        return self.facts.mode
 
     @property
     def requirements(self) -> tuple[str, ...]:
@@ -133,6 +140,12 @@ class ConfinedReward:
     def required(self) -> frozenset[str]:
         """Those of them that have no default."""
         return frozenset(self.facts.required)
+
+    def limits_for(self, rollouts: int) -> Limits:
+        """Of a call for so many rollouts: the size of the result is for each of them, all else for the call."""
+        # To the next power of two: workers are kept by their limits, and groups that lost a rollout can share one.
+        result_kb = self.limits.result_kb << (rollouts - 1).bit_length()
+        return replace(self.limits, result_kb=min(result_kb, MOST_RESULT_KB))
 
 
 def program_of(
@@ -231,6 +244,11 @@ class ConfinedScorer:
         self._sandbox = sandbox_at(reward.back_end, strength=strength, slots=slots)
         self._wanted = reward.parameters
 
+    @property
+    def mode(self) -> Mode:
+        """As `Scorer`."""
+        return self._reward.mode
+
     async def __aenter__(self) -> Self:
         await self._sandbox.__aenter__()
         self._told: dict[str, str] = {"level": self._reward.level, "strength": self._sandbox.strength}
@@ -248,21 +266,35 @@ class ConfinedScorer:
 
     async def score(self, request: ScoringRequest) -> Scored:
         """As `Scorer`. A rollout that broke is not scored: its failure is the answer."""
-        if request.failure is not None:
-            return Scored(request.rollout_id, None, request.failure)
+        return (await scored_together([request], self._score_whole))[0]
+
+    async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
+        """As `Scorer`."""
+        if self.mode == "pointwise":
+            return [await self.score(request) for request in requests]
+        return await scored_together(requests, self._score_whole)
+
+    async def _score_whole(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
+        """One call for rollouts that did not break."""
         began = time.perf_counter()
-        result, failure, outcome = None, None, None
+        outcome, judged = None, []
         try:
             with boundary(RewardError, f"reward {self._reward.id!r}"):
-                outcome = await self._call(self._request(request))
-            result, failure = self._judged(outcome)
-            if result is not None:
-                failure = failure_of(self._reward.id, result, len(request.assistant_turns))
+                outcome = await self._call(self._request(requests))
+            judged = self._judged(outcome, len(requests))
         except RewardKitError as error:
+            judged = [Failure.from_exception(error)] * len(requests)
+        duration_s = time.perf_counter() - began
+        return [self._scored(*pair, duration_s, outcome) for pair in zip(requests, judged, strict=True)]
+
+    def _scored(
+        self, request: ScoringRequest, judged: EvaluateResult | Failure, duration_s: float, outcome: Outcome | None
+    ) -> Scored:
+        result, failure = (None, judged) if isinstance(judged, Failure) else (judged, None)
+        if result is not None and (error := error_of(self._reward.id, result, len(request.assistant_turns))):
             failure = Failure.from_exception(error)
         if failure is not None:
             logger.info("episode %s cannot be scored: %s\n%s", request.rollout_id, failure.message, failure.traceback)
-        duration_s = time.perf_counter() - began
         if outcome is None:
             return Scored(request.rollout_id, result, failure, duration_s, self._told)
         output = (outcome.stdout, outcome.stderr, outcome.is_output_cut)
@@ -270,10 +302,8 @@ class ConfinedScorer:
 
     async def _call(self, request: Mapping[str, Any]) -> Outcome:
         """The call, in a task of its own: a cancelled scope of anyio cancels again and again, also what cleans up."""
-        reward = self._reward
-        call = asyncio.ensure_future(
-            self._sandbox.call(reward.program, request, limits=reward.limits, level=reward.level)
-        )
+        reward, limits = self._reward, self._reward.limits_for(len(request["rollouts"]))
+        call = asyncio.ensure_future(self._sandbox.call(reward.program, request, limits=limits, level=reward.level))
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
@@ -282,7 +312,11 @@ class ConfinedScorer:
                 await asyncio.wait([call])
             raise
 
-    def _request(self, request: ScoringRequest) -> dict[str, Any]:
+    def _request(self, requests: Sequence[ScoringRequest]) -> dict[str, Any]:
+        rollouts = [self._values(request) for request in requests]
+        return {"rollouts": rollouts, "is_last": True} if self._reward.level == "isolated" else {"rollouts": rollouts}
+
+    def _values(self, request: ScoringRequest) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for name in request.names(self._wanted):
             if name == "messages":
@@ -293,22 +327,37 @@ class ConfinedScorer:
                 values[name] = _steps(request)
             else:
                 values[name] = request.plain_value(name)
-        return {"values": values, "is_last": True} if self._reward.level == "isolated" else {"values": values}
+        return values
 
-    def _judged(self, outcome: Outcome) -> tuple[EvaluateResult | None, Failure | None]:
-        """What the outcome is worth: the worker's word is checked as a stranger's."""
-        name = self._reward.id
-        if outcome.failure is not None:
-            failure = outcome.failure
-            return None, replace(failure, message=f"reward {name!r}: {_message(failure.message)}")
+    def _judged(self, outcome: Outcome, count: int) -> list[EvaluateResult | Failure]:
+        """What the outcome is worth to each rollout: the worker's word is checked as a stranger's."""
+        if (failure := outcome.failure) is not None:
+            message = f"reward {self._reward.id!r}: {_message(failure.message)}"
+            return [replace(failure, message=message)] * count
         answer = outcome.value if isinstance(outcome.value, dict) else {}
-        if answer.keys() == {"result"}:
-            return as_result(answer["result"], name), None
-        told: Any = answer.get("failure")
-        if answer.keys() != {"failure"} or not _is_failure(told):
-            raise InvalidResultError(f"reward {name!r}: the answer was not written by the worker")
-        failure = Failure.from_json(told)
-        return None, replace(failure, message=_with_hint(failure.message))
+        results = answer.get("results")
+        if answer.keys() == {"results"} and isinstance(results, list) and len(results) == count:
+            return [self._judged_one(told) for told in results]
+        return [self._failure(answer)] * count
+
+    def _judged_one(self, told: Any) -> EvaluateResult | Failure:
+        try:
+            if isinstance(told, dict) and told.keys() == {"result"}:
+                return as_result(told["result"], self._reward.id)
+            return self._failure(told)
+        except InvalidResultError as error:
+            return Failure.from_exception(error)
+
+    def _failure(self, told: Any) -> Failure:
+        """The failure that the worker told.
+
+        Raises:
+            InvalidResultError: it told none.
+        """
+        if not (isinstance(told, dict) and told.keys() == {"failure"} and _is_failure(told["failure"])):
+            raise InvalidResultError(f"reward {self._reward.id!r}: the answer was not written by the worker")
+        failure = Failure.from_json(told["failure"])
+        return replace(failure, message=_with_hint(failure.message))
 
 
 def _is_failure(told: Any) -> bool:

@@ -86,7 +86,7 @@ class ConfinedCalls:
         return self
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer one request of the host: describe the reward, score a rollout, or close."""
+        """Answer one request of the host: describe the reward, score a rollout or a group of them, or close."""
         name = self._reference
         try:
             if "describe" in request:
@@ -95,38 +95,41 @@ class ConfinedCalls:
                 return self._close()
             opened = self._ready()
             name = opened.spec.id
-            return {"result": self._score(opened, request)}
+            return {"results": [_told(result, name) for result in self._score(opened, request)]}
         except RewardKitError as error:
-            cause = error.__cause__
-            if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and harness.kind_of(cause) is not None):
-                raise cause from None  # a limit, which the harness and the host name better
+            _raise_limit(error)
             if "describe" in request and isinstance(error, ConfigError):
                 return {"refused": str(error)}
-            if isinstance(error, ConfigError):
-                error = RewardError(f"reward {name!r}: {error}")
-            return {"failure": Failure.from_exception(error).to_json()}
+            return _told(error, name)
         except BaseException:  # nothing of ours raises: something was changed under it
             harness.SPOILT.append("its own code")
             raise
 
-    def _score(self, opened: OpenReward, request: dict[str, Any]) -> dict[str, Any]:
-        spec = opened.spec
-        state: Any = None
+    def _score(self, opened: OpenReward, request: dict[str, Any]) -> list[EvaluateResult | RewardKitError]:
+        states: list[Any] = []
+        results: list[EvaluateResult | RewardKitError]
         try:
-            with boundary(RewardError, f"reward {spec.id!r}"):
-                values = dict(request["values"])
-                if "messages" in values:
-                    values["messages"] = [Message.model_validate(message) for message in values["messages"]]
-                if "step_data" in values:
-                    values["step_data"] = _steps(values["step_data"])
-                if values.get("state") is not None:
-                    values["state"] = state = _state(values["state"])
-                result = self._run(opened.call(values))
+            with boundary(RewardError, f"reward {opened.spec.id!r}"):
+                if opened.spec.mode == "batch":
+                    rollouts = [self._values_or_error(told, states) for told in request["rollouts"]]
+                    results = self._run(opened.call_group(rollouts))
+                else:
+                    results = [self._run(opened.call(_values(told, states))) for told in request["rollouts"]]
         finally:
-            _close_state(state)
+            for state in states:
+                _close_state(state)
         if request.get("is_last"):
             self._close()
-        return {name: value for name, value in result.model_dump().items() if name in EvaluateResult.model_fields}
+        return results
+
+    def _values_or_error(self, told: Mapping[str, Any], states: list[Any]) -> dict[str, Any] | RewardKitError:
+        """What a rollout brings into the call of its group; where a state cannot be opened it is left out."""
+        try:
+            with boundary(RewardError, f"reward {self._load().id!r}"):
+                return _values(told, states)
+        except RewardKitError as error:
+            _raise_limit(error)
+            return error
 
     def _close(self) -> dict[str, Any]:
         opened, self._opened = self._opened, None
@@ -199,6 +202,35 @@ def _facts(spec: RewardSpec) -> dict[str, Any]:
         "sandbox": spec.sandbox,
         "has_end": bool(spec.resources) or (inspect.isclass(spec.function) and hasattr(spec.function, "close")),
     }
+
+
+def _told(result: EvaluateResult | RewardKitError, name: str) -> dict[str, Any]:
+    """A result, or why there is none, as the host reads it."""
+    if isinstance(result, EvaluateResult):
+        fields = {field: value for field, value in result.model_dump().items() if field in EvaluateResult.model_fields}
+        return {"result": fields}
+    error = RewardError(f"reward {name!r}: {result}") if isinstance(result, ConfigError) else result
+    return {"failure": Failure.from_exception(error).to_json()}
+
+
+def _raise_limit(error: RewardKitError) -> None:
+    """Raise what met a limit, which the harness and the host name better."""
+    cause = error.__cause__
+    if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and harness.kind_of(cause) is not None):
+        raise cause from None
+
+
+def _values(told: Mapping[str, Any], states: list[Any]) -> dict[str, Any]:
+    """The values of a rollout, made again; a state that is opened for it is in `states` from then on."""
+    values = dict(told)
+    if "messages" in values:
+        values["messages"] = [Message.model_validate(message) for message in values["messages"]]
+    if "step_data" in values:
+        values["step_data"] = _steps(values["step_data"])
+    if values.get("state") is not None:
+        values["state"] = _state(values["state"])
+        states.append(values["state"])
+    return values
 
 
 def _steps(record: dict[str, Any] | None) -> list[Any]:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from reward_kit.errors import ConfigError
 from reward_kit.loading import is_built_in, load_object, module_name_of, split_reference
+from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.reward_agent.requirements import check_installed, declared_in
-from reward_kit.reward_agent.scoring import InProcessScorer, Reward, Scorer
+from reward_kit.reward_agent.scoring import Reward, Scorer
 from reward_kit.reward_options import fixed
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import Origin, RewardSpec, reward_spec
@@ -100,6 +101,8 @@ def load_reward(
         if choice.back_end is not None:
             raise ConfigError(f"sandbox.back_end {choice.back_end!r} has no effect at the level in_process")
         return LoadedReward(_loaded_here(reference, folder, options))
+    if is_built_in(location):
+        _refuse_what_calls_out(reference, folder, level)
     if choice.back_end is None and (reason := run_to_end(_why_not_confined())):
         if level == "isolated":
             raise ConfigError(f"reward {reference!r} is to run isolated, and {reason}; `reward-kit doctor` tells more")
@@ -144,7 +147,20 @@ async def _why_not_confined() -> str:
 def _loaded_here(reference: str, folder: Path, options: Mapping[str, Any]) -> RewardSpec:
     spec = fixed(reward_spec(load_object(reference, folder)), options)
     check_installed(spec.requirements, f"reward {spec.id!r}")
+    for resource in spec.resources.values():
+        if (check := getattr(resource, "check_options", None)) is not None:
+            run_to_end(check(spec.options))
     return spec
+
+
+def _refuse_what_calls_out(reference: str, folder: Path, level: SandboxLevel) -> None:
+    """A built-in reward that asks a model, or has a sandbox of its own, can do neither behind walls."""
+    spec = reward_spec(load_object(reference, folder))
+    if any(hasattr(resource, "check_options") for resource in spec.resources.values()):
+        raise ConfigError(
+            f"reward {spec.id!r} calls out and cannot run {level}: leave out sandbox.level and sandbox.back_end; what "
+            "a model wrote is confined by the reward itself, in the place that its own option back_end names"
+        )
 
 
 def _weakened(
@@ -196,7 +212,7 @@ def _described(
             f"reward {facts.id!r} asks for in_process and runs {level}: code cannot take down its own walls; allow it "
             "with --sandbox in_process, or with sandbox: {level: in_process} in the task file",
         )
-    place = (environment, choice.back_end, _files_here(sources, read_paths, choice))
+    place = (environment, choice.back_end, _files_here(sources, read_paths, choice), dict(options))
     reward = ConfinedReward(ready_to_score(program, facts), origin, facts, level, limits, output, *place)
     return LoadedReward(reward, notes)
 

@@ -1,66 +1,31 @@
-"""One score: what a reward function is given of an episode, the call, and what is kept of its answer."""
+"""A score: what a reward function is given of an episode, what is kept of its answer, and what gives the scores."""
 
 from __future__ import annotations
 
 import copy
-import functools
-import logging
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType, TracebackType
 from typing import Any, Protocol, Self
 
-import anyio
-
 from reward_kit.agent.models import StepData, steps_of
 from reward_kit.environments.base import StateSnapshot
-from reward_kit.environments.snapshots import close_state, open_snapshot
+from reward_kit.environments.snapshots import open_snapshot
 from reward_kit.episodes.record import environment_return, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import (
-    ConfigError,
-    Failure,
-    InvalidResultError,
-    RewardError,
-    RewardKitError,
-    boundary,
-    did_you_mean,
-)
-from reward_kit.loading import load_object
+from reward_kit.errors import AlignmentError, ConfigError, Failure, InvalidResultError, RewardKitError, did_you_mean
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel, match_to_steps
-from reward_kit.reward_agent.call_threads import MAX_THREADS, CallThreads, OverdueError
 from reward_kit.reward_agent.requirements import check_installed
-from reward_kit.reward_calls import OpenReward
-from reward_kit.typed_interface import Origin, RewardSpec
+from reward_kit.reward_calls import BATCH_NAMES
+from reward_kit.reward_options import OFFERED
+from reward_kit.typed_interface import Mode, Origin
 
-OFFERED = frozenset(
-    {
-        "messages",
-        "ground_truth",
-        "assistant_turns",
-        "sample",
-        "state",
-        "step_data",
-        "environment_return",
-        "stop_reason",
-        "rollout_id",
-        "task_name",
-        "goal_description",
-        "evaluation_criteria",
-        "rollouts_messages",
-        "ground_truths",
-    }
-)
-"""Every name that a reward function may ask for."""
 _NAMED = (
     *("messages", "ground_truth", "assistant_turns", "sample", "environment_return", "stop_reason", "rollout_id"),
     *("step_data", "state"),
 )
-_POINTWISE_NAMES = {"rollouts_messages": "messages", "ground_truths": "ground_truth"}
+_POINTWISE_NAMES = {many: one for one, many in BATCH_NAMES.items()}
 _UNCHANGEABLE = (str, int, float, NoneType)
-
-logger = logging.getLogger("reward_kit.reward_agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +138,9 @@ class Scored:
         rollout_id: the rollout.
         result: what the reward function returned; None where it failed.
         failure: why there is no score.
-        duration_s: how long the call took, with its wait for a thread or a worker.
+        duration_s: how long the call took, with its wait for a thread or a worker; that of its group is one call.
         sandbox: the level it ran at and, behind walls, their strength; None where nothing was called.
-        stdout, stderr: what the reward wrote, where it was kept apart.
+        stdout, stderr: what the reward wrote in that call, where it was kept apart.
         is_output_cut: it wrote more than was kept.
     """
 
@@ -200,6 +165,8 @@ class Reward(Protocol):
     @property
     def id(self) -> str: ...
     @property
+    def mode(self) -> Mode: ...
+    @property
     def origin(self) -> Origin | None: ...
     @property
     def requirements(self) -> tuple[str, ...]: ...
@@ -209,17 +176,32 @@ class Reward(Protocol):
     def required(self) -> frozenset[str]: ...
     @property
     def resources(self) -> Mapping[str, Any]: ...
+    @property
+    def options(self) -> Mapping[str, Any]: ...
 
 
 class Scorer(Protocol):
     """Where rewards are called: opened, asked for one score after the other or for several at once, and closed."""
+
+    @property
+    def mode(self) -> Mode:
+        """That of the reward: whether it scores rollouts one by one or groups of them."""
+        ...
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
     async def score(self, request: ScoringRequest) -> Scored:
-        """The score of one rollout; what goes wrong with it is in the result."""
+        """The score of one rollout, for a batch reward a group of one; what goes wrong with it is in the result."""
+        ...
+
+    async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
+        """The scores of the rollouts of one group, in their order: a batch reward is called once for all of them.
+
+        A rollout that broke is left out of the call, and its failure is its answer. A call that fails leaves all others
+        unscored; a result that is none, or declares no valid score, leaves its own rollout unscored.
+        """
         ...
 
 
@@ -232,135 +214,46 @@ def check_parameters(spec: Reward) -> None:
     check_installed(spec.requirements, f"reward {spec.id!r}")
     if taken := sorted(spec.resources.keys() & OFFERED):
         raise ConfigError(f"reward {spec.id!r}: a resource cannot be called {taken[0]!r}, which is the rollout's")
-    for name in sorted(spec.required - OFFERED - spec.resources.keys()):
-        raise ConfigError(f"reward {spec.id!r} asks for {name!r}, which nobody gives{did_you_mean(name, OFFERED)}")
+    offered = OFFERED - (BATCH_NAMES.keys() if spec.mode == "batch" else _POINTWISE_NAMES.keys())
+    for name in sorted(spec.required - offered - spec.resources.keys()):
+        near = f"; did you mean {BATCH_NAMES[name]!r}?" if name in BATCH_NAMES else did_you_mean(name, offered)
+        raise ConfigError(f"reward {spec.id!r} asks for {name!r}, which nobody gives{near}")
 
 
-class InProcessScorer:
-    """Calls a reward in this process: a synchronous function in a thread, an async one in the loop. No walls.
+async def scored_together(
+    requests: Sequence[ScoringRequest],
+    score_whole: Callable[[Sequence[ScoringRequest]], Awaitable[Sequence[Scored]]],
+) -> list[Scored]:
+    """The scores of a group of which broken rollouts are left out, with their failures in their places.
 
     Args:
-        spec: the reward. Its resources are opened, and its instance is made, before the first call.
-        deadline_s: for one call, without its wait for a thread, and for the opening; what exceeds it is unscored with
-            the class `timeout`.
-        max_threads: calls of a synchronous function at a time.
+        requests: the group.
+        score_whole: scores those that are whole, in their order; not called where there is none.
     """
-
-    def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
-        self._spec, self._deadline_s, self._max_threads = spec, deadline_s, max_threads
-        folder = spec.origin.file.parent if spec.origin else None
-        self._load = functools.partial(load_object, folder=folder)
-        self._opened: OpenReward | None = None
-        self._threads: CallThreads | None = None
-        self._opening = anyio.Lock()
-        self._sandbox = {"level": "in_process"}
-        if spec.weakened_from is not None:
-            self._sandbox["asked"] = spec.weakened_from
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        opened, self._opened = self._opened, None
-        if opened is None:
-            return
-        try:
-            with anyio.CancelScope(shield=True), boundary(RewardError, f"close of reward {self._spec.id!r}"):
-                await opened.close()
-        except RewardKitError as problem:  # every score is there; how it ends is worth a line
-            logger.warning("%s", problem, exc_info=problem)
-        finally:
-            if self._threads is not None:
-                self._threads.close()
-
-    async def score(self, request: ScoringRequest) -> Scored:
-        """As `Scorer`. A rollout that broke is not scored: its failure is the answer."""
-        if request.failure is not None:
-            return Scored(request.rollout_id, None, request.failure)
-        began = time.perf_counter()
-        result, failure = None, None
-        try:
-            with boundary(RewardError, f"reward {self._spec.id!r}"):
-                result = await self._call(request)
-            failure = failure_of(self._spec.id, result, len(request.assistant_turns))
-        except RewardKitError as error:
-            logger.info("episode %s cannot be scored", request.rollout_id, exc_info=error)
-            failure = Failure.from_exception(error)
-        return Scored(request.rollout_id, result, failure, time.perf_counter() - began, self._sandbox)
-
-    async def _call(self, request: ScoringRequest) -> EvaluateResult:
-        if (opened := self._opened) is None:
-            with anyio.fail_after(self._deadline_s):
-                opened = await self._open()
-        values = request.named_values(self._spec.parameters)
-        try:
-            result = await self._result_in_time(opened, values)
-        except OverdueError:
-            raise  # As after a cancellation it stays open: the call that was given up may still use it in its thread.
-        except Exception:
-            close_state(values.get("state"))
-            raise
-        close_state(values.get("state"))
-        return result
-
-    async def _result_in_time(self, opened: OpenReward, values: Mapping[str, Any]) -> EvaluateResult:
-        if self._deadline_s is None or not self._spec.is_async:
-            return await opened.call(values)  # the threads keep the deadline themselves
-        with anyio.move_on_after(self._deadline_s):
-            return await opened.call(values)
-        raise OverdueError
-
-    async def _open(self) -> OpenReward:
-        async with self._opening:
-            if self._opened is None:
-                threads = CallThreads(self._deadline_s, self._max_threads)
-                run = functools.partial(threads.run, is_bounded=False)
-                opened = OpenReward(self._spec, self._load, run, threads.run)
-                try:
-                    await opened.open()
-                except BaseException:
-                    threads.close()
-                    raise
-                self._opened, self._threads = opened, threads
-            return self._opened
+    whole = [request for request in requests if request.failure is None]
+    scored = iter(await score_whole(whole) if whole else ())
+    return [
+        next(scored) if request.failure is None else Scored(request.rollout_id, None, request.failure)
+        for request in requests
+    ]
 
 
-def warn_unconfined(spec: RewardSpec) -> None:
-    """Say it, once, where a reward asks for walls and is handed over as a function, which cannot have any."""
-    if spec.sandbox not in (None, "in_process") and spec.weakened_from is None:
-        _warn_unconfined(spec.id, spec.sandbox)
+def error_of(id: str, result: EvaluateResult, steps: int) -> RewardKitError | None:
+    """Why a result leaves its rollout unscored: it says so itself, or a step output names no step, or one twice.
 
-
-@functools.lru_cache(maxsize=1000)
-def _warn_unconfined(id: str, level: str) -> None:
-    advice = "it is confined where it is named, as by load_reward('file.py:function')"
-    logger.warning("reward %r asks for %s and runs in_process, without walls: %s", id, level, advice)
-
-
-async def score_one(spec: RewardSpec, request: ScoringRequest, deadline_s: float | None = None) -> Scored:
-    """Call a reward on one rollout, in this process; what it opens is closed again."""
-    warn_unconfined(spec)
-    async with InProcessScorer(spec, deadline_s) as scorer:
-        return await scorer.score(request)
-
-
-def failure_of(id: str, result: EvaluateResult, steps: int) -> Failure | None:
-    """The failure that a result declares itself: an error, or a score that is not valid.
+    A wrong step is found when the result is made, not when credit is.
 
     Args:
         id: the reward's.
         result: what it returned.
         steps: how many there are.
-
-    Raises:
-        AlignmentError: a step output names no step, or one that another names too. It is found when it is made, not
-            when credit is.
     """
-    if result.step_outputs:
-        match_to_steps(result.step_outputs, dict.fromkeys(map(str, range(steps))), f"reward {id!r}")
+    try:
+        if result.step_outputs:
+            match_to_steps(result.step_outputs, dict.fromkeys(map(str, range(steps))), f"reward {id!r}")
+    except AlignmentError as error:
+        return error
     if result.error is None and result.is_score_valid:
         return None
     reason = result.error or result.reason or "is_score_valid is false"
-    return Failure.from_exception(InvalidResultError(f"reward {id!r} declared no valid score: {reason}"))
+    return InvalidResultError(f"reward {id!r} declared no valid score: {reason}")

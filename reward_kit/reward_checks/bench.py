@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
@@ -10,7 +10,8 @@ from typing import Any, Self
 from reward_kit.errors import ConfigError, Failure
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.confined import ConfinedReward, ConfinedScorer
-from reward_kit.reward_agent.scoring import InProcessScorer, Reward, Scored, ScoringRequest
+from reward_kit.reward_agent.in_process import InProcessScorer
+from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.reward_checks.inside import Watch
 from reward_kit.sandbox.outcome import Outcome
 from reward_kit.typed_interface import RewardSpec
@@ -169,8 +170,8 @@ class _WatchedApart(ConfinedScorer):
         self._look, self._seen_there = {"memory": memory, "inputs": not memory and cpu_s is None}, None
         return _seen(await self.score(request), self._seen_there)
 
-    def _request(self, request: ScoringRequest) -> dict[str, Any]:
-        return {**super()._request(request), "watch": self._look}
+    def _request(self, requests: Sequence[ScoringRequest]) -> dict[str, Any]:
+        return {**super()._request(requests), "watch": self._look}
 
     async def _call(self, request: Mapping[str, Any]) -> Outcome:
         outcome = await super()._call(request)

@@ -44,6 +44,7 @@ class Ground:
         wrong: wrong values.
         gold_seen: what the right rollout got.
         floor: the most that a wrong answer of the same form got; None where none was scored.
+        alike: a form in which what is wrong earned as much as the truth, with what it earned; "" where there is none.
     """
 
     blank: ScoringRequest
@@ -55,6 +56,7 @@ class Ground:
     wrong: Sequence[Any] = ()
     gold_seen: Seen | None = None
     floor: float | None = None
+    alike: str = ""
 
     @property
     def gold_score(self) -> float | None:
@@ -153,7 +155,9 @@ async def _find_form(ground: Ground, bench: Bench) -> None:
         if tried.gold_score is None or tried.gold_score <= best + LITTLE:
             continue
         tried.floor = await _floor(tried, bench)
-        if tried.tells_apart:
+        if not tried.tells_apart:
+            ground.alike = f"{tried.written(ground.truth)[:60]}: {tried.gold_score:.4g}, wrong ones too"
+        else:
             best = tried.gold_score
             ground.form, ground.gold, ground.gold_seen, ground.floor = form, tried.gold, tried.gold_seen, tried.floor
         if best >= 1.0 - LITTLE:

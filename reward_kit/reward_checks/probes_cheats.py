@@ -252,10 +252,13 @@ def _least(ground: Ground, seen: Sequence[Seen]) -> float:
 def _tell(checkup: Checkup, code: str, text: str, most: float, lines: Sequence[str]) -> None:
     """A cheat that earns half of what is right, or more, is an error; less is a warning.
 
-    A question may hold what its answer has to say, so that to repeat it is only suspicious.
+    A question may hold what its answer has to say, so that to repeat it is only suspicious. So is what earns from a
+    reward that takes no ground truth: it may be for form alone.
     """
     if not lines:
         return
-    severity: Severity = "error" if most >= 0.5 and code != "question-earns" else "warning"
+    compares = any(ground.truth is not None for ground in checkup.known)
+    severity: Severity = "error" if most >= 0.5 and compares and code != "question-earns" else "warning"
     share = "as much as a right answer" if most >= 1 - LITTLE else f"up to {most:.0%} of what a right answer does"
-    checkup.report.add(code, severity, f"{text} {share}", list(dict.fromkeys(lines))[:4])
+    verb = " " if text.endswith(("earn", "earns", "order")) else ": it earns "
+    checkup.report.add(code, severity, f"{text}{verb}{share}", list(dict.fromkeys(lines))[:4])

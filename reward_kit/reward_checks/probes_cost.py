@@ -110,7 +110,7 @@ async def patterns(checkup: Checkup) -> None:
         for text in dict.fromkeys((short, checkup.first.form.write(short) if checkup.first.form else short)):
             seen = await checkup.bench.attack(checkup.first.answered(text))
             if _is_late(seen):
-                lines[pattern] = f"{shown(pattern, 60)!r} on {len(text)} characters: {shown(text, 50)!r}"
+                lines[pattern] = f"{shown(pattern, 60)} on {len(text)} characters: {shown(text, 50)}"
                 break
     for pattern, line in await _long_attacks(checkup, lines):
         lines[pattern] = line
@@ -127,7 +127,7 @@ async def _long_attacks(checkup: Checkup, known: dict[str, str]) -> list[tuple[s
             continue
         seen = await checkup.bench.attack(checkup.first.answered(long))
         if _is_late(seen):
-            found.append((pattern, f"{shown(pattern, 60)!r} on {len(long):,} characters: {shown(long, 50)!r}"))
+            found.append((pattern, f"{shown(pattern, 60)} on {len(long):,} characters: {shown(long, 50)}"))
     return found
 
 

@@ -20,8 +20,10 @@ async def right_and_wrong(checkup: Checkup) -> None:
     given = [ground for ground in checkup.grounds if ground.is_given and ground.gold_seen is not None]
     _tell_low(checkup, given)
     alike = [g for g in given if g.gold_score is not None and g.floor is not None and not g.tells_apart]
-    if alike:
-        lines = [
+    unclear = [g for g in checkup.grounds if g.alike and g.is_truth_given and not g.tells_apart and g not in given]
+    if alike or unclear:
+        lines = [g.alike for g in unclear]
+        lines += [
             f"right: {g.gold_score:.4g}, wrong: {g.floor:.4g} (ground truth {text_of(g.truth)[:40]!r})" for g in alike
         ]
         checkup.report.add("right-and-wrong-alike", "error", "a wrong answer earns as much as a right one", lines[:4])

@@ -61,17 +61,17 @@ def _sort(broken: dict[str, list[tuple[str, Seen]]], name: str, seen: Seen, othe
 _BROKEN: dict[str, tuple[Severity, str]] = {
     "raises": (
         "error",
-        "raises on {n} rollouts that a model brings about; each stays unscored, out of reach of a bad score",
+        "raises on {n} that a model brings about; what is unscored is out of reach of a bad score",
     ),
-    "raises-on-faults": ("warning", "raises on {n} histories that only a fault brings about"),
-    "hangs": ("error", "does not come back in time on {n} rollouts"),
+    "raises-on-faults": ("warning", "raises on {n} that only a fault brings about"),
+    "hangs": ("error", "does not come back in time on {n}"),
     "misaligned-steps": (
         "error",
-        "gives step_outputs that fit no step on {n} rollouts; index steps by assistant_turns",
+        "gives step_outputs that fit no step on {n}; index steps by assistant_turns",
     ),
-    "not-finite": ("error", "makes a score that is no finite number on {n} rollouts"),
-    "invalid-result": ("error", "returns no valid result on {n} rollouts"),
-    "unscored": ("info", "declares {n} odd rollouts unscored"),
+    "not-finite": ("error", "makes a score that is no finite number on {n}"),
+    "invalid-result": ("error", "returns no valid result on {n}"),
+    "unscored": ("info", "declares {n} unscored"),
 }
 
 
@@ -79,7 +79,8 @@ def _tell_broken(checkup: Checkup, broken: dict[str, list[tuple[str, Seen]]]) ->
     for code, (severity, text) in _BROKEN.items():
         if cases := broken.get(code):
             lines = list(dict.fromkeys(told(name, seen) for name, seen in cases))
-            checkup.report.add(code, severity, text.format(n=len({name for name, _ in cases})), lines[:6])
+            count = len({name for name, _ in cases})
+            checkup.report.add(code, severity, text.format(n=f"{count} rollout{'s' if count > 1 else ''}"), lines[:6])
 
 
 def _note_zero(checkup: Checkup, name: str, seen: Seen) -> None:

@@ -11,18 +11,31 @@ from reward_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from reward_kit.rewards.choice_answers import choice_answer as choice_answer
+    from reward_kit.rewards.code import program_code as program_code
+    from reward_kit.rewards.code import python_code as python_code
     from reward_kit.rewards.combining import clip as clip
     from reward_kit.rewards.combining import first_of as first_of
     from reward_kit.rewards.combining import gate as gate
     from reward_kit.rewards.combining import weighted as weighted
     from reward_kit.rewards.exact_answers import exact_answer as exact_answer
+    from reward_kit.rewards.form import regex_format as regex_format
+    from reward_kit.rewards.form import tag_format as tag_format
     from reward_kit.rewards.judge import llm_judge as llm_judge
     from reward_kit.rewards.judge_grounded import grounded_judge as grounded_judge
     from reward_kit.rewards.judge_group import group_judge as group_judge
     from reward_kit.rewards.judge_pairwise import pairwise_judge as pairwise_judge
+    from reward_kit.rewards.keywords import contains_all as contains_all
+    from reward_kit.rewards.keywords import contains_none as contains_none
+    from reward_kit.rewards.languages import same_language as same_language
+    from reward_kit.rewards.length_scaling import cosine_length as cosine_length
+    from reward_kit.rewards.length_scaling import shortest_in_group as shortest_in_group
+    from reward_kit.rewards.lengths import length_within as length_within
     from reward_kit.rewards.list_answers import list_answer as list_answer
     from reward_kit.rewards.math_answers import math_answer as math_answer
     from reward_kit.rewards.math_answers import number_answer as number_answer
+    from reward_kit.rewards.reasoning import reasoning_steps as reasoning_steps
+    from reward_kit.rewards.repetition import no_repetition as no_repetition
+    from reward_kit.rewards.sql import sql_result as sql_result
     from reward_kit.rewards.trajectory import Milestone as Milestone
     from reward_kit.rewards.trajectory import environment_score as environment_score
     from reward_kit.rewards.trajectory import few_steps as few_steps
@@ -33,6 +46,9 @@ HOMES: dict[str, str] = {
     "Milestone": "trajectory",
     "choice_answer": "choice_answers",
     "clip": "combining",
+    "contains_all": "keywords",
+    "contains_none": "keywords",
+    "cosine_length": "length_scaling",
     "environment_score": "trajectory",
     "exact_answer": "exact_answers",
     "few_steps": "trajectory",
@@ -40,13 +56,23 @@ HOMES: dict[str, str] = {
     "gate": "combining",
     "grounded_judge": "judge_grounded",
     "group_judge": "judge_group",
+    "length_within": "lengths",
     "list_answer": "list_answers",
     "llm_judge": "judge",
     "math_answer": "math_answers",
     "milestones": "trajectory",
+    "no_repetition": "repetition",
     "no_tool_errors": "trajectory",
     "number_answer": "math_answers",
     "pairwise_judge": "judge_pairwise",
+    "program_code": "code",
+    "python_code": "code",
+    "reasoning_steps": "reasoning",
+    "regex_format": "form",
+    "same_language": "languages",
+    "shortest_in_group": "length_scaling",
+    "sql_result": "sql",
+    "tag_format": "form",
     "weighted": "combining",
 }
 """The module of each reward."""

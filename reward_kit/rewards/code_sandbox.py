@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
@@ -15,6 +15,7 @@ from reward_kit.sandbox.outcome import Outcome
 from reward_kit.sandbox.program import Program
 from reward_kit.sandbox.remote import Confinement, sandbox_at
 
+_REFUSAL = "what a model wrote is run behind walls only"
 _LOST = ("zygote", "connection")
 _SLOTS_A_CPU = 2
 """Programs that sleep leave the processor to others; with more than two, wall limits would meet honest ones."""
@@ -25,7 +26,7 @@ class CodeSandboxes:
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
-        self._open: dict[str | None, Confinement | ConfigError] = {}
+        self._open: dict[str | None, Confinement | str] = {}
         self._opening: asyncio.Lock | None = None
 
     async def __aenter__(self) -> CodeSandboxes:
@@ -37,6 +38,16 @@ class CodeSandboxes:
     ) -> None:
         self._open = {}
         await self._stack.aclose()
+
+    @classmethod
+    async def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Refuse what could score nothing, before the first rollout.
+
+        Raises:
+            ConfigError: nothing can be confined where the options say.
+        """
+        async with cls() as sandboxes:
+            await sandboxes._at(options.get("back_end"))
 
     async def ask(
         self, program: Program, inputs: Sequence[Any], limits: Limits, back_end: str | None = None
@@ -66,15 +77,17 @@ class CodeSandboxes:
                 slots = None if back_end is not None else _SLOTS_A_CPU * len(os.sched_getaffinity(0))
                 try:
                     self._open[back_end] = await self._stack.enter_async_context(sandbox_at(back_end, slots=slots))
+                # Nothing has changed when the next rollout comes, and finding out takes a while: the reason is kept.
                 except ConfigError as error:
-                    # Nothing has changed when the next rollout comes, and finding out takes a while.
-                    self._open[back_end] = ConfigError(
-                        f"what the model wrote is only run behind walls: {error}; or name a back end that has some, "
-                        "such as back_end='docker:IMAGE'"
+                    self._open[back_end] = f"{_REFUSAL}: {error}; or name a back end, such as back_end='docker:IMAGE'"
+                except OSError as error:
+                    self._open[back_end] = (
+                        f"{_REFUSAL}, and none can be put up ({error}); a reward that brings its own sandbox runs at "
+                        "the level in_process, not behind other walls"
                     )
             found = self._open[back_end]
-        if isinstance(found, ConfigError):
-            raise ConfigError(str(found))
+        if isinstance(found, str):
+            raise ConfigError(found)
         return found
 
 

@@ -47,7 +47,7 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
         raise ConfigError("weighted(): all weights are 0")
     weights = {name: weight / total for name, (_, weight) in pairs.items()}
 
-    async def combine(call: _Call) -> EvaluateResult:
+    async def combine(call: Call) -> EvaluateResult:
         results = {name: await call(name) for name in weights}
         return EvaluateResult(
             score=sum(weights[name] * result.score for name, result in results.items()),
@@ -56,7 +56,7 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
             step_outputs=_summed(results, weights),
         )
 
-    return _combined(id, {name: reward for name, (reward, _) in pairs.items()}, combine)
+    return combined(id, {name: reward for name, (reward, _) in pairs.items()}, combine)
 
 
 def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = "gate") -> Reward:
@@ -66,7 +66,7 @@ def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = 
         evaluate = gate(tag_format, math_answer)
     """
 
-    async def combine(call: _Call) -> EvaluateResult:
+    async def combine(call: Call) -> EvaluateResult:
         first = await call("condition")
         if first.score < at_least:
             reason = f"the condition scores {first.score:g}, below {at_least:g}: {first.reason}"
@@ -75,7 +75,7 @@ def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = 
         metrics = {**result.metrics, **_metrics({"condition": first})}
         return result.model_copy(update={"metrics": metrics})
 
-    return _combined(id, {"condition": condition, "reward": reward}, combine)
+    return combined(id, {"condition": condition, "reward": reward}, combine)
 
 
 def clip(reward: Reward, low: float = 0.0, high: float = 1.0, *, id: str = "clip") -> Reward:
@@ -87,11 +87,11 @@ def clip(reward: Reward, low: float = 0.0, high: float = 1.0, *, id: str = "clip
     if not low < high:
         raise ConfigError(f"clip(): low {low!r} is not below high {high!r}")
 
-    async def combine(call: _Call) -> EvaluateResult:
+    async def combine(call: Call) -> EvaluateResult:
         result = await call("reward")
         return result.model_copy(update={"score": min(max(result.score, low), high)})
 
-    return _combined(id, {"reward": reward}, combine)
+    return combined(id, {"reward": reward}, combine)
 
 
 def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
@@ -103,7 +103,7 @@ def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
         raise ConfigError("first_of() needs at least one reward")
     names = [str(number) for number in range(len(rewards))]
 
-    async def combine(call: _Call) -> EvaluateResult:
+    async def combine(call: Call) -> EvaluateResult:
         problems = []
         for name in names:
             try:
@@ -112,11 +112,12 @@ def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
                 problems.append(str(error))
         raise InvalidResultError(f"{id}: none of {len(names)} rewards gave a score: {'; '.join(problems)}")
 
-    return _combined(id, dict(zip(names, rewards, strict=True)), combine)
+    return combined(id, dict(zip(names, rewards, strict=True)), combine)
 
 
-_Call = Callable[[str], Awaitable[EvaluateResult]]
-_Combine = Callable[[_Call], Awaitable[EvaluateResult]]
+Call = Callable[[str], Awaitable[EvaluateResult]]
+"""Calls the part of this name on the rollout; what it leaves unscored is raised."""
+_Combine = Callable[[Call], Awaitable[EvaluateResult]]
 
 
 class _Parts(NamedTuple):
@@ -137,7 +138,7 @@ class CombinedReward:
         """Open each part; what was opened is closed where one fails."""
         async with AsyncExitStack() as stack:
             for name, spec in self.made_of.specs.items():
-                opened = OpenReward(spec, _loads_beside(spec, load), run)
+                opened = OpenReward(spec, loads_beside(spec, load), run)
                 await opened.open()
                 stack.push_async_callback(opened.close)
                 self._opened[name] = opened
@@ -148,7 +149,7 @@ class CombinedReward:
 
         async def call(name: str) -> EvaluateResult:
             opened = self._opened[name]
-            result = await opened.call(_copies(values))
+            result = await opened.call(copies(values))
             if result.error is not None or not result.is_score_valid:
                 raise InvalidResultError(f"{opened.spec.id} gave no valid score: {result.error or result.reason}")
             return result
@@ -160,13 +161,23 @@ class CombinedReward:
         await self._stack.aclose()
 
 
-def _combined(id: str, parts: Mapping[str, Reward], combine: _Combine) -> Reward:
+def combined(id: str, parts: Mapping[str, Reward], combine: _Combine) -> Reward:
+    """A pointwise reward made of others.
+
+    Args:
+        id: names the reward in files.
+        parts: by name; each sees the rollout as if it were alone.
+        combine: the result of one rollout, from what the parts give when it calls them.
+
+    Raises:
+        ConfigError: a part is no pointwise reward.
+    """
     specs = {name: reward_spec(reward) for name, reward in parts.items()}
     for name, spec in specs.items():
         if spec.mode == "batch":
             raise ConfigError(f"{id}: {name!r} is a batch reward; only pointwise rewards can be combined")
     any_parameters = any(spec.parameters is None for spec in specs.values())
-    names = frozenset[str]().union(*(_asked(spec) for spec in specs.values()))
+    names = frozenset[str]().union(*(asked(spec) for spec in specs.values()))
     kind = type(id, (CombinedReward,), {"made_of": _Parts(specs, combine)})
     spec = RewardSpec(
         function=kind,
@@ -183,7 +194,7 @@ def _combined(id: str, parts: Mapping[str, Reward], combine: _Combine) -> Reward
     return as_function(spec)
 
 
-def _loads_beside(spec: RewardSpec, load: Callable[[str], Any]) -> Callable[[str], Any]:
+def loads_beside(spec: RewardSpec, load: Callable[[str], Any]) -> Callable[[str], Any]:
     """A part's references are relative to its own file, wherever the combination was written."""
     if spec.origin is None:
         return load
@@ -191,12 +202,12 @@ def _loads_beside(spec: RewardSpec, load: Callable[[str], Any]) -> Callable[[str
     return lambda reference: load(str(folder / reference) if ".py:" in reference else reference)
 
 
-def _asked(spec: RewardSpec) -> frozenset[str]:
+def asked(spec: RewardSpec) -> frozenset[str]:
     """The rollout's values that a reward wants; its options and resources are its own."""
     return (spec.parameters or frozenset()) - spec.resources.keys() - spec.options.keys()
 
 
-def _copies(values: Mapping[str, Any]) -> dict[str, Any]:
+def copies(values: Mapping[str, Any]) -> dict[str, Any]:
     """What one part may change without the others seeing it; a state is open once, and shared."""
     return {name: value if name == "state" else copy.deepcopy(value) for name, value in values.items()}
 

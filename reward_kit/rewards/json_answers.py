@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any, Final, Literal
 
 from reward_kit.errors import ConfigError, RewardError
@@ -23,7 +25,8 @@ from reward_kit.typed_interface import reward_function
 LONGEST: Final = 1_000_000
 """Characters of a reply that is read."""
 
-_MOST_WORK: Final = 4_000_000
+_MOST_FAILURES: Final = 1_000
+_BRACKET: Final = re.compile(r"[{\[]")
 _TAGS = frozenset({"json", "jsonc", "json5", ""})
 
 Where = Literal["any", "whole", "fenced"]
@@ -139,40 +142,44 @@ def find_json(text: str, where: Where = "any") -> Any:
         raise ValueError(f"the reply is longer than {LONGEST:,} characters")
     if where == "whole":
         return read_json(text.strip())
+    why = ""
     if where == "any":
         try:
             return read_json(text.strip())
-        except ValueError:
-            if text.lstrip()[0] in "{[" and text.rstrip()[-1] in "}]":
-                raise
+        except ValueError as error:
+            why = str(error)
     blocks = [block.text for block in fenced_blocks(text) if block.tag in _TAGS]
     if blocks:
         return read_json(blocks[-1].strip())
     if where == "fenced":
         raise ValueError("the reply has no block of JSON")
-    return as_json(_last_in(text))
+    found = _last_in(text)
+    if found is None:
+        raise ValueError(f"{shown(text)} holds no JSON; {why}")
+    return as_json(found)
 
 
 def _last_in(text: str) -> Any:
-    """The last object or array in a text, found from left to right; the work of failing attempts is bounded."""
-    found, position, work = None, 0, 0
-    while work < _MOST_WORK and (position := _next_bracket(text, position)) >= 0:
+    """The last object or array in a text, None where there is none.
+
+    What fails is left behind up to where it fails, so that no part of a broken value is taken for the answer. Each
+    failure costs Python a look at the whole text, to count its lines.
+    """
+    found, position, failures = None, 0, 0
+    while start := _BRACKET.search(text, position):
         try:
-            found, end = decoder.raw_decode(text, position)
-        except ValueError as error:
-            reached = getattr(error, "pos", position)
-            work, position = work + reached - position + 100, position + 1
+            found, position = decoder.raw_decode(text, start.start())
+        except json.JSONDecodeError as error:
+            position, failures = max(error.pos, start.end()), failures + 1
+            if failures > _MOST_FAILURES:
+                raise ValueError("the reply has too many brackets that are no JSON") from None
         except RecursionError:
-            work, position = work + 10_000, position + 1
-        else:
-            position = end
-    if position >= 0:
-        raise ValueError("the reply has too many brackets that are no JSON")
-    if found is None:
-        raise ValueError(f"{shown(text)} has no JSON")
+            raise ValueError("it nests too deeply") from None
     return found
 
 
-def _next_bracket(text: str, start: int) -> int:
-    places = [place for place in (text.find("{", start), text.find("[", start)) if place >= 0]
-    return min(places, default=-1)
+def _truth(ground_truth: Any, reward: str) -> Any:
+    try:
+        return read_json(ground_truth) if isinstance(ground_truth, str) else as_json(ground_truth)
+    except ValueError as error:
+        raise RewardError(f"{reward}: the ground_truth cannot be read: {error}") from None

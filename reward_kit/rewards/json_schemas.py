@@ -12,7 +12,7 @@ from reward_kit.rewards.json_values import DEEPEST, as_json, key_of
 from reward_kit.rewards.texts import shown
 
 if TYPE_CHECKING:
-    import jsonschema
+    import jsonschema  # type: ignore[import-untyped, unused-ignore]
 
 LONGEST_MATCHED: Final = 10_000
 """Characters of a text or name that a schema's regular expressions are run on."""
@@ -34,7 +34,6 @@ def why_not_conforming(value: Any, schema: Any, formats: bool) -> str:
     validator = _validator(text, formats)
     if '"pattern' in text and _longest(value) > LONGEST_MATCHED:
         return f"a text is longer than {LONGEST_MATCHED:,} characters, and patterns are not matched with that"
-    import jsonschema
     import referencing.exceptions
 
     try:
@@ -47,7 +46,6 @@ def why_not_conforming(value: Any, schema: Any, formats: bool) -> str:
         raise RewardError("the schema refers to itself without end") from None
     if error is None:
         return ""
-    assert isinstance(error, jsonschema.ValidationError)
     return f"{shown(error.json_path)}: {shown(error.message, 120)[1:-1]}"
 
 
@@ -55,8 +53,8 @@ def why_not_conforming(value: Any, schema: Any, formats: bool) -> str:
 def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
     """The validator of a schema's text. Its registry has the drafts' own schemas and fetches nothing."""
     try:
-        import jsonschema.validators
-        import jsonschema_specifications
+        import jsonschema.validators  # type: ignore[import-untyped, unused-ignore]
+        import jsonschema_specifications  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
         raise RewardError(f"json_schema_answer needs jsonschema; {how_to_install('json')}") from None
     schema = json.loads(text)

@@ -143,7 +143,7 @@ def sql_result(
             orders = [[one] for one in several]
         found = [same_rows(golds, result, counts, columns, tolerance) for golds in orders]
         if "" in found:
-            return passed(True, f"it returns the {len(result.rows)} rows of the gold query")
+            return passed(True, f"it returns what the gold query returns; rows: {len(result.rows)}")
         problem = problem or found[0]
     return passed(False, problem)
 

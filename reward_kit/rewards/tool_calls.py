@@ -20,7 +20,7 @@ from reward_kit.rewards.fenced import fenced_blocks
 from reward_kit.rewards.json_values import as_json, read_json
 from reward_kit.rewards.texts import last_answer, needed, passed, shown
 from reward_kit.rewards.tool_schemas import Same, Strings, ToolSchema
-from reward_kit.rewards.tool_truths import Agreement, ExpectedCall, MadeCall, agreement, read_expected
+from reward_kit.rewards.tool_truths import Agreement, ExpectedCall, MadeCall, agreement, first_wrong, read_expected
 from reward_kit.typed_interface import reward_function
 
 MOST_CALLS: Final = 256
@@ -113,14 +113,25 @@ def tool_calls_match(
         return passed(False, f"{len(written)} calls are more, or longer, than are looked at")
     with boundary(RewardError, "tool_calls_match: a tool's schema is malformed"):
         made = [_made(call, schemas, validate) for call in written]
-        found = _agreements(expected, made, schemas or {}, ToolSchema(True, same))
-    return _result(_Outcome(expected, made, found, ordered), extra, partial)
+        by_name = _Schemas(schemas or {}, ToolSchema(True, same))
+        found = [[agreement(one, call, by_name.of(one.name)) for call in made] for one in expected]
+        return _result(_Outcome(expected, made, found, by_name, ordered), extra, partial)
+
+
+class _Schemas(NamedTuple):
+    known: Mapping[str, ToolSchema]
+    other: ToolSchema
+
+    def of(self, name: str) -> ToolSchema:
+        """The schema of a tool, or one that says nothing."""
+        return self.known.get(name, self.other)
 
 
 class _Outcome(NamedTuple):
     expected: list[ExpectedCall]
     made: list[MadeCall]
     agreements: list[list[Agreement]]
+    schemas: _Schemas
     ordered: bool
 
     def total(self, weights: Sequence[Sequence[float]]) -> tuple[float, list[int | None]]:
@@ -134,7 +145,7 @@ def _result(outcome: _Outcome, extra: Extra, partial: Partial) -> EvaluateResult
     if not expected:
         called = ", ".join(shown(call.name) for call in made[:3])
         return passed(not made, f"no call was expected, and {called or 'none'} was made")
-    exact, pairs = outcome.total([[float(not one.difference) for one in row] for row in outcome.agreements])
+    exact, pairs = outcome.total([[float(one.is_right) for one in row] for row in outcome.agreements])
     fractional, _ = outcome.total([[one.share for one in row] for row in outcome.agreements])
     names = sum((Counter(call.name for call in expected) & Counter(call.name for call in made)).values())
     count = len(expected) if extra == "ignore" else max(len(expected), len(made))
@@ -149,24 +160,19 @@ def _result(outcome: _Outcome, extra: Extra, partial: Partial) -> EvaluateResult
 def _first_problem(outcome: _Outcome, pairs: Sequence[int | None], extra: Extra) -> str:
     """What is wrong with the first expected call that was not made, or the first call that was not expected."""
     for row, column in enumerate(pairs):
-        found = outcome.agreements[row]
-        if column is not None and not found[column].difference:
+        found, expected = outcome.agreements[row], outcome.expected[row]
+        if column is not None and found[column].is_right:
             continue
-        name = outcome.expected[row].name
-        near = [one for one, call in zip(found, outcome.made, strict=True) if call.name == name and one.difference]
+        name = expected.name
+        near = [place for place, call in enumerate(outcome.made) if call.name == name and not found[place].is_right]
         if near:
-            return f"; {shown(name)}: {max(near, key=lambda one: one.share).difference}"
+            nearest = outcome.made[max(near, key=lambda place: found[place].share)]
+            return f"; {shown(name)}: {first_wrong(expected, nearest, outcome.schemas.of(name))}"
         others = [call.name for call in outcome.made]
         return f"; {shown(name)} was not called" + (f", {shown(others[0])} was" if others else "")
     taken = set(pairs)
     unexpected = [call for index, call in enumerate(outcome.made) if index not in taken]
     return f"; a call of {shown(unexpected[0].name)} was not expected" if unexpected and extra == "wrong" else ""
-
-
-def _agreements(
-    expected: Sequence[ExpectedCall], made: Sequence[MadeCall], schemas: Mapping[str, ToolSchema], plain: ToolSchema
-) -> list[list[Agreement]]:
-    return [[agreement(one, call, schemas.get(one.name, plain)) for call in made] for one in expected]
 
 
 def _made(call: _Written, schemas: Mapping[str, ToolSchema] | None, validate: str) -> MadeCall:

@@ -11,7 +11,7 @@ from reward_kit.rewards.texts import shown
 from reward_kit.rewards.tool_schemas import ToolSchema
 
 MOST_EXPECTED: Final = 64
-_CALL_KEYS: Final = {"name", "arguments", "id", "type", "index"}
+_KEYS: Final = {"function", "name", "arguments", "id", "type", "index"}
 _FORMS: Final = (
     'write {"name": …, "arguments": {…}}, {"type": "function", "function": {…}}, {"tool_calls": […]}, a list of these, '
     'or [{"name of the function": {"argument": [allowed values…]}}]'
@@ -46,17 +46,22 @@ class Agreement(NamedTuple):
     Attributes:
         right: how many arguments are.
         of: how many were expected or given.
-        difference: the first that is not, in words; "" where the call is the expected one.
+        is_call: it is a call of that tool, and one that could be carried out.
     """
 
     right: int
     of: int
-    difference: str
+    is_call: bool = True
+
+    @property
+    def is_right(self) -> bool:
+        """It is the expected call."""
+        return self.is_call and self.right == self.of
 
     @property
     def share(self) -> float:
-        """Of the arguments, 0 for a call of another tool."""
-        return self.right / self.of if self.of else float(not self.difference)
+        """Of the arguments that are right; 0 where it is no such call."""
+        return 0.0 if not self.is_call else self.right / self.of if self.of else 1.0
 
 
 def read_expected(ground_truth: Any) -> list[ExpectedCall]:
@@ -82,12 +87,19 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
 def agreement(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> Agreement:
     """How far a call is the expected one; a call that could not be carried out, or of another tool, not at all."""
     if made.problem or made.name != expected.name:
-        return Agreement(0, 1, made.problem or f"{shown(made.name)} was called")
-    if expected.has_choices:
-        right, differences = _among_choices(expected.arguments, made.arguments, schema)
-    else:
-        right, differences = _equal(expected.arguments, made.arguments, schema)
-    return Agreement(right, right + len(differences), differences[0] if differences else "")
+        return Agreement(0, 1, is_call=False)
+    return Agreement(
+        len(_same_arguments(expected, made, schema)), len(expected.arguments.keys() | made.arguments.keys())
+    )
+
+
+def first_wrong(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> str:
+    """What is wrong with a call of the expected tool, in words."""
+    if made.problem:
+        return made.problem
+    same = _same_arguments(expected, made, schema)
+    wrong = (name for name in (*expected.arguments, *made.arguments) if name not in same)
+    return next((_differs(name, expected.arguments, made.arguments) for name in wrong), "it is right")
 
 
 def _expected(item: Any, where: str) -> ExpectedCall:
@@ -95,12 +107,12 @@ def _expected(item: Any, where: str) -> ExpectedCall:
         raise RewardError(f"tool_calls_match: {where} is {kind_of(item)}; {_FORMS}")
     if len(item) == 1:
         ((name, choices),) = item.items()
-        if isinstance(choices, Mapping) and _are_choices(choices) and (choices or name != "function"):
+        if isinstance(choices, Mapping) and _are_choices(choices) and (choices or name not in _KEYS):
             return ExpectedCall(name, choices, has_choices=True)
     call = item.get("function", item)
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
         raise RewardError(f"tool_calls_match: {where} names no function; {_FORMS}")
-    unknown = sorted((call.keys() | item.keys()) - _CALL_KEYS - {"function"})
+    unknown = sorted((call.keys() | item.keys()) - _KEYS)
     if unknown:
         raise RewardError(f"tool_calls_match: {where} has the unknown key {unknown[0]!r}; {_FORMS}")
     return ExpectedCall(call["name"], _arguments(call.get("arguments"), where))
@@ -116,28 +128,19 @@ def _arguments(given: Any, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _equal(expected: Mapping[str, Any], made: Mapping[str, Any], schema: ToolSchema) -> tuple[int, list[str]]:
-    """How many arguments are the same, and the differences of the others."""
-    wanted, given = schema.field_keys(expected, schema.root), schema.field_keys(made, schema.root)
-    right, differences = 0, []
-    for name in dict.fromkeys((*expected, *made)):
-        if name in wanted and name in given and wanted[name] == given[name]:
-            right += 1
-        else:
-            differences.append(_differs(name, expected, made))
-    return right, differences
-
-
-def _among_choices(expected: Mapping[str, Any], made: Mapping[str, Any], schema: ToolSchema) -> tuple[int, list[str]]:
-    properties = schema.properties(made, schema.root)
-    right, differences = 0, []
-    for name in dict.fromkeys((*expected, *made)):
-        of_name = properties.get(name, True)
-        if _is_allowed(name, expected, made, of_name, schema):
-            right += 1
-        else:
-            differences.append(_differs(name, expected, made))
-    return right, differences
+def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> set[str]:
+    """The names of the arguments that are right, of those that are expected or given."""
+    written = expected.arguments.keys() | made.arguments.keys()
+    if not expected.has_choices:
+        wanted = schema.field_keys(expected.arguments, schema.root)
+        given = schema.field_keys(made.arguments, schema.root)
+        return {name for name, key in given.items() if name in written and name in wanted and wanted[name] == key}
+    properties = schema.properties(made.arguments, schema.root)
+    return {
+        name
+        for name in written
+        if _is_allowed(name, expected.arguments, made.arguments, properties.get(name, True), schema)
+    }
 
 
 def _is_allowed(

@@ -101,11 +101,15 @@ def files_of(reward: Reward) -> tuple[Path, ...]:
 def scorer_hash(reward: Reward) -> str:
     """What scored, whatever it is called: SHA-256 of the reward's file where nothing else decides its scores.
 
-    Else of the SHA-256s of all that does, sorted, a line each.
+    Else of the SHA-256s of all that does, sorted, a line each: its files, and its options.
     """
     if reward.origin is None:
-        return hashlib.sha256(reward.id.encode()).hexdigest()
-    digests = sorted({digest_of(file) for file in {reward.origin.file, *files_of(reward)} if file.exists()})
+        digests = [hashlib.sha256(reward.id.encode()).hexdigest()]
+    else:
+        digests = sorted({digest_of(file) for file in {reward.origin.file, *files_of(reward)} if file.exists()})
+    if reward.options:
+        told = json.dumps(dict(reward.options), sort_keys=True, default=repr)
+        digests = sorted([*digests, hashlib.sha256(told.encode()).hexdigest()])
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 

@@ -24,7 +24,10 @@ from reward_kit.processes import SECRET_NAME
 from reward_kit.providers.environment import read_dotenv
 
 HIDDEN = "(hidden)"
-_JOINS = ("rollout_id", "sample_id", "group_id", "policy", "stop_reason", "start", "final_state", "scorer")
+_JOINS = (
+    *("rollout_id", "sample_id", "group_id", "policy", "stop_reason", "start", "final_state"),
+    *("scorer", "scored_group"),
+)
 # How a text with lone surrogates stands in a record; see `episodes/json_codec.py`.
 _WRAPPED_MARK = b'"__type__":"text"'
 _WRAPPED = re.compile(rb'("__type__":"text","value":")([A-Za-z0-9+/=]*)"')

@@ -1,7 +1,8 @@
 """`Run`: every sample, every rollout, every policy; collected, scored and written as they finish.
 
-Collecting and scoring overlap: an episode is submitted to the reward agent when it stops, and its slot goes on to the
-next one. What is written is decided by seeds alone, so the number of slots changes only the order of the lines.
+Collecting and scoring overlap: an episode is submitted to the reward agent when it stops, for a batch reward its group
+when the last of them does, and its slot goes on to the next one. What is written is decided by seeds alone, so the
+number of slots changes only the order of the lines.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
@@ -25,7 +28,7 @@ from reward_kit.agent.simulated_user import WHO, SimulatedUser
 from reward_kit.agent.starts import GroupStart
 from reward_kit.agent.world_calls import CLOSE_SECONDS
 from reward_kit.environments.servers import ServerPool
-from reward_kit.episodes.record import attempt_of
+from reward_kit.episodes.record import attempt_of, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
 from reward_kit.reward_agent.agent import AsyncRewardAgent
@@ -33,8 +36,10 @@ from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, Listener, Plan
+from reward_kit.runs.scoring_units import ScoringUnit, ScoringUnits, Stopped
 from reward_kit.runs.store import RunStore, episode_at, placed_episodes, read_scores
 from reward_kit.runs.summary import EpisodeRow
+from reward_kit.typed_interface import Mode
 
 logger = logging.getLogger("reward_kit.runs")
 
@@ -70,7 +75,9 @@ class Run:
         self._next_attempt: dict[str, int] = {}
         self._failed: set[str] = set()
         self._broken = 0
-        self._unscored: list[ScoringRequest] = []
+        self._mode: Mode = plan.reward.mode if plan.reward else "pointwise"
+        self._units = ScoringUnits(self._mode, plan.rollouts)
+        self._unscored: deque[ScoringUnit] = deque()
         self._groups: dict[str, _OpenGroup] = {}
 
     async def execute(self) -> None:
@@ -129,7 +136,7 @@ class Run:
             row = EpisodeRow.of(record)
             self._book(row)
             if row.attempt + 1 == self._next_attempt[row.rollout_id]:
-                latest[row.rollout_id] = _Stored(row, offset)
+                latest[row.rollout_id] = _Stored(row, offset, record["group_id"], record["rollout_index"])
         scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(self._store.path)}
         for stored in sorted(latest.values(), key=lambda stored: stored.offset):
             self._take_stored(stored, scores.get((stored.row.rollout_id, stored.row.attempt)))
@@ -141,12 +148,15 @@ class Run:
 
         What they cost was spent elsewhere, and counts towards no limit of this run.
         """
+        units = ScoringUnits(self._mode, None)
         for episode in episodes:
             row = EpisodeRow.of(self._store.append_episode(episode))
             self.rows[row.rollout_id] = row
             self._tell_stopped(row)
-            if row.error_class is None:
-                self._unscored.append(ScoringRequest.of(episode, self._plan.definition))
+            facts = facts_of(episode)
+            stopped = _stopped(row, facts["rollout_index"], partial(self._request, episode))
+            self._settle(units.add(facts["group_id"], stopped))
+        self._settle(units.rest())
 
     def _book(self, row: EpisodeRow) -> None:
         """Count one attempt of an episode, and what it used."""
@@ -164,12 +174,26 @@ class Run:
             return
         self.rows[row.rollout_id] = row
         self._tell_stopped(row)
-        if score is not None and not (self._only_failed and score.get("failure")):
-            row.add_score(score)
-            self._tell_scored(row)
-        elif self._plan.reward is not None and row.error_class is None:
-            episode = episode_at(self._store.path, stored.offset)
-            self._unscored.append(ScoringRequest.of(episode, self._plan.definition))
+        score = None if score is not None and self._only_failed and score.get("failure") else score
+        request = partial(self._stored_request, stored.offset)
+        self._settle(self._units.add(stored.group_id, _stopped(row, stored.rollout_index, request, score)))
+
+    def _settle(self, units: Iterable[ScoringUnit]) -> None:
+        """Take over the scores of an earlier process where they still hold; what has none waits for one."""
+        for unit in units:
+            if unit.is_scored:
+                for episode in unit.episodes:
+                    row = self.rows[episode.rollout_id]
+                    row.add_score(episode.score or {})
+                    self._tell_scored(row)
+            elif self._plan.reward is not None:
+                self._unscored.append(unit)
+
+    def _request(self, episode: SingleAgentEpisode) -> ScoringRequest:
+        return ScoringRequest.of(episode, self._plan.definition)
+
+    def _stored_request(self, offset: int) -> ScoringRequest:
+        return self._request(episode_at(self._store.path, offset))
 
     async def _collect_and_score(self) -> None:
         reward = self._plan.reward
@@ -182,8 +206,7 @@ class Run:
         agent = AsyncRewardAgent(scorer_of(reward, deadline_s), max_concurrency=width)
         async with agent as scorer, anyio.create_task_group() as takers:
             scoring = _Scoring(self, reward, scorer, takers)
-            for request in self._unscored:
-                await scoring.submit(request)
+            await scoring.submit_all(self._unscored)
             await self._collect(scoring)
 
     async def _collect(self, scoring: _Scoring | None) -> None:
@@ -240,13 +263,15 @@ class Run:
             await self._groups.pop(item.group_id).start.close()
         if row.is_unfinished:
             return
-        if scoring is not None and row.error_class is None:
-            await scoring.submit(ScoringRequest.of(episode, self._plan.definition))
+        if scoring is not None:
+            stopped = _stopped(row, item.rollout_index, partial(self._request, episode))
+            self._settle(self._units.add(item.group_id, stopped))
+            await scoring.submit_all(self._unscored)
 
-    def take_score(self, scored: Scored, reward: Reward, scorer_hash: str) -> None:
+    def take_score(self, scored: Scored, reward: Reward, scorer_hash: str, group: str | None = None) -> None:
         """Write one score and tell of it."""
         row = self.rows[scored.rollout_id]
-        record = {"attempt": row.attempt, **score_record(scored, reward, scorer_hash)}
+        record = {"attempt": row.attempt, **score_record(scored, reward, scorer_hash, group)}
         self._store.append_score(record)
         row.add_score(record)
         self._tell_scored(row)
@@ -289,6 +314,15 @@ class _Stored(NamedTuple):
 
     row: EpisodeRow
     offset: int
+    group_id: str
+    rollout_index: int
+
+
+def _stopped(
+    row: EpisodeRow, index: int, request: Callable[[], ScoringRequest], score: Mapping[str, Any] | None = None
+) -> Stopped:
+    """An episode that is over. One that broke is given to no reward, and holds up no other."""
+    return Stopped(row.rollout_id, row.attempt, index, request if row.error_class is None else None, score)
 
 
 @dataclass(slots=True)
@@ -298,28 +332,43 @@ class _OpenGroup:
 
 
 class _Scoring:
-    """Submits episodes to the reward agent and takes each result as it comes."""
+    """Submits episodes to the reward agent, alone or as groups, and takes each result as it comes."""
 
     def __init__(self, run: Run, reward: Reward, agent: AsyncRewardAgent, takers: anyio.abc.TaskGroup) -> None:
         self._run, self._reward, self._agent, self._takers = run, reward, agent, takers
         self._hash = scorer_hash(reward)
+        self._group_of: dict[str, str | None] = {}
 
-    async def submit(self, request: ScoringRequest) -> None:
-        await self._agent.submit([request])
-        self._takers.start_soon(self._take)
+    async def submit_all(self, waiting: deque[ScoringUnit]) -> None:
+        """Submit what waits for its scores, and nothing twice."""
+        while waiting:
+            unit = waiting.popleft()
+            requests = unit.requests()
+            self._group_of.update((request.rollout_id, unit.group) for request in requests)
+            await self._agent.submit(requests, len(requests))
+            self._takers.start_soon(self._take)
 
     async def _take(self) -> None:
-        chunk = await self._agent.get(1)
+        chunk = await self._agent.get_group()
         for scored in chunk.extra_infos:
-            self._run.take_score(scored, self._reward, self._hash)
+            group = self._group_of.pop(scored.rollout_id)
+            self._run.take_score(scored, self._reward, self._hash, group)
 
 
-def score_record(scored: Scored, reward: Reward, scorer_hash: str) -> dict[str, object]:
-    """The line of `scores.jsonl` for one score. What the reward wrote is there where it wrote something."""
+def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | None = None) -> dict[str, object]:
+    """The line of `scores.jsonl` for one score. What the reward wrote is there where it wrote something.
+
+    Args:
+        scored: the score.
+        reward: what gave it.
+        scorer_hash: of its files.
+        group: names the episodes beside which a batch reward gave it.
+    """
     output = {"stdout": scored.stdout, "stderr": scored.stderr, "is_output_cut": scored.is_output_cut}
     return {
         "rollout_id": scored.rollout_id,
         "scorer": {"id": reward.id, "hash": scorer_hash},
+        **({"scored_group": group} if group is not None else {}),
         "score": scored.score,
         "result": scored.result.model_dump(mode="json", exclude_none=True) if scored.result else None,
         "failure": scored.failure.to_json() if scored.failure else None,

@@ -7,10 +7,12 @@ from dataclasses import dataclass, fields
 
 from reward_kit.errors import ConfigError
 
+MOST_RESULT_KB = 1 << 20
+
 _INTEGERS = ("memory_mb", "processes", "open_files", "disk_mb", "output_kb", "result_kb")
 _AT_LEAST = {"memory_mb": 16, "processes": 0, "open_files": 8, "disk_mb": 1, "output_kb": 0, "result_kb": 1}
 _AT_MOST = {"memory_mb": 1 << 20, "processes": 4096, "open_files": 4096, "disk_mb": 1 << 20}
-_AT_MOST |= {"output_kb": 1 << 20, "result_kb": 1 << 20}
+_AT_MOST |= {"output_kb": 1 << 20, "result_kb": MOST_RESULT_KB}
 
 
 @dataclass(frozen=True, slots=True)

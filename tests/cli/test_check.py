@@ -60,10 +60,9 @@ def test_the_severity_to_fail_on_is_chosen(folder: Path) -> None:
 
 
 def test_a_program_reads_the_report_as_json(folder: Path) -> None:
-    rows = [
-        {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"}], "ground_truth": "a"}
-    ]
-    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    messages = [{"role": "user", "content": "The capital of France?"}, {"role": "assistant", "content": "Lyon"}]
+    row = {"messages": messages, "ground_truth": "Paris"}
+    (folder / "data.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     done = check("own.py:contains", "--data", "data.jsonl", "--against", "own.py:right", "--json", "--seed", "3")
     report = json.loads(done.stdout)
     assert (done.exit_code, report["reward"], report["seed"], report["level"]) == (1, "own.py:contains", 3, "warm")
@@ -96,9 +95,8 @@ def test_what_is_a_reward_is_read_and_not_run(folder: Path) -> None:
     names = ("right", "plain", "World", "unknown")
     assert [is_reward(f"own.py:{name}") for name in names] == [True, True, False, True]
     assert is_reward("reward_kit.rewards:exact_answer")
-    assert not any(
-        map(is_reward, ("frozen_lake", "gymnasium", "own.py", "nowhere.py:f", "reward_kit.environments:Shop"))
-    )
+    others = ("frozen_lake", "gymnasium", "own.py", "nowhere.py:f", "reward_kit.environments.sokoban:Sokoban")
+    assert not any(map(is_reward, others))
 
 
 def test_the_help_says_what_every_option_is_for() -> None:
@@ -130,7 +128,7 @@ def test_every_example_is_here() -> None:
 def test_on_an_example_gold_scores_one_and_nothing_zero_and_its_reward_passes(example: str) -> None:
     if example.startswith("textworld"):
         pytest.importorskip("textworld")
-    done = check(str(ROOT / "examples" / example), *EXAMPLES[example], "--limit", "2", "--json")
+    done = check(str(ROOT / "examples" / example), *EXAMPLES[example], "--limit", "1", "--json")
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert all((sample["gold"], sample["nothing"]) == (1.0, 0.0) for sample in report["samples"])

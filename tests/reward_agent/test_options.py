@@ -10,6 +10,7 @@ from reward_kit.loading import module_name_of
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.reward_agent.sources import built_in_imports, sources_of
+from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.tasks import load_task
 
 FILE = """
@@ -84,3 +85,39 @@ def test_what_a_built_in_reward_needs_is_imported_once(tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text("from reward_kit.rewards import math_answer, weighted\nevaluate = weighted(a=math_answer)\n")
     assert {"reward_kit.rewards.combining", "math_verify"} <= sources_of(mine, module_name_of(mine), [tmp_path]).imports
+
+
+def test_options_are_part_of_what_scored(tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    hashes = {
+        scorer_hash(load_reward("mine.py:short", tmp_path, SandboxChoice("warm"), options).reward)
+        for options in ({}, {"longest": 5}, {"longest": 6})
+    }
+    assert len(hashes) == 3
+
+
+class TestWhatCallsOut:
+    TESTS = {"function": "solve", "tests": [{"args": [2], "expected": 4}]}
+
+    async def test_it_runs_in_this_process_and_what_the_model_wrote_does_not(self):
+        loaded = load_reward("reward_kit.rewards:python_code", options={"time_s": 2})
+        async with scorer_of(loaded.reward) as scorer:
+            scored = await scorer.score(request("```python\ndef solve(x):\n    return x * x\n```", self.TESTS))
+        assert (scored.score, scored.sandbox["level"]) == (1.0, "in_process"), scored
+
+    @pytest.mark.parametrize("choice", [SandboxChoice("warm"), SandboxChoice("isolated"), SandboxChoice(back_end="ssh:x")])
+    def test_other_walls_are_refused(self, choice):
+        with pytest.raises(ConfigError, match="calls out"):
+            load_reward("reward_kit.rewards:python_code", choice=choice)
+
+    def test_a_place_that_is_not_there_is_told_before_the_first_rollout(self):
+        with pytest.raises(ConfigError, match="nowhere"):
+            load_reward("reward_kit.rewards:python_code", options={"back_end": "nowhere:x"})
+
+    def test_a_judge_without_a_key_is_told_before_the_first_rollout(self, monkeypatch):
+        monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+        options = {"model": "m", "client": {"api_key_env": "NO_SUCH_KEY"}, "rubric": {"good": "Is it good?"}}
+        with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
+            load_reward("reward_kit.rewards:llm_judge", options=options)
+        monkeypatch.setenv("NO_SUCH_KEY", "k")
+        assert load_reward("reward_kit.rewards:llm_judge", options=options).reward.id == "llm_judge"

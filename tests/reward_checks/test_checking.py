@@ -255,3 +255,8 @@ class Judge:
     assert set(facts.words) == {"a+b", "a word"} and facts.has_sets
     assert facts_of(text, "Judge").ground_truth == "int" and facts_of("def", "x").words == ()
     assert [kind_in(text, name) for name in ("score", "Judge", "World", "nobody")] == ["reward", "reward", "class", ""]
+
+
+def test_a_truth_that_earns_no_more_than_what_is_wrong_is_told(tmp_path: Path) -> None:
+    report = checked(written(tmp_path, LENIENT), Given(("a",)))
+    assert "right-and-wrong-alike" in codes(report, "error")

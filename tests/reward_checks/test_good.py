@@ -12,7 +12,7 @@ import reward_kit.rewards
 from reward_kit.reward_checks.grounds import Given
 from tests.reward_checks.checks import checked, codes, written
 
-CALL = {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}
+TESTS = {"tests": [{"stdin": "2 3\n", "stdout": "5\n"}, {"stdin": "10 -4\n", "stdout": "6\n"}]}
 
 
 class Case(NamedTuple):
@@ -30,20 +30,30 @@ class Case(NamedTuple):
 
 BUILT_IN = {
     "choice_answer": Case("B", "The answer is (B)."),
+    "contains_all": Case(None, "An apple and a pear.", {"keywords": ("apple", "pear")}),
+    "contains_none": Case(None, None, {"keywords": ("apple",)}),
     "environment_score": Case(),
     "exact_answer": Case("Paris", "Paris"),
     "few_steps": Case(),
+    "length_within": Case(None, "four", {"at_least": 2, "at_most": 8}),
     "list_answer": Case(["red", "green", "blue"], "red, green, blue"),
     "math_answer": Case("1000", "\\boxed{1000}"),
+    "no_repetition": Case(),
     "no_tool_errors": Case(),
     "number_answer": Case(1000, "The answer is 1000."),
+    "program_code": Case(TESTS, "```bash\nread a b; echo $((a + b))\n```", {"language": "bash"}),
+    "python_code": Case(TESTS, "```python\na, b = map(int, input().split())\nprint(a + b)\n```"),
+    "reasoning_steps": Case(),
+    "regex_format": Case(None, "Answer: 42", {"pattern": r"Answer: \d+"}),
+    "same_language": Case(None, None, {"language": "en"}),
+    "tag_format": Case(None, "<think>Two and two.</think><answer>4</answer>"),
 }
 ASKS_A_MODEL = {"grounded_judge", "group_judge", "llm_judge", "pairwise_judge"}
 """They are checked against a local endpoint, in their own tests."""
-NO_REWARDS = {"Milestone", "clip", "first_of", "gate", "weighted"}
+NO_REWARDS = {"Milestone", "clip", "cosine_length", "first_of", "gate", "shortest_in_group", "weighted"}
 """What makes rewards, and is none itself."""
-NEEDS_MORE = {"milestones"}
-"""Without what the user says it measures, each is unscored; they have tests of their own."""
+NEEDS_MORE = {"milestones", "sql_result"}
+"""Milestones are no plain options, and a database is a state: they have tests of their own."""
 
 
 def test_every_built_in_reward_is_here() -> None:
@@ -56,7 +66,7 @@ def test_a_built_in_reward_passes(name: str) -> None:
     case = BUILT_IN[name]
     report = checked(f"reward_kit.rewards:{name}", case.given, options=case.options)
     assert not codes(report, "error"), "\n".join(report.lines())
-    assert case.gold is None or not codes(report, "warning"), "\n".join(report.lines())
+    assert case.truth is None or not codes(report, "warning"), "\n".join(report.lines())
 
 
 LAST_NUMBER = """

@@ -51,7 +51,7 @@ def f(x):
 LEAVES_LATER = """\
 import os, threading
 def f(x):
-    threading.Timer(0.05, os._exit, (0,)).start()
+    threading.Timer(0.3, os._exit, (0,)).start()
     if x == 2:
         import time; time.sleep(1)
     return True

@@ -16,6 +16,7 @@ from reward_kit.rewards.judging.client import JudgeClients
 from tests.chat_server import Behaviour, ChatServer, answer
 
 QUICK = {"max_attempts": 2, "retry_budget_s": 5.0, "retry_base_s": 0.001, "total_timeout_s": 5.0}
+QUALITY = {"quality": "It is right."}
 Decide = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
 _BLOCK = re.compile(r"<data-([0-9a-f]{16})>\n(.*)\n</data-\1>")
@@ -90,3 +91,12 @@ async def judged(
             return await reward(*args, **options, judge_clients=clients), server
         finally:
             await clients.close()
+
+
+def said(text: str, **rest: Any) -> Callable[[dict[str, Any]], Behaviour]:
+    """An answer, with the members that every verdict has for OK, and the code of the data for CODE."""
+    text = text.replace("OK", '"check": "CODE", "reasons": "r"')
+    return lambda body: answer(text.replace("CODE", block_of(body)[0]), **rest)
+
+
+GOOD = '{OK, "grades": {"quality": 5}}'

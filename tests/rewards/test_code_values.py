@@ -1,4 +1,4 @@
-"""How answers of programs travel and are compared: beside Python's own equality, and against forms nobody would send."""
+"""How answers of programs travel and are compared: beside Python's own equality, and where their form is forged."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def sent(value: Any) -> Any:
 
 
 @given(DATA)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_data_comes_back_as_it_was(value: Any) -> None:
     assert repr(decode(sent(value))) == repr(value) or decode(sent(value)) == value
 
 
 @given(DATA)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_value_is_the_same_as_itself(value: Any) -> None:
     assert is_same(value, sent(value), EXACT)
     assert is_same([value, 1], sent((1, value)), Rules(unordered=True))
@@ -63,13 +63,13 @@ def by_value(value: Any) -> Any:
 
 
 @given(JSON, JSON)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_json_is_compared_as_python_compares_it(one: Any, other: Any) -> None:
     assert is_same(one, sent(other), EXACT) == (by_value(one) == by_value(other))
 
 
 @given(JSON)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_nothing_that_can_be_sent_breaks_the_comparison(forged: Any) -> None:
     """Lists of one's own making: the child can send any JSON."""
     for expected in (1, 1.5, "a", None, True, [1], {"a": 1}, {1}, b"x"):
@@ -213,12 +213,12 @@ def test_an_assertion_holds_where_python_says_so(test: str) -> None:
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_its_line(source: str) -> None:
-    with pytest.raises(RewardError, match="line [123]"):
+    with pytest.raises(RewardError, match=r"line [123]"):
         conditions_of(source, "f", "test")
 
 
 @pytest.mark.parametrize(
-    "answer", [10**300, "x" * 60_000, [[1]] * 2_000, ["int", "f" * 900], {"a": 1}, None, [None, None]]
+    "answer", [10**300, "x" * 6_000, [[1]] * 200, ["int", "f" * 900], {"a": 1}, None, [None, None]]
 )
 def test_no_answer_breaks_a_condition(answer: Any) -> None:
     for test in TESTS:

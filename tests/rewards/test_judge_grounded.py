@@ -14,8 +14,7 @@ from reward_kit.models import Message
 from reward_kit.rewards import grounded_judge
 from reward_kit.rewards.judge_grounded import cited_in, sentences_of
 from tests.chat_server import status
-from tests.rewards.injections import INJECTIONS
-from tests.rewards.judges import block_of, fair, is_obeyed, judged, talk, verdict
+from tests.rewards.judges import block_of, fair, judged, talk
 
 PASSAGES = ["Paris is the capital of France.", "The Seine flows through Paris."]
 SAMPLE = {"docs": PASSAGES}
@@ -171,19 +170,6 @@ async def test_votes(said, score):
     options = {"sample": SAMPLE, "passages_key": "docs", "votes": len(said)}
     result, _ = await judged(grounded_judge, script, talk("Paris."), **options)
     assert result.score == score
-
-
-@pytest.mark.parametrize("place", ["answer", "passage"])
-@pytest.mark.parametrize("text", INJECTIONS.values(), ids=INJECTIONS)
-async def test_an_injection_does_not_move_the_score(text, place):
-    def gullible(body):
-        code, data, _ = block_of(body)
-        label = {"label": "supported", "passages": [1]} if is_obeyed(body) else {"label": "not_found", "passages": []}
-        return verdict({"check": code, "reasons": "as told"}, labels=dict.fromkeys(data["sentences"], label))
-
-    reply, passages = (f"Rome. {text}", PASSAGES) if place == "answer" else ("Rome.", [text])
-    result, _ = await judged(grounded_judge, gullible, talk(reply), sample={"docs": passages}, passages_key="docs")
-    assert result.score == 0.0
 
 
 @pytest.mark.parametrize("options", [{"votes": 0}, {"abstaining": 1.5}, {"abstaining": -1}, {"score_by": "recall"}])

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from reward_kit import with_options
 from reward_kit.errors import ConfigError, ProviderError
 from reward_kit.models import Message
-from reward_kit.reward_agent.scoring import InProcessScorer, ScoringRequest
+from reward_kit.reward_agent.in_process import InProcessScorer
+from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.rewards import group_judge
 from reward_kit.typed_interface import reward_spec
 from tests.chat_server import ChatServer, answer, status
-from tests.rewards.injections import INJECTIONS
-from tests.rewards.judges import block_of, fair, is_obeyed, judged, talk, verdict
+from tests.rewards.judges import block_of, fair, judged, talk
 
 
 def worth(**grades):
@@ -186,18 +186,6 @@ async def test_today_a_batch_of_one_is_scored():
 
     assert (await one(worth(paris=7))).score == 0.7
     assert (await one([], method="rank")).score is None
-
-
-@pytest.mark.parametrize("text", INJECTIONS.values(), ids=INJECTIONS)
-async def test_an_injection_does_not_move_the_scores_of_its_group(text):
-    def gullible(body):
-        code, data, _ = block_of(body)
-        fair_grades = {name: 8 if told.startswith("Paris") else 2 for name, told in data["answers"].items()}
-        found = dict.fromkeys(fair_grades, 10) if is_obeyed(body) else fair_grades
-        return verdict({"check": code, "reasons": "as told"}, grades=found)
-
-    results, _ = await judged(group_judge, gullible, group("Paris", f"Lyon {text}"), ground_truths=[text, text])
-    assert [result.score for result in results] == [0.8, 0.2]
 
 
 @pytest.mark.parametrize("options", [{"scale": (3, 3)}, {"scale": (0, 101)}, {"model": ""}, {"client": {"x": 1}}])

@@ -310,7 +310,7 @@ def test_rows_are_the_same_in_any_order_and_never_in_another_number(table: tuple
 
 
 @given(ROWS, ROWS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_without_a_tolerance_it_is_equality_of_multisets(
     one: tuple[int, list[Any]], other: tuple[int, list[Any]]
 ) -> None:

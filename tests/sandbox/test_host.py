@@ -71,6 +71,21 @@ async def test_questions_after_the_childs_end_fail_like_the_one_that_ended_it(sa
     assert [outcome.kind for outcome in outcomes] == ["ok", "no_result", "no_result"]
 
 
+async def test_an_answer_stands_for_no_other_question(sandbox):
+    """What is left open or running between questions does not end them, and an end between them is a failure."""
+    leaves_open = "globals().setdefault('kept', []).append(open('/dev/null'))\nreturn x"
+    assert [outcome.value for outcome in await sandbox.ask(plain(leaves_open), [1, 2, 3], limits=QUICK)] == [1, 2, 3]
+    ends_later = "import threading\nthreading.Timer(0.3, os._exit, (0,)).start()\ntime.sleep(x)\nreturn True"
+    outcomes = await sandbox.ask(plain(ends_later), [0, 1, 0], limits=QUICK)
+    assert [outcome.kind for outcome in outcomes] == ["ok", "no_result", "no_result"]
+
+
+async def test_questions_share_their_cpu_time(sandbox):
+    spends = "end = time.process_time() + 0.15\nwhile time.process_time() < end: pass\nreturn x"
+    outcomes = await sandbox.ask(plain(spends), [0, 1, 2, 3], limits=Limits(wall_s=20, cpu_s=0.25))
+    assert [outcome.kind for outcome in outcomes] == ["ok", "cpu", "cpu", "cpu"]
+
+
 @pytest.mark.parametrize("level", ["isolated", "warm"])
 @pytest.mark.parametrize(
     ("body", "kind", "failure_class"),

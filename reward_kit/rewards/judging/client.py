@@ -61,6 +61,20 @@ class JudgeClients:
             self._clients[key] = JudgeClient(model, base_url, self._cache(cache), chosen, traffic)
         return self._clients[key]
 
+    @classmethod
+    async def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Refuse what could score nothing, before the first rollout.
+
+        Raises:
+            ConfigError: an option is wrong, or a key is missing.
+        """
+        if "model" in options:
+            clients = cls()
+            try:
+                clients.client(options["model"], options.get("base_url"), None, options.get("client"))
+            finally:
+                await clients.close()
+
     async def close(self) -> None:
         """Close all connections and files."""
         for client in self._clients.values():

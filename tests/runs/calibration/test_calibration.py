@@ -11,7 +11,7 @@ import pytest
 
 from reward_kit import EvaluateResult, Message, reward_function
 from reward_kit.errors import ConfigError, RewardError
-from reward_kit.reward_agent.scoring import InProcessScorer
+from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.runs.calibration.calibration import calibrate
 from reward_kit.runs.calibration.labels import read_labels
 from reward_kit.runs.calibration.measures import (
@@ -53,6 +53,7 @@ def longer(messages: list[Message], ground_truth: str) -> EvaluateResult:
 
 
 async def done(rows, reward=written, settings=None, **options):
+    settings = settings or Settings(resamples=100)
     return await calibrate(rows, InProcessScorer(reward_spec(reward)), settings, **options)
 
 
