@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from reward_kit.agent.plain_json import as_text
-from reward_kit.cli.check_reward import FAIL_ON, Asked, check_rewards, is_reward, prove_task
+from reward_kit.cli.check_reward import FAIL_ON, Asked, check_rewards, is_reward, prove_task, why_not_free
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.environments.base import ToolSpec
 from reward_kit.environments.checker import Finding, check_resource
@@ -168,7 +168,9 @@ def _check_task(path: Path, asked: Asked) -> None:
         else "by the policy that you name"
     )
     click.echo(f"{path}: ok. {len(task.samples)} samples, {episodes} episodes {by}, {reward}.", err=asked.as_json)
-    if task.reward is not None:
+    if task.reward is not None and (why := why_not_free(task, prepared)):
+        click.echo(f"not checked: that what is right scores 1 and nothing scores 0: {why}", err=asked.as_json)
+    elif task.reward is not None:
         prove_task(task, prepared, asked)
 
 

@@ -101,6 +101,16 @@ def check_rewards(target: str, asked: Asked) -> None:
     sys.exit(exit_code([report], asked.fail_on))
 
 
+def why_not_free(task: Task, prepared: Prepared) -> str:
+    """Why proving the task would cost money; "" where it would not."""
+    if prepared.user is not None and not prepared.user.is_free:
+        return "its user is a model, which costs money"
+    resources = task.reward.resources.values() if task.reward is not None else ()
+    return (
+        "its reward asks a model, which costs money" if any(getattr(r, "asks_models", False) for r in resources) else ""
+    )
+
+
 def prove_task(task: Task, prepared: Prepared, asked: Asked) -> None:
     """Prove a task's samples, check its reward on their ends, and leave where something is wrong."""
     samples = selected(task, asked.limit)

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from reward_kit.rewards.combining import gate as gate
     from reward_kit.rewards.combining import weighted as weighted
     from reward_kit.rewards.exact_answers import exact_answer as exact_answer
+    from reward_kit.rewards.final_state import final_state_matches as final_state_matches
     from reward_kit.rewards.form import regex_format as regex_format
     from reward_kit.rewards.form import tag_format as tag_format
+    from reward_kit.rewards.json_answers import json_answer as json_answer
+    from reward_kit.rewards.json_answers import json_schema_answer as json_schema_answer
     from reward_kit.rewards.judge import llm_judge as llm_judge
     from reward_kit.rewards.judge_grounded import grounded_judge as grounded_judge
     from reward_kit.rewards.judge_group import group_judge as group_judge
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from reward_kit.rewards.reasoning import reasoning_steps as reasoning_steps
     from reward_kit.rewards.repetition import no_repetition as no_repetition
     from reward_kit.rewards.sql import sql_result as sql_result
+    from reward_kit.rewards.tool_calls import tool_calls_match as tool_calls_match
     from reward_kit.rewards.trajectory import Milestone as Milestone
     from reward_kit.rewards.trajectory import environment_score as environment_score
     from reward_kit.rewards.trajectory import few_steps as few_steps
@@ -52,10 +56,13 @@ HOMES: dict[str, str] = {
     "environment_score": "trajectory",
     "exact_answer": "exact_answers",
     "few_steps": "trajectory",
+    "final_state_matches": "final_state",
     "first_of": "combining",
     "gate": "combining",
     "grounded_judge": "judge_grounded",
     "group_judge": "judge_group",
+    "json_answer": "json_answers",
+    "json_schema_answer": "json_answers",
     "length_within": "lengths",
     "list_answer": "list_answers",
     "llm_judge": "judge",
@@ -73,6 +80,7 @@ HOMES: dict[str, str] = {
     "shortest_in_group": "length_scaling",
     "sql_result": "sql",
     "tag_format": "form",
+    "tool_calls_match": "tool_calls",
     "weighted": "combining",
 }
 """The module of each reward."""

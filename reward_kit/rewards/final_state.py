@@ -117,8 +117,8 @@ def _result(findings: list[Finding], partial: str) -> EvaluateResult:
     if wrong:
         reason += f"; {shown(wrong[0].name)}: {wrong[0].problem}"
     metrics = {
-        shown(finding.name, 200)[1:-1]: MetricResult(score=float(not finding.problem), reason=finding.problem or "as expected")
-        for finding in findings[:_MOST_METRICS]
+        shown(name, 200)[1:-1]: MetricResult(score=float(not problem), reason=problem or "as expected")
+        for name, problem in findings[:_MOST_METRICS]
     }
     score = right / len(findings) if partial == "things" else float(not wrong)
     return EvaluateResult(score=score, reason=reason, metrics=metrics)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.rewards.replies import Part, last_reply
+from reward_kit.rewards.replies import Part, composed, last_reply
 from reward_kit.rewards.texts import passed, shown
 from reward_kit.typed_interface import reward_function
 
@@ -97,8 +97,8 @@ def _checked(keywords: Sequence[str], reward: str) -> Sequence[str]:
 
 def _plain(text: str, ignore_case: bool) -> str:
     """Composed characters, one blank for each white space, and one case where that is ignored."""
-    folded = unicodedata.normalize("NFC", text).casefold() if ignore_case else text
-    return " ".join(unicodedata.normalize("NFC", folded).split())
+    folded = composed(text, "NFC").casefold() if ignore_case else text
+    return " ".join(composed(folded, "NFC").split())
 
 
 def _holds(text: str, word: str, whole_words: bool) -> bool:

@@ -17,7 +17,7 @@ from pydantic import Field
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.rewards.language_words import LANGUAGES_OF_LETTER, LANGUAGES_OF_WORD, SCRIPTS
-from reward_kit.rewards.replies import Part, last_reply, lines_without_code, own_messages
+from reward_kit.rewards.replies import Part, composed, last_reply, lines_without_code, own_messages
 from reward_kit.rewards.texts import passed
 from reward_kit.typed_interface import reward_function
 
@@ -223,7 +223,7 @@ def _verdict(sentence: _Sentence, target: _Target, strict: bool = True) -> str |
 
 def _sentences(text: str) -> Iterator[_Sentence]:
     """The sentences of a text, without what is in no language."""
-    plain = unicodedata.normalize("NFKC", _without_formulas("\n".join(lines_without_code(text)))).lower()
+    plain = composed(_without_formulas("\n".join(lines_without_code(text))), "NFKC").lower()
     plain = _NOT_LANGUAGE.sub(" ", plain)
     scripts = {char: _script_of(char) for char in set(plain)}
     table = {ord(char): _kept(char, script) for char, script in scripts.items()}

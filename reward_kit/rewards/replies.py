@@ -7,6 +7,7 @@ are read, so that no example earns anything.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -48,6 +49,17 @@ def word_count(text: str) -> int:
     """How many words have a letter or digit. In scripts without blanks each character counts as one."""
     spaced, characters = _UNSPACED.subn(" ", text)
     return characters + sum(any(char.isalnum() for char in word) for word in spaced.split())
+
+
+def composed(text: str, form: Literal["NFC", "NFKC"]) -> str:
+    """The text in a normal form of Unicode, which takes quadratic time for a letter with a great many marks.
+
+    So marks after the thirtieth on one letter are dropped, where Unicode's Stream-Safe Text Format breaks them apart.
+    """
+    marks = "".join(re.escape(char) for char in set(text) if unicodedata.combining(char))
+    if marks:
+        text = re.sub(rf"([{marks}]{{30}})[{marks}]+", r"\1", text)
+    return unicodedata.normalize(form, text)
 
 
 def lines_without_code(text: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ MOST_ROWS: Final = 100_000
 """Rows of a table or query that are looked at."""
 
 _CELL_TYPES = (int, float, str, bytes, type(None))
-_AUTHORS_MISTAKE: Final = re.compile(r'query on the final state: (?:near "|incomplete input|unrecognized token|You can)')
+_AUTHORS_MISTAKE: Final = re.compile(r'.{,30}state: (?:near "|incomplete input|unrecognized token|You can)')
 """What the agent's tables and views cannot bring about, since SQLite has read them before."""
 
 _QUERY: Final = re.compile(r"\s*(?:\(|--|/\*|(?:select|with|values)\b\s*\S)", re.IGNORECASE | re.DOTALL)
@@ -114,6 +114,8 @@ def _file_problem(content: Any, found: Mapping[str, str | bytes], how: Checking)
         return ""
     wanted = _content(content)
     for place, text in found.items():
+        if isinstance(wanted, bytes) and isinstance(text, str):
+            text = text.encode("utf-8", "surrogatepass")
         if _as_read(text, how.texts) != _as_read(wanted, how.texts):
             return f"{shown(place)} holds {_excerpt(text, wanted)}"
     return ""
@@ -143,7 +145,7 @@ def _as_read(content: str | bytes, texts: str) -> str | bytes:
 def _excerpt(found: str | bytes, wanted: str | bytes) -> str:
     """The first line in which two contents differ."""
     if isinstance(found, bytes) or isinstance(wanted, bytes):
-        return f"{len(found)} bytes or characters that are not the {len(wanted)} expected"
+        return f"{kind_of(found)} of length {len(found)}, expected {kind_of(wanted)} of length {len(wanted)}"
     pairs = zip(found.splitlines(keepends=True), wanted.splitlines(keepends=True), strict=False)
     for number, (line, other) in enumerate(pairs, start=1):
         if line != other:

@@ -111,9 +111,7 @@ async def prove(
     if task.reward is None:
         raise ConfigError(f"{task.path}: the task names no reward, so there is nothing to prove")
     if user is not None and not user.is_free:
-        raise ConfigError(
-            f"{task.path}: its user is a model, which costs money: -T user.type=scripted proves it without"
-        )
+        raise ConfigError(f"{task.path}: its user is a model, which costs money")
     rights = [_right(task, sample, policy) for sample in samples]
     proofs = [SampleProof(sample, right[0] if right else "") for sample, right in zip(samples, rights, strict=True)]
     limiter = anyio.CapacityLimiter(max_concurrency)

@@ -133,3 +133,24 @@ def test_on_an_example_gold_scores_one_and_nothing_zero_and_its_reward_passes(ex
     report = json.loads(done.stdout)
     assert all((sample["gold"], sample["nothing"]) == (1.0, 0.0) for sample in report["samples"])
     assert report["reward"]["counts"]["error"] == 0
+
+
+class TestATaskThatWouldCostMoney:
+    TASK = "name: t\nnum_rollouts: 1\ninitial_user_prompt: go\n"
+
+    def told(self, folder: Path, more: str) -> str:
+        (folder / "task.yaml").write_text(self.TASK + more)
+        result = check("task.yaml")
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    def test_a_model_as_judge_is_not_asked(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        judge = "{model: m, base_url: 'http://127.0.0.1:9/v1', rubric: {good: 'Is it good?'}}"
+        more = f"on_text: end\nreward_function_path: reward_kit.rewards:llm_judge\nreward_options: {judge}\n"
+        assert "its reward asks a model" in self.told(folder, more)
+
+    def test_a_model_as_user_is_not_asked(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        user = "{type: openai, model: m, base_url: 'http://127.0.0.1:9/v1', instructions: You buy.}"
+        assert "its user is a model" in self.told(folder, f"reward_function_path: own.py:plain\nuser: {user}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sqlite3
 import textwrap
 from pathlib import Path
@@ -21,7 +22,7 @@ from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
 from reward_kit.reward_agent.scoring import Reward, check_parameters
 from reward_kit.typed_interface import reward_function, reward_spec
 
-LEVELS = ("in_process", "warm", "isolated")
+LEVELS = ("in_process", "warm")
 BROKEN = Failure.from_exception(PolicyError("no action"))
 
 REWARDS = """
@@ -84,22 +85,34 @@ def group(*texts: str | None) -> list[ScoringRequest]:
     return [request(text or "", i, failure=None if text is not None else BROKEN) for i, text in enumerate(texts)]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "reward.py").write_text(textwrap.dedent(REWARDS))
-    return tmp_path
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rewards")
+    (path / "reward.py").write_text(textwrap.dedent(REWARDS))
+    return path
 
 
-async def load(folder: Path, name: str, level: str = "warm", **choice: Any) -> Reward:
-    return (await asyncio.to_thread(load_reward, f"reward.py:{name}", folder, SandboxChoice(level, **choice))).reward
+@functools.cache
+def described(folder: Path, name: str, level: Any, deadline_s: float | None, result_kb: int | None) -> Reward:
+    limits = {} if result_kb is None else {"result_kb": result_kb}
+    return load_reward(f"reward.py:{name}", folder, SandboxChoice(level, limits, reward_time_s=deadline_s)).reward
+
+
+async def load(
+    folder: Path, name: str, level: str = "warm", deadline_s: float | None = None, result_kb: int | None = None
+) -> Reward:
+    return await asyncio.to_thread(described, folder, name, level, deadline_s, result_kb)
 
 
 async def score(
-    folder: Path, name: str, level: str, requests: list[ScoringRequest], deadline_s: float | None = None, **choice: Any
+    folder: Path,
+    name: str,
+    level: str,
+    requests: list[ScoringRequest],
+    deadline_s: float | None = None,
+    result_kb: int | None = None,
 ) -> list[Scored]:
-    if deadline_s is not None:
-        choice["reward_time_s"] = deadline_s
-    async with scorer_of(await load(folder, name, level, **choice), deadline_s) as scorer:
+    async with scorer_of(await load(folder, name, level, deadline_s, result_kb), deadline_s) as scorer:
         return await scorer.score_group(requests)
 
 
@@ -209,19 +222,24 @@ async def test_groups_come_out_alike_here_and_behind_walls(folder: Path) -> None
     assert {one.failure is None for scored in found[0] for one in scored} == {True, False}
 
 
+async def test_a_fresh_process_scores_a_whole_group(folder: Path) -> None:
+    scored = await score(folder, "obeys", "isolated", group("a", None, "nan", "abc"))
+    assert told(scored) == [1.0, "crash", "invalid_result", 3.0]
+    assert [one.sandbox["level"] for one in scored if one.sandbox] == ["isolated"] * 3
+
+
 class TestLimits:
     async def test_the_size_of_a_result_is_for_each_rollout(self, folder: Path) -> None:
-        limits = {"result_kb": 128}
-        assert told(await score(folder, "obeys", "warm", group(*["long"] * 8), limits=limits)) == [1.0] * 8
-        (one,) = await score(folder, "obeys", "warm", group("long"), limits={"result_kb": 64})
+        assert told(await score(folder, "obeys", "warm", group(*["long"] * 8), result_kb=128)) == [1.0] * 8
+        (one,) = await score(folder, "obeys", "warm", group("long"), result_kb=64)
         assert one.failure and one.failure.failure_class == "limit"
         assert "sandbox.limits.result_kb" in one.failure.message
 
     async def test_groups_of_about_one_size_share_their_workers(self, folder: Path) -> None:
-        reward = await load(folder, "obeys", limits={"result_kb": 100})
+        reward = await load(folder, "obeys", result_kb=64)
         assert isinstance(reward, ConfinedReward)
         sizes = [reward.limits_for(count).result_kb for count in (1, 2, 3, 4, 5, 8, 1 << 30)]
-        assert sizes == [100, 200, 400, 400, 800, 800, 1 << 20]
+        assert sizes == [64, 128, 256, 256, 512, 512, 1 << 20]
         assert reward.limits_for(1) == reward.limits
 
 

@@ -1,4 +1,4 @@
-"""Final states against what they should be: JSON, files, databases and several of them, opened as a reward gets them."""
+"""Final states against what they should be: JSON, files, databases and several of them, as a reward gets them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,6 @@ from reward_kit.errors import ConfigError, RewardError
 from reward_kit.rewards.final_state import final_state_matches
 from reward_kit.typed_interface import reward_spec
 from tests.rewards.answers import histories
-
-
-def of_json(value: Any) -> StateSnapshot:
-    return (
-        StateSnapshot.of_json(value)
-        if hasattr(StateSnapshot, "of_json")
-        else StateSnapshot("json", json.dumps(value).encode())
-    )
 
 
 def of_files(**files: str | bytes) -> StateSnapshot:
@@ -83,7 +75,7 @@ WORLD = {"balance": 3, "items": [{"id": 1}, {"id": 2}], "open": False, "note": N
     ],
 )
 def test_json_states(truth: Any, options: dict[str, Any], score: float) -> None:
-    assert judge(of_json(WORLD), truth, **options).score == score
+    assert judge(StateSnapshot.from_json(WORLD), truth, **options).score == score
 
 
 FILES = of_files(**{"report.txt": "total 3\n", "logs__a.txt": "ok", "logs__old__b.txt": "ok", "raw.bin": b"\xff\x00"})
@@ -180,7 +172,7 @@ def test_databases(truth: Any, options: dict[str, Any], score: float) -> None:
     assert judge(SHOP, truth, **options).score == score
 
 
-BOTH = compose({"db": SHOP, "files": FILES, "world": of_json(WORLD)})
+BOTH = compose({"db": SHOP, "files": FILES, "world": StateSnapshot.from_json(WORLD)})
 
 
 @pytest.mark.parametrize(
@@ -202,11 +194,11 @@ def test_several_resources(truth: Any, options: dict[str, Any], score: float) ->
 @pytest.mark.parametrize(
     ("snapshot", "truth", "options", "reason"),
     [
-        (of_json(WORLD), {**WORLD, "balance": 4}, {}, "at .balance: expected 4, found 3"),
-        (of_json(WORLD), {"/gone": 1}, {"match": "paths"}, '"/gone": 1 is expected, missing'),
+        (StateSnapshot.from_json(WORLD), {**WORLD, "balance": 4}, {}, "at .balance: expected 4, found 3"),
+        (StateSnapshot.from_json(WORLD), {"/gone": 1}, {"match": "paths"}, '"/gone": 1 is expected, missing'),
         (FILES, {"report.txt": "total 4\n"}, {"match": "subset"}, '"total 3" in line 1, expected "total 4"'),
         (FILES, LEFT | {"more": "x"}, {}, '"more": no such file is there'),
-        (SHOP, {"orders": ROWS[:2]}, {}, "3 rows, and 2 were expected"),
+        (SHOP, {"orders": ROWS[:2]}, {}, 'the row (2, "open", 3.0) is not expected'),
         (SHOP, {"gone": []}, {}, "no such table"),
         (BOTH, {"world": {"a": 1}}, {"match": "subset"}, '"world: state": at .a: expected 1, and it is missing'),
     ],
@@ -225,11 +217,11 @@ def test_each_thing_is_a_metric() -> None:
 @pytest.mark.parametrize(
     ("snapshot", "truth", "options", "why"),
     [
-        (of_json(WORLD), None, {}, "sample has none"),
-        (of_json(WORLD), "{oops", {}, "cannot be read"),
-        (of_json(WORLD), {"balance": 3}, {"match": "paths"}, "no JSON pointer"),
-        (of_json(WORLD), [1], {"match": "paths"}, '"/a/0/b"'),
-        (of_json(WORLD), {}, {"match": "paths"}, "nothing to compare"),
+        (StateSnapshot.from_json(WORLD), None, {}, "sample has none"),
+        (StateSnapshot.from_json(WORLD), "{oops", {}, "cannot be read"),
+        (StateSnapshot.from_json(WORLD), {"balance": 3}, {"match": "paths"}, "no JSON pointer"),
+        (StateSnapshot.from_json(WORLD), [1], {"match": "paths"}, '"/a/0/b"'),
+        (StateSnapshot.from_json(WORLD), {}, {"match": "paths"}, "nothing to compare"),
         (FILES, ["report.txt"], {}, "{path: text}"),
         (FILES, {"report.txt": 3}, {}, "an int"),
         (FILES, {"report.txt": {"base64": "?"}}, {}, "base64"),
@@ -241,7 +233,7 @@ def test_each_thing_is_a_metric() -> None:
         (SHOP, {"SELECT FROM orders": []}, {}, "syntax error"),
         (SHOP, {"SELECT 1; SELECT 2": []}, {}, "final state"),
         (SHOP, {"orders": ROWS}, {"match": "subset", "tolerance": 0.1}, "neither tolerance"),
-        (BOTH, {"bd": {}}, {}, "did you mean 'db'"),
+        (BOTH, {"dbs": {}}, {}, "did you mean 'db'"),
         (BOTH, {"db": {"empty": []}}, {"match": {"flies": "subset"}}, "did you mean 'files'"),
         (BOTH, [], {}, "by name"),
     ],

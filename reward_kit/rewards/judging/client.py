@@ -41,6 +41,8 @@ _CUT = {"length": "it was cut off at its limit of tokens", "content_filter": "it
 class JudgeClients:
     """The judges of one worker: opened when they are first asked, closed together."""
 
+    asks_models = True
+
     def __init__(self) -> None:
         self._clients: dict[tuple[Any, ...], JudgeClient] = {}
         self._caches: dict[Path | None, AnswerCache] = {}

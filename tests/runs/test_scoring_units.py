@@ -1,0 +1,68 @@
+"""What is scored together: single episodes, or groups that are complete, and which stored scores still hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward_kit.reward_agent import ScoringRequest
+from reward_kit.runs.scoring_units import ScoringUnits, Stopped
+
+
+def stopped(index: int, attempt: int = 0, *, broke: bool = False, score: Any = None) -> Stopped:
+    name = f"r{index}"
+    return Stopped(name, attempt, index, None if broke else lambda: ScoringRequest(name, []), score)
+
+
+def ids(unit: Any) -> list[str]:
+    return [request.rollout_id for request in unit.requests()]
+
+
+def test_of_a_pointwise_reward_each_episode_stands_alone_and_a_broken_one_is_nothing() -> None:
+    units = ScoringUnits("pointwise", 2)
+    (unit,) = units.add("g", stopped(0))
+    assert (ids(unit), unit.group, unit.is_scored) == (["r0"], None, False)
+    assert units.add("g", stopped(1, broke=True)) == []
+    (unit,) = units.add("g", stopped(1, score={"score": 0.0}))
+    assert unit.is_scored
+    (unit,) = units.add("g", stopped(1, score={"score": 0.0, "scored_group": "x"}))
+    assert not unit.is_scored, "a batch reward gave it"
+
+
+@given(st.permutations(range(5)), st.sets(st.integers(0, 4)))
+def test_a_group_comes_with_its_last_episode_in_its_own_order_and_without_those_that_broke(
+    order: list[int], broken: set[int]
+) -> None:
+    units = ScoringUnits("batch", 5)
+    found = [units.add("g", stopped(index, broke=index in broken)) for index in order]
+    assert found[:-1] == [[]] * 4
+    (unit,) = found[-1]
+    assert ids(unit) == [f"r{index}" for index in range(5) if index not in broken]
+    assert unit.is_scored == (len(broken) == 5), "where all broke there is nothing to score"
+
+
+def test_where_nobody_knows_how_large_groups_are_the_end_of_all_tells() -> None:
+    units = ScoringUnits("batch", None)
+    assert units.add("a", stopped(1)) == units.add("b", stopped(0)) == units.add("a", stopped(0)) == []
+    assert [ids(unit) for unit in units.rest()] == [["r0", "r1"], ["r0"]]
+    assert units.rest() == []
+
+
+def of_two(*episodes: Stopped) -> Any:
+    units = ScoringUnits("batch", 2)
+    (unit,) = [unit for episode in episodes for unit in units.add("g", episode)]
+    return unit
+
+
+def test_scores_hold_for_the_episodes_beside_which_they_were_given() -> None:
+    name = of_two(stopped(0), stopped(1)).group
+    line = {"score": 1.0, "scored_group": name}
+    assert of_two(stopped(0, score=line), stopped(1, score=line)).is_scored
+    assert not of_two(stopped(0, score=line), stopped(1)).is_scored, "one was lost"
+    assert not of_two(stopped(0, score=line), stopped(1, 1, score=line)).is_scored, "one ran again"
+    assert not of_two(stopped(0, score=line), stopped(1, broke=True)).is_scored, "one broke since"
+    assert not of_two(stopped(0, score=line), stopped(1, score={"score": 1.0})).is_scored, "it was scored alone"
+    alone = {"score": 1.0, "scored_group": of_two(stopped(0), stopped(1, broke=True)).group}
+    assert of_two(stopped(0, score=alone), stopped(1, broke=True)).is_scored
