@@ -28,6 +28,7 @@ _NOT_LANGUAGE: Final = re.compile(
     | [\w.+-]{1,64}@[\w.-]{1,255}
     | </?[A-Za-z][^<>\n]{0,100}>                    # a tag
     | \$(?=\S)[^$\n]{0,299}(?<=\S)\$(?!\d)          # a formula, and not two sums of money
+    | \\end\{[^{}\n]{0,40}\}
     | \\[A-Za-z]{1,40}
     """,
     re.VERBOSE,
@@ -41,7 +42,7 @@ _LETTERS_A_WORD: Final = 4
 _LEAD = 2
 """Small words by which another language must lead before a sentence is said to be in it."""
 _LONG_RUN = 12
-"""Words without a comma among which a language that is known has at least one small word."""
+"""Words without a comma or number among which a known language has at least one small word."""
 
 
 @reward_function
@@ -64,10 +65,12 @@ def same_language(
     Where no other known language has the script, the script decides. Languages that share one are told apart by the
     small words of each sentence (in Latin script: cs da de en es fi fr hu id it nl pl pt ro sv tr vi; Cyrillic: bg ru
     uk; Arabic: ar fa ur; Devanagari: hi mr; Chinese and Japanese by kana). A sentence is in another language where that
-    leads by two small words; twelve running words with none of any language are in none. Short sentences without small
-    words are left out. So a name, or a word or two of another language in a sentence, is not seen in the same script,
-    and is in another one; languages that are not listed pass for whatever comes near, in short sentences for the right
-    one; Chinese is not parted by its characters.
+    leads by two small words; twelve running words without any of the right one are not in it. Short sentences without
+    small words are left out.
+
+    So a name, or a word or two of another language in a sentence, is not seen in the same script, and is in another
+    one; languages that are not listed pass for whatever comes near, in short sentences for the right one; simplified
+    and traditional Chinese are one language.
 
     Args:
         messages: the conversation.
@@ -88,10 +91,11 @@ def same_language(
     Example:
         with_options(same_language, language="de", of="answer")
     """
-    target = _given(language) if language is not None else _of_prompt(messages, assistant_turns)
+    given = None if language is None else _given(language)
     reply = last_reply(messages, assistant_turns, of)
     if not reply.strip():
         return passed(False, "there is no reply")
+    target = given or _of_prompt(messages, assistant_turns)
     found = _count(reply, target)
     if not found.right + found.wrong + found.untold:
         return passed(True, "there are no words that would be in a language")
@@ -218,7 +222,7 @@ def _verdict(sentence: _Sentence, target: _Target, strict: bool = True) -> str |
         return target.name
     if most - own >= _LEAD:
         return best
-    return "no known language" if not own and not most and sentence.longest_run >= _LONG_RUN else None
+    return "no known language" if not own and sentence.longest_run >= _LONG_RUN else None
 
 
 def _sentences(text: str) -> Iterator[_Sentence]:
@@ -319,6 +323,6 @@ def _without_formulas(text: str) -> str:
             if end < 0:
                 break
             kept.append(text[position:start])
-            position = end + len(closing)
+            position = end if closing == "\\end{" else end + len(closing)  # its name follows
         text = " ".join([*kept, text[position:]])
     return text

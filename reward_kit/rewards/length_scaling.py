@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from reward_kit.errors import ConfigError, RewardError, RewardKitError, boundary
 from reward_kit.models import EvaluateResult, Message, MetricResult
@@ -18,6 +18,9 @@ from reward_kit.rewards.judging.conversations import as_text, first_request, sho
 from reward_kit.rewards.lengths import Unit, length_of, measured_length
 from reward_kit.rewards.replies import Part
 from reward_kit.typed_interface import RewardSpec, as_function, reward_function, reward_spec
+
+Form = Literal["share", "kimi"]
+"""How a length beside those of a group changes a score."""
 
 
 def cosine_length(
@@ -82,7 +85,7 @@ def shortest_in_group(
     *,
     unit: Unit = "characters",
     of: Part = "whole",
-    form: Literal["share", "kimi"] = "share",
+    form: Form = "share",
     weight: float = 0.5,
     at_least: float = 1.0,
     id: str = "shortest_in_group",
@@ -110,7 +113,7 @@ def shortest_in_group(
         id: names the reward in files.
 
     Raises:
-        ConfigError: `reward` is a batch reward, or `weight` is negative or too large.
+        ConfigError: `reward` is a batch reward, `weight` is negative or too large, or another argument is unknown.
 
     Example:
         evaluate = shortest_in_group(math_answer, unit="words")
@@ -118,8 +121,11 @@ def shortest_in_group(
     part = reward_spec(reward)
     if part.mode == "batch":
         raise ConfigError(f"{id}: {part.id!r} is a batch reward; only pointwise rewards can be combined")
+    if form not in get_args(Form):
+        raise ConfigError(f"{id}: form {form!r} is unknown; it is one of {get_args(Form)}")
     if not 0 <= weight <= 1 and (form == "share" or not 0 <= weight < math.inf):
         raise ConfigError(f"{id}: weight {weight!r} is not in [0, 1], or for 'kimi' a finite number of at least 0")
+    with_options(measured_length, unit=unit, of=of)  # refuses what it does not know
     rule = _Rule(unit, of, form, weight, at_least)
     kind = type(id, (GroupReward,), {"part": part, "rule": rule})
     spec = reward_spec(reward_function(mode="batch", id=id, requirements=part.requirements, sandbox=part.sandbox)(kind))
@@ -131,7 +137,7 @@ class _Rule(NamedTuple):
 
     unit: Unit
     of: Part
-    form: Literal["share", "kimi"]
+    form: Form
     weight: float
     at_least: float
 

@@ -16,13 +16,14 @@ OPENERS = (
     *("first", "firstly", "first of all", "second", "secondly", "third", "thirdly", "fourth", "fifth"),
     *("next", "then", "after that", "finally", "lastly"),
 )
-"""What opens a step at the beginning of a sentence, where a comma follows."""
+"""What opens a step where a comma follows."""
 
 _DECORATION = re.compile(r"[\s>#*_]*")
 _BULLET = re.compile(r"[-*+•–](?=[ \t])")
 _NUMBER = re.compile(r"(?:\(\d{1,3}\)|\d{1,3}[.)])(?:\*\*|__)?(?=\s|$)")
 _STEP = r"step[ \t]{1,3}\d{1,3}\b"
-_SENTENCE = r"(?:^[\s>#*_]{0,8}|(?<=[.!?:;][ \t]))"
+_SENTENCE = r"(?:^[\s>#*_]{0,8}|(?<=[.!?:;,][ \t]))"
+_TAG = re.compile(r"</?[A-Za-z]{1,20}>")
 _WORDS = re.compile(r"\w+")
 
 
@@ -39,8 +40,8 @@ def reasoning_steps(
     """The number of explicit steps over `at_least`, and 1 from there on.
 
     A step begins with a number ("1.", "2)", "(3)") or a bullet at the beginning of a line, with "Step 4", or with an
-    opener such as "First," at the beginning of a sentence. It counts where it says something, and once where it is
-    repeated word for word. It measures form: steps that say nothing true count like others.
+    opener such as "First," at the beginning of a sentence or behind a comma. It counts where it says something, and
+    once where it is repeated word for word. It measures form: steps that say nothing true count like others.
 
     After the reward of this name of Open-R1 (Hugging Face 2025), which counts bare markers, rules and repetitions.
 
@@ -55,7 +56,7 @@ def reasoning_steps(
     Example:
         with_options(reasoning_steps, at_least=5, of="thought")
     """
-    text = "\n".join(lines_without_code(last_reply(messages, assistant_turns, of)))
+    text = _TAG.sub("\n", "\n".join(lines_without_code(last_reply(messages, assistant_turns, of))))
     steps = _steps(text, _inline(openers), min_words)
     said = {tuple(_WORDS.findall(step.casefold())) for step in steps if word_count(step) >= min_words}
     reason = f"{len(said)} different steps with words, of {len(steps)} markers; {at_least} are wanted"

@@ -25,9 +25,9 @@ def ask(reward: Callable[..., Any], reply: Any, **options: Any) -> EvaluateResul
 
 PIECES = [
     "<think>", "</think>", "<answer>", "</answer>", "<answer", "<think a='1'>", "\n", " ", "1. ", "2) ", "- ", "* ",
-    "Step 3:", "First,", "Finally, ", "the cat", "der Hund", "ist nicht", "猫は", "漢字", "кот и", "ก", "$x$", "$$", "\\(",
-    "```", "`", "\\boxed{", "https://a.b", "a@b.c", "_", ".", ",", "!", "3.14", "é", "e\u0301", "\u0300\u0315", "ß",
-    "\ud800", "\x00", "\u200b", "\u3000", "\ufdfa", "a" * 50,
+    "Step 3:", "First,", "Finally, ", "the cat", "der Hund", "ist nicht", "猫は", "漢字", "кот и", "ก", "$x$", "$$",
+    "\\(", "```", "`", "\\boxed{", "https://a.b", "a@b.c", "_", ".", ",", "!", "3.14", "é", "e\u0301",
+    "\u0300\u0315", "ß", "\ud800", "\x00", "\u200b", "\u3000", "\ufdfa", "a" * 50,
 ]  # fmt: skip
 texts = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{"}}

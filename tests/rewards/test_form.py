@@ -191,7 +191,7 @@ def test_a_reply_fits_an_expression(reply, options, score):
 
 @pytest.mark.parametrize("pattern", ["", "(", "[a", "*", "x{99999999999}", "(?P<a>x)(?P<a>y)", "\\"])
 def test_a_pattern_that_is_none_is_told(pattern):
-    with pytest.raises(ConfigError, match="regex_format.*pattern"):
+    with pytest.raises(ConfigError, match=r"regex_format.*pattern"):
         ask(regex_format, "x", pattern=pattern)
 
 

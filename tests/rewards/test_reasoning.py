@@ -37,6 +37,7 @@ STEPS: dict[str, tuple[str | None, dict, int]] = {
     "chinese": ("1. 先把两个数相加\n2. 再减去一", {}, 2),
     "chinese openers": ("首先，把两个数相加。", {"openers": ("首先",)}, 1),
     "german openers": ("Zuerst, nehme ich zwei dazu.", {"openers": ("zuerst",)}, 1),
+    "behind a tag": ("<think>1. Add two and two\n2. Take one away</think><answer>3. It is three</answer>", {}, 3),
     "windows lines": ("1. Add two and two\r\n2. Take one away\r\n", {}, 2),
     "one more than wanted": ("1. a b c\n2. a b d\n3. a b e\n4. a b f", {}, 4),
     "trap: bare numbers": ("1.\n2.\n3.\n4.", {}, 0),

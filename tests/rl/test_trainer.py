@@ -21,7 +21,7 @@ from reward_kit.reward_agent import AsyncRewardAgent
 from reward_kit.rl.ppo import PPOConfig
 from reward_kit.rl.trainer import TrainablePolicy, Trainer
 from reward_kit.rl_processing import CreditAssigner
-from reward_kit.typed_interface import reward_spec
+from reward_kit.typed_interface import reward_function, reward_spec
 from tests.tiny_policy import TinyPolicy
 
 TASK = TaskDefinitionModel(
@@ -87,6 +87,23 @@ async def training(
 
 def groups_of(episodes: Any) -> list[str]:
     return [episode.custom_data["group_id"] for episode in episodes]
+
+
+async def test_a_batch_reward_compares_the_episodes_of_a_group_and_leaves_out_what_broke() -> None:
+    compared: list[list[str]] = []
+
+    @reward_function(mode="batch")
+    async def reward(rollouts_messages: Any, rollout_id: Any) -> Any:
+        compared.append(rollout_id)
+        return [{"score": float(place)} for place in range(len(rollouts_messages))]
+
+    async with training(FailsInTheSecond(), reward, group_size=3) as trainer:
+        episodes = await trainer.collect([ONE, OTHER])
+        scored = await trainer.score(episodes)
+    assert compared == [[episodes[i].id_ for i in group] for group in ([0, 2], [3, 5])]
+    assert {one.rollout_id: one.score for one in scored} == dict(
+        zip([episode.id_ for episode in episodes], [0.0, None, 1.0] * 2, strict=True)
+    )
 
 
 class TestCollecting:
