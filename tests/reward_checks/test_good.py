@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 import reward_kit.rewards
+from reward_kit import Message
+from reward_kit.environments.base import StateSnapshot
+from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.reward_checks.grounds import Given
 from tests.reward_checks.checks import checked, codes, written
 
@@ -35,8 +40,11 @@ BUILT_IN = {
     "environment_score": Case(),
     "exact_answer": Case("Paris", "Paris"),
     "few_steps": Case(),
+    "json_answer": Case({"city": "Oslo", "days": 3}, '{"city": "Oslo", "days": 3}'),
+    "json_schema_answer": Case({"type": "object", "required": ["days"]}, '{"days": 3}'),
     "length_within": Case(None, "four", {"at_least": 2, "at_most": 8}),
     "list_answer": Case(["red", "green", "blue"], "red, green, blue"),
+    "milestones": Case(None, None, {"reach": [{"name": "saw", "observed": "a mug"}]}),
     "math_answer": Case("1000", "\\boxed{1000}"),
     "no_repetition": Case(),
     "no_tool_errors": Case(),
@@ -46,18 +54,42 @@ BUILT_IN = {
     "reasoning_steps": Case(),
     "regex_format": Case(None, "Answer: 42", {"pattern": r"Answer: \d+"}),
     "same_language": Case(None, None, {"language": "en"}),
+    "tool_calls_match": Case({"name": "weather", "arguments": {"city": "Oslo"}}),
     "tag_format": Case(None, "<think>Two and two.</think><answer>4</answer>"),
 }
 ASKS_A_MODEL = {"grounded_judge", "group_judge", "llm_judge", "pairwise_judge"}
 """They are checked against a local endpoint, in their own tests."""
 NO_REWARDS = {"Milestone", "clip", "cosine_length", "first_of", "gate", "shortest_in_group", "weighted"}
 """What makes rewards, and is none itself."""
-NEEDS_MORE = {"milestones", "sql_result"}
-"""Milestones are no plain options, and a database is a state: they have tests of their own."""
+
+
+def ended(state: StateSnapshot, truth: Any, text: str) -> ScoringRequest:
+    messages = [Message(role="user", content="Go."), Message(role="assistant", content=text)]
+    return ScoringRequest("r", messages, truth, [1], final_state=state)
+
+
+def database(*statements: str) -> StateSnapshot:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(";".join(statements))
+        return StateSnapshot("sqlite", connection.serialize())
+
+
+TABLE = "CREATE TABLE t (x); INSERT INTO t VALUES (1), (2)"
+JUDGES_A_STATE = {
+    "final_state_matches": (
+        ended(StateSnapshot("json", b'{"sent": 2}'), {"sent": 2}, "Done."),
+        ended(StateSnapshot("json", b'{"sent": 0}'), {"sent": 2}, ""),
+    ),
+    "sql_result": (
+        ended(database(TABLE), {"query": "SELECT sum(x) FROM t"}, "```sql\nSELECT 1 + max(x) FROM t\n```"),
+        ended(database(TABLE), {"query": "SELECT sum(x) FROM t"}, ""),
+    ),
+}
+"""The end of an episode that is right, and of one in which nothing was done."""
 
 
 def test_every_built_in_reward_is_here() -> None:
-    known = BUILT_IN.keys() | ASKS_A_MODEL | NO_REWARDS | NEEDS_MORE
+    known = BUILT_IN.keys() | ASKS_A_MODEL | NO_REWARDS | JUDGES_A_STATE.keys()
     assert set(reward_kit.rewards.__all__) <= known, "add a right answer for each new reward to BUILT_IN"
 
 
@@ -67,6 +99,13 @@ def test_a_built_in_reward_passes(name: str) -> None:
     report = checked(f"reward_kit.rewards:{name}", case.given, options=case.options)
     assert not codes(report, "error"), "\n".join(report.lines())
     assert case.truth is None or not codes(report, "warning"), "\n".join(report.lines())
+
+
+@pytest.mark.parametrize("name", JUDGES_A_STATE)
+def test_a_built_in_reward_that_judges_a_state_passes(name: str) -> None:
+    right, nothing = JUDGES_A_STATE[name]
+    report = checked(f"reward_kit.rewards:{name}", Given(rollouts=[right, nothing], ends=[(right, nothing)]))
+    assert not codes(report, "error", "warning"), "\n".join(report.lines())
 
 
 LAST_NUMBER = """

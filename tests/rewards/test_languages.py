@@ -226,8 +226,6 @@ def test_a_lower_bar_scales_the_score(text, language, enough):
     assert lenient == pytest.approx(min(1, strict / enough))
 
 
-@pytest.mark.parametrize(
-    "piece", ["a. ", "the cat is ", "漢", "$a$ ", "\\begin{", "<a", "_", "\u0315\u0300", "`", "a@"]
-)
+@pytest.mark.parametrize("piece", ["the cat is ", "漢", "$a$ ", "\\begin{", "<a", "\u0315\u0300", "`", "a@"])
 def test_a_megabyte_is_read_in_linear_time(piece):
     assert 0 <= ask(same_language, long(piece), language="en").score <= 1

