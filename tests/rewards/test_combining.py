@@ -6,8 +6,8 @@ import pytest
 
 from reward_kit import EvaluateResult, Message, StepOutput, reward_function, with_options
 from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
 from reward_kit.reward_agent.in_process import score_one
+from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.rewards.combining import clip, first_of, gate, weighted
 from reward_kit.typed_interface import reward_spec
