@@ -75,8 +75,8 @@ async def grounded_judge(
     Args:
         messages: the conversation.
         sample: where `passages_key` looks.
-        model, base_url, votes, cache, client, longest: as for `llm_judge`; a label needs more than half of the votes,
-            else the strictest that was given counts.
+        model: and `base_url`, `votes`, `cache`, `client`, `longest`, as for `llm_judge`; a label needs more than half
+            of the votes, else the strictest that was given counts.
         passages_key: the field of the sample with the passages: a text, or a list of texts or of mappings with `text`,
             `content`, `passage` or `page_content`. By default the tool results of the conversation, in their order.
         score_by: "faithfulness" or "attribution".

@@ -68,7 +68,8 @@ async def group_judge(
     Args:
         rollouts_messages: the conversations.
         ground_truths: one for each; shown as a reference where there is one.
-        model, base_url, votes, cache, client, longest: as for `llm_judge`; the votes are those for each order.
+        model: and `base_url`, `votes`, `cache`, `client`, `longest`, as for `llm_judge`; the votes are those for each
+            order.
         method: "score" or "rank".
         criteria: by what the answers are compared, as the end of "Decide by this:".
         scale: lowest and highest grade of `score`.

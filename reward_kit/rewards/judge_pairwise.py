@@ -56,7 +56,8 @@ async def pairwise_judge(
         messages: the conversation.
         ground_truth: the answer to compare with, unless an option names one.
         sample: where `baseline_key` looks.
-        model, base_url, votes, cache, client, longest: as for `llm_judge`; the votes are those for each order.
+        model: and `base_url`, `votes`, `cache`, `client`, `longest`, as for `llm_judge`; the votes are those for each
+            order.
         baseline: the one answer that every rollout is compared with.
         baseline_key: the field of the sample that holds the answer to compare with.
         criteria: by what the answers are compared, as the end of "Decide by this:".
