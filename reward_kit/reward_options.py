@@ -1,8 +1,8 @@
 """Options of a reward function: its keyword parameters, fixed before it is called.
 
-A built-in reward takes what it may be told as keyword parameters with defaults. `with_options` gives a reward with some of
-them fixed, as a task file does with `reward_options:`. What is fixed is checked against the annotations when it is fixed,
-and not by the thousandth rollout.
+A built-in reward takes what it may be told as keyword parameters with defaults. `with_options` gives a reward with some
+of them fixed, as a task file does with `reward_options:`. What is fixed is checked against the annotations when it is
+fixed, and not by the thousandth rollout.
 """
 
 from __future__ import annotations

@@ -96,16 +96,18 @@ def test_options_are_part_of_what_scored(tmp_path):
     assert len(hashes) == 3
 
 
-class TestWhatCallsOut:
-    TESTS = {"function": "solve", "tests": [{"args": [2], "expected": 4}]}
+TESTS = {"function": "solve", "tests": [{"args": [2], "expected": 4}]}
+ELSEWHERE = [SandboxChoice("warm"), SandboxChoice("isolated"), SandboxChoice(back_end="ssh:x")]
 
+
+class TestWhatCallsOut:
     async def test_it_runs_in_this_process_and_what_the_model_wrote_does_not(self):
         loaded = load_reward("reward_kit.rewards:python_code", options={"time_s": 2})
         async with scorer_of(loaded.reward) as scorer:
-            scored = await scorer.score(request("```python\ndef solve(x):\n    return x * x\n```", self.TESTS))
+            scored = await scorer.score(request("```python\ndef solve(x):\n    return x * x\n```", TESTS))
         assert (scored.score, scored.sandbox["level"]) == (1.0, "in_process"), scored
 
-    @pytest.mark.parametrize("choice", [SandboxChoice("warm"), SandboxChoice("isolated"), SandboxChoice(back_end="ssh:x")])
+    @pytest.mark.parametrize("choice", ELSEWHERE)
     def test_other_walls_are_refused(self, choice):
         with pytest.raises(ConfigError, match="calls out"):
             load_reward("reward_kit.rewards:python_code", choice=choice)

@@ -68,7 +68,7 @@ class Row:
 
 
 class OfSandbox(Expectation):
-    """What belongs to the sandbox while it is open: zygotes, with a child each that is warm or waits for its program."""
+    """What belongs to the sandbox while it is open: zygotes, with a child each that is warm or waits for a call."""
 
     def __init__(self, sandbox: Sandbox, strength: Strength, level: Level) -> None:
         self._sandbox = sandbox
@@ -93,7 +93,7 @@ class OfSandbox(Expectation):
             return False
         depth = len(Path(path[len(self._root) :]).parts)
         try:
-            is_waiting = depth == 3 and not os.listdir(path) and len(os.listdir(Path(path).parent)) == 1
+            is_waiting = depth == 3 and not list(Path(path).iterdir()) and len(list(Path(path).parent.iterdir())) == 1
         except OSError:  # it is gone
             return True
         return depth <= 2 or is_waiting or self._is_warm
@@ -124,7 +124,7 @@ async def _after(
     sandbox: Sandbox, level: Level, canaries: Canaries, surroundings: Surroundings, expected: OfSandbox
 ) -> list[str]:
     async with asyncio.timeout(5):
-        while not sandbox.is_settled:  # a child that is being made ready is known when it has said so
+        while not sandbox.is_settled:  # noqa: ASYNC110 - a child is known when it has said that it is ready
             await asyncio.sleep(0.001)
     problems = canaries.touched() + surroundings.left(expected)
     probes = await asyncio.gather(*(_call(sandbox, _HONEST.source, level) for _ in range(_SLOTS)))

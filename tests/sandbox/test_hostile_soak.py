@@ -50,7 +50,7 @@ def _stat(pid: int) -> bytes:
 
 async def settled(sandbox: Sandbox):
     """The state once no child is on its way."""
-    while not sandbox.is_settled:
+    while not sandbox.is_settled:  # noqa: ASYNC110 - nobody tells it
         await asyncio.sleep(0.001)
     return state()
 

@@ -28,7 +28,7 @@ async def sandbox(request):
 async def settled(sandbox) -> int:
     """The one child that waits."""
     async with asyncio.timeout(10):
-        while not (sandbox.is_settled and sandbox.waiting_children):
+        while not (sandbox.is_settled and sandbox.waiting_children):  # noqa: ASYNC110 - nobody tells it
             await asyncio.sleep(0.001)
     (waiting,) = sandbox.waiting_children
     return waiting
@@ -39,7 +39,7 @@ async def after_load(sandbox) -> None:
     waiting = await settled(sandbox)
     (zygote,) = sandbox._idle
     async with asyncio.timeout(10):
-        while not (zygote._prepared.has_extra or zygote._prepared.ended.done()):
+        while not (zygote._prepared.has_extra or zygote._prepared.ended.done()):  # noqa: ASYNC110 - nor this
             await asyncio.sleep(0.01)
     assert waiting
 
