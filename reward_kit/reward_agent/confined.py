@@ -78,6 +78,7 @@ class Facts(pydantic.BaseModel):
     required: list[str]
     is_async: bool
     sandbox: SandboxLevel | None
+    calls_out: bool
     has_end: bool
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary
 from reward_kit.loading import imported, module_name_of, named_in, split_reference
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.reward_calls import OpenReward
+from reward_kit.reward_calls import OpenReward, calls_out
 from reward_kit.reward_options import fixed
 from reward_kit.sandbox import harness
 from reward_kit.typed_interface import RewardSpec, reward_spec
@@ -200,6 +200,7 @@ def _facts(spec: RewardSpec) -> dict[str, Any]:
         "required": sorted(spec.required),
         "is_async": spec.is_async,
         "sandbox": spec.sandbox,
+        "calls_out": calls_out(spec),
         "has_end": bool(spec.resources) or (inspect.isclass(spec.function) and hasattr(spec.function, "close")),
     }
 

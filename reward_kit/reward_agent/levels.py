@@ -21,7 +21,8 @@ from reward_kit.loading import is_built_in, load_object, module_name_of, split_r
 from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.reward_agent.requirements import check_installed, declared_in
 from reward_kit.reward_agent.scoring import Reward, Scorer
-from reward_kit.reward_options import fixed
+from reward_kit.reward_calls import calls_out
+from reward_kit.reward_options import fixed, option_names
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import Origin, RewardSpec, reward_spec
 
@@ -35,6 +36,14 @@ _LONGEST_S = 86_400.0
 _UNREADABLE = (
     "reward {0!r}: what it requires cannot be read from {1} without running it, and is to be installed before it runs; "
     "write requirements=[…] with plain texts in the decorator of its `def` or `class`, or install them yourself"
+)
+_NOTHING_INSTALLED = (
+    "sandbox.install_requirements has no effect for {0}: it runs in_process, with the packages that are installed here; "
+    "leave it out, and install with pip what is missing"
+)
+_CALLS_OUT = (
+    "reward {0!r} asks a model, or has a sandbox of its own, and can do neither at the level {1}: run it with --sandbox "
+    "in_process, or with sandbox: {{level: in_process}} in the task file"
 )
 _ALONE = "it sees the packages that it requires, and no others: name what it imports in requirements=[…] too"
 
@@ -100,6 +109,8 @@ def load_reward(
     if level == "in_process":
         if choice.back_end is not None:
             raise ConfigError(f"sandbox.back_end {choice.back_end!r} has no effect at the level in_process")
+        if choice.install_requirements:
+            raise ConfigError(_NOTHING_INSTALLED.format(reference))
         return LoadedReward(_loaded_here(reference, folder, options))
     if is_built_in(location):
         _refuse_what_calls_out(reference, folder, level)
@@ -156,10 +167,12 @@ def _loaded_here(reference: str, folder: Path, options: Mapping[str, Any]) -> Re
 def _refuse_what_calls_out(reference: str, folder: Path, level: SandboxLevel) -> None:
     """A built-in reward that asks a model, or has a sandbox of its own, can do neither behind walls."""
     spec = reward_spec(load_object(reference, folder))
-    if any(hasattr(resource, "check_options") for resource in spec.resources.values()):
+    if calls_out(spec):
+        is_confining = "back_end" in option_names(spec)  # an option of those that run what a model wrote
+        own = "; what a model wrote is confined by the reward itself, in the place that its own option back_end names"
         raise ConfigError(
-            f"reward {spec.id!r} calls out and cannot run {level}: leave out sandbox.level and sandbox.back_end; what "
-            "a model wrote is confined by the reward itself, in the place that its own option back_end names"
+            f"reward {spec.id!r} calls out and cannot run {level}: leave out sandbox.level and sandbox.back_end"
+            f"{own if is_confining else ''}"
         )
 
 
@@ -204,6 +217,8 @@ def _described(
         raise
     if choice.install_requirements and environment is None and facts.requirements:
         raise ConfigError(_UNREADABLE.format(facts.id, file))
+    if facts.calls_out:
+        raise ConfigError(_CALLS_OUT.format(facts.id, level))
     notes = tuple(line for line in output.splitlines() if line.strip())
     if choice.level is None and facts.sandbox == "isolated":
         level = "isolated"

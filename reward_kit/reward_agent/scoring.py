@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType, TracebackType
 from typing import Any, Protocol, Self
@@ -217,7 +217,29 @@ def check_parameters(spec: Reward) -> None:
     offered = OFFERED - (BATCH_NAMES.keys() if spec.mode == "batch" else _POINTWISE_NAMES.keys())
     for name in sorted(spec.required - offered - spec.resources.keys()):
         near = f"; did you mean {BATCH_NAMES[name]!r}?" if name in BATCH_NAMES else did_you_mean(name, offered)
+        if not near.endswith("?"):
+            near = f"; as an option of the reward: -O {name}=…, or reward_options: {{{name}: …}} in the task file{near}"
         raise ConfigError(f"reward {spec.id!r} asks for {name!r}, which nobody gives{near}")
+
+
+def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], what: str = "sample") -> None:
+    """Refuse a reward that requires a ground truth where nothing has one; where some lack it, those are unscored.
+
+    Args:
+        reward: the reward.
+        truths: the ground truth of each sample or row.
+        fields: what they have instead, for the message.
+        what: a sample, or a row.
+
+    Raises:
+        ConfigError: none has one; the nearest field is told.
+    """
+    if reward.required & {"ground_truth", "ground_truths"} and all(truth is None for truth in truths):
+        known = sorted(set(fields))
+        near = did_you_mean("ground_truth", known)
+        near = f" ('ground_truth' is what it is called){near}" if near.endswith("?") else ""
+        told = f"their fields: {', '.join(known) or 'none'}{near}"
+        raise ConfigError(f"reward {reward.id!r} asks for ground_truth, and no {what} has it; {told}")
 
 
 async def scored_together(
