@@ -39,10 +39,16 @@ def named_in(module: ModuleType, name: str, reference: str, location: str) -> An
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            names = [key for key in vars(found) if not key.startswith("_")] if hasattr(found, "__dict__") else []
+            names = _public(found) if hasattr(found, "__dict__") else []
             raise ConfigError(f"{reference!r}: {location} has no {part!r}{did_you_mean(part, names)}")
         found = getattr(found, part)
     return found
+
+
+def _public(found: Any) -> list[str]:
+    """The names that are meant for others: those that a module says itself, where it does."""
+    said = getattr(found, "__all__", None)
+    return list(said) if isinstance(said, list | tuple) else [key for key in vars(found) if not key.startswith("_")]
 
 
 def load_module(location: str, folder: Path | None = None) -> ModuleType:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import inspect
 import re
+import types
+import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pydantic
 
-from reward_kit.errors import InvalidResultError, RewardKitError
+from reward_kit.errors import InvalidResultError, RewardError, RewardKitError
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput, as_result, as_results, describe_validation_error
-from reward_kit.typed_interface import RewardSpec
+from reward_kit.typed_interface import RewardSpec, code_of
 
 BATCH_NAMES = {"messages": "rollouts_messages", "ground_truth": "ground_truths"}
 """What a pointwise name is called where there is a list of it."""
@@ -44,6 +46,7 @@ class OpenReward:
         self._stack = AsyncExitStack()
         self._resources: dict[str, Any] = {}
         self._score = spec.function
+        self._needs_truth = _needs_truth(spec)
 
     async def open(self) -> None:
         """Open the resources, then make the instance and set it up. What was opened is closed where this fails."""
@@ -86,12 +89,14 @@ class OpenReward:
 
         Raises:
             InvalidResultError: it returned no result, or tried to make one that is none.
+            RewardError: it requires a ground truth, and the rollout has none.
         """
         if self.spec.mode == "batch":
             (result,) = await self.call_group([values])
             if isinstance(result, RewardKitError):
                 raise result
             return result
+        self._check_truth(values)
         return as_result(await self._returned({**self._resources, **values}), self.spec.id)
 
     async def call_group(
@@ -106,6 +111,7 @@ class OpenReward:
         Raises:
             InvalidResultError: it returned no list, or one of another length.
         """
+        rollouts = [self._or_why_not(values) for values in rollouts]
         whole = [values for values in rollouts if not isinstance(values, RewardKitError)]
         if not whole:
             return [values for values in rollouts if isinstance(values, RewardKitError)]
@@ -115,6 +121,23 @@ class OpenReward:
         returned = await self._returned({**self._resources, **lists})
         results = iter(as_results(returned, len(whole), self.spec.id))
         return [values if isinstance(values, RewardKitError) else next(results) for values in rollouts]
+
+    def _check_truth(self, values: Mapping[str, Any]) -> None:
+        """None where a ground truth is required would be compared, and score 0: so it is not handed over at all."""
+        if self._needs_truth and values.get("ground_truth") is None:
+            raise RewardError(
+                f"reward {self.spec.id!r} requires a ground_truth, and the sample has none; give it one, or write "
+                "`| None` in the annotation of a reward that can do without"
+            )
+
+    def _or_why_not(self, values: Mapping[str, Any] | RewardKitError) -> Mapping[str, Any] | RewardKitError:
+        if isinstance(values, RewardKitError):
+            return values
+        try:
+            self._check_truth(values)
+        except RewardError as error:
+            return error
+        return values
 
     async def _returned(self, given: Mapping[str, Any]) -> Any:
         arguments = self.spec.arguments(given)
@@ -137,6 +160,34 @@ class OpenReward:
             return await function()
         result = await self._run(function)
         return await result if inspect.isawaitable(result) else result
+
+
+def calls_out(spec: RewardSpec) -> bool:
+    """It, or a part of it, asks a model or has a sandbox of its own, neither of which can be done behind walls."""
+    if any(hasattr(resource, "check_options") for resource in spec.resources.values()):
+        return True
+    parts = getattr(spec.function, "made_of", None)
+    return any(calls_out(part) for part in parts.specs.values()) if parts is not None else False
+
+
+def _needs_truth(spec: RewardSpec) -> bool:
+    """It has no default for the ground truth, and an annotation that does not allow None."""
+    name = BATCH_NAMES["ground_truth"] if spec.mode == "batch" else "ground_truth"
+    if name not in spec.required:
+        return False
+    hint = typing.get_type_hints(code_of(spec.function)).get(name, Any)
+    if spec.mode == "batch":
+        hint = next(iter(typing.get_args(hint)), Any)
+    return _refuses_none(hint)
+
+
+def _refuses_none(hint: Any) -> bool:
+    """Whether None is surely no value of an annotation; what cannot be told allows it."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return all(map(_refuses_none, typing.get_args(hint)))
+    kind = origin or hint
+    return isinstance(kind, type) and kind not in (object, types.NoneType)
 
 
 def _invalid(error: pydantic.ValidationError, id: str) -> InvalidResultError | None:

@@ -7,16 +7,20 @@ fixed, and not by the thousandth rollout.
 
 from __future__ import annotations
 
+import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.models import describe_validation_error
 from reward_kit.typed_interface import RewardSpec, as_function, code_of, reward_spec
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_CHECK = "check_options"
 
 OFFERED = frozenset(
     {
@@ -56,17 +60,47 @@ def with_options(reward: Callable[..., Any], /, **options: Any) -> Callable[...,
 
 
 def fixed(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
-    """The spec with these options; as `with_options`, for one that is loaded already."""
-    if not options:
-        return spec
+    """The spec with these options; as `with_options`, for one that is loaded already.
+
+    Also without any, the reward's own check is made, as it asked for with `checks_options`.
+    """
     hints = typing.get_type_hints(code_of(spec.function), include_extras=True)
     values = {name: _shaped(spec, name, value, hints.get(name, Any)) for name, value in options.items()}
-    return replace(spec, options={**spec.options, **values}, required=spec.required - values.keys())
+    _check_together(spec, {**spec.options, **values})
+    return replace(spec, options={**spec.options, **values}, required=spec.required - values.keys()) if values else spec
+
+
+def checks_options(check: Callable[[Mapping[str, Any]], None]) -> Callable[[_Function], _Function]:
+    """Have a reward's options checked together when it is loaded; below `@reward_function`.
+
+    Args:
+        check: gets all options by name, defaults included, each of its annotation's type. It raises a ConfigError such
+            as "option 'at_least': 5 is above at_most, 3"; the reward's name is put before it.
+    """
+
+    def mark(function: _Function) -> _Function:
+        setattr(function, _CHECK, check)
+        return function
+
+    return mark
 
 
 def option_names(spec: RewardSpec) -> list[str]:
     """The parameters that may be fixed, sorted."""
     return sorted((spec.parameters or frozenset()) - OFFERED - spec.resources.keys())
+
+
+def _check_together(spec: RewardSpec, options: Mapping[str, Any]) -> None:
+    code = code_of(spec.function)
+    check = getattr(code, _CHECK, None)
+    if check is None:
+        return
+    parameters = inspect.signature(code).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    try:
+        check({name: value for name, value in {**defaults, **options}.items() if name not in OFFERED})
+    except ConfigError as error:
+        raise ConfigError(f"reward {spec.id!r}, {error}") from None
 
 
 def _shaped(spec: RewardSpec, name: str, value: Any, annotation: Any) -> Any:
@@ -79,5 +113,5 @@ def _shaped(spec: RewardSpec, name: str, value: Any, annotation: Any) -> Any:
     try:
         return pydantic.TypeAdapter(annotation).validate_python(value)
     except pydantic.ValidationError as error:
-        problem = "; ".join(describe_validation_error(error))
+        problem = "; ".join(line.removeprefix("(top level): ") for line in describe_validation_error(error))
         raise ConfigError(f"reward {spec.id!r}, option {name!r}: {problem}") from None

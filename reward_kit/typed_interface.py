@@ -8,6 +8,7 @@ validates what comes back. The function stays an ordinary function: sync or asyn
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import typing
@@ -148,7 +149,10 @@ def reward_function(
 
     def decorate(function: Function) -> Function:
         needed = _texts(requirements, function)
-        spec = _read_signature(function, mode, id, needed, dict(resources or {}), sandbox)
+        try:
+            spec = _read_signature(function, mode, id, needed, dict(resources or {}), sandbox)
+        except ConfigError as error:
+            raise ConfigError(f"{_line_of(function)}{error}") from error
         if isinstance(function, type):
             setattr(function, _SPEC, spec)
             return function
@@ -273,6 +277,13 @@ def _read_signature(
     )
 
 
+def _line_of(function: Function) -> str:
+    """Its file and line for the front of a message; "" where it has none."""
+    plain = inspect.unwrap(getattr(function, "score", function) if isinstance(function, type) else function)
+    code = getattr(plain, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}: " if code is not None else ""
+
+
 def _parameters(function: Function, name: str) -> dict[str, inspect.Parameter]:
     if not isinstance(function, type):
         return dict(inspect.signature(function).parameters)
@@ -288,7 +299,9 @@ def _check_parameters(
     if positional:
         raise ConfigError(f"reward {name!r}: parameters are passed by name; {positional[0]!r} cannot be")
     if first not in parameters and not takes_any:
-        raise ConfigError(f"reward {name!r}: a {mode} reward takes {first!r}; write def {name}({first}, …)")
+        near = difflib.get_close_matches(first, parameters, n=1)
+        mend = f"did you mean {first!r}, where it says {near[0]!r}?" if near else f"write def {name}({first}, …)"
+        raise ConfigError(f"reward {name!r}: a {mode} reward takes {first!r}; {mend}")
 
 
 def _score_of(kind: type, name: str) -> Function:

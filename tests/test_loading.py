@@ -96,3 +96,11 @@ def test_our_own_config_error_passes_unchanged(write, tmp_path):
     write("from reward_kit.errors import ConfigError\nraise ConfigError('mine')")
     with pytest.raises(ConfigError, match=r"^mine$"):
         load_module("reward.py", tmp_path)
+
+
+def test_a_module_that_says_what_is_public_offers_that():
+    with pytest.raises(ConfigError, match="did you mean 'math_answer'"):
+        load_object("reward_kit.rewards:math_anwser")
+    with pytest.raises(ConfigError) as caught:
+        load_object("reward_kit.rewards:zzz")
+    assert "exact_answer" in str(caught.value) and "HOMES" not in str(caught.value)

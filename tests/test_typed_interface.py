@@ -300,3 +300,11 @@ class TestClasses:
             reward_function(sandbox="warmer")(lambda messages: ONE)
         with pytest.raises(ConfigError, match="resources names 'judge', and it has no such parameter"):
             reward_function(resources={"judge": 1})(lambda messages: ONE)
+
+
+def test_a_signature_that_is_wrong_is_told_with_its_line_and_the_nearest_name():
+    with pytest.raises(ConfigError, match=r"test_typed_interface\.py:\d+: reward 'f': .*'messages', where .*'mesages'"):
+
+        @reward_function
+        def f(mesages):
+            return None

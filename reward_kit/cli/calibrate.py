@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel, describe_validation_error
 from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
 from reward_kit.reward_agent.levels import scorer_of
-from reward_kit.reward_agent.scoring import Scorer, check_parameters
+from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.calibration.calibration import Calibration, Disagreement, calibrate
 from reward_kit.runs.calibration.labels import Columns, Pairs, read_labels
 from reward_kit.runs.calibration.measures import Figure, Settings
@@ -63,13 +64,14 @@ def _columns(command: Any) -> Any:
 )
 @click.option(
     "--threshold",
-    type=float,
+    type=click.FloatRange(0, 1),
     default=0.5,
     show_default=True,
     help="Where labels are yes or no: a score from here on is yes.",
 )
 @click.option("--levels", metavar="X,Y,…", help="The labels that there are, where not each of them occurs.")
 @click.option("--sandbox", type=click.Choice(["in_process", "warm", "isolated"]), help="As for score.")
+@click.option("--install-requirements", is_flag=True, help="As for score.")
 @click.option("--max-concurrency", type=WholeNumber(1), default=16, show_default=True, help="Calls in flight.")
 @click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Of the intervals.")
 @click.option(
@@ -89,6 +91,7 @@ def command(
     threshold: float,
     levels: str | None,
     sandbox: str | None,
+    install_requirements: bool,
     max_concurrency: int,
     seed: int,
     resamples: int,
@@ -110,7 +113,12 @@ def command(
     settings = Settings(threshold, _levels(levels), seed, resamples)
     names = Columns(**{name.removesuffix("_column"): value for name, value in columns.items()})
     rows = read_labels(labels, names, data=data, pairs=pairs)
-    scorer, id_ = _scorer(reward, labels.stem, sandbox, options)
+    walls = {"level": sandbox} if sandbox else {}
+    loaded, deadline_s = _loaded(reward, labels.stem, {**walls, "install_requirements": install_requirements}, options)
+    requests = [request for row in rows for request in row.requests]
+    fields = (key for request in requests for key in request.sample)
+    check_truth(loaded, (request.ground_truth for request in requests), fields, "row")
+    scorer, id_ = scorer_of(loaded, deadline_s), loaded.id
 
     async def run() -> Calibration:
         CURRENT_TRAFFIC.set(Traffic())  # all requests share one queue, so that a refused burst slows down
@@ -136,12 +144,13 @@ def _levels(text: str | None) -> tuple[float, ...] | None:
         ) from None
 
 
-def _scorer(reward: str, name: str, sandbox: str | None, options: tuple[str, ...]) -> tuple[Scorer, str]:
-    """Where the reward is called, with its options, and its name."""
-    walls = {"sandbox": {"level": sandbox}} if sandbox else {}
+def _loaded(
+    reward: str, name: str, sandbox: Mapping[str, Any], options: tuple[str, ...]
+) -> tuple[Reward, float | None]:
+    """The reward with its options, and how long a call may take."""
     given = {"reward_options": overlaid({}, dict(parse_override(item, "-O") for item in options))}
     try:
-        keys = {"name": name, "reward_function_path": reward, **walls, **given}
+        keys = {"name": name, "reward_function_path": reward, "sandbox": sandbox, **given}
         definition = TaskDefinitionModel.model_validate(keys)
     except pydantic.ValidationError as error:
         raise ConfigError("; ".join(describe_validation_error(error, TaskDefinitionModel))) from None
@@ -151,7 +160,7 @@ def _scorer(reward: str, name: str, sandbox: str | None, options: tuple[str, ...
     for note in loaded.notes:
         click.echo(note, err=True)
     check_parameters(loaded.reward)
-    return scorer_of(loaded.reward, definition.limits.reward_time_s), loaded.reward.id
+    return loaded.reward, definition.limits.reward_time_s
 
 
 def _show(done: Calibration, title: str) -> None:

@@ -18,6 +18,9 @@ from reward_kit.environments.base import ToolSpec
 from reward_kit.environments.checker import Finding, check_resource
 from reward_kit.environments.registry import resource_class
 from reward_kit.errors import ConfigError
+from reward_kit.reward_agent.sources import read_source
+from reward_kit.reward_checks.report import counted
+from reward_kit.reward_checks.source_facts import rewards_in
 from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.preparation import prepare
 from reward_kit.runs.resources import check_world
@@ -27,6 +30,7 @@ _FOR = {
     "config": ("resource", "reward"),
     "steps": ("resource",),
     **dict.fromkeys(("data", "ground_truth", "gold", "against", "sandbox", "read_path", "time_limit"), ("reward",)),
+    "install_requirements": ("reward",),
     **dict.fromkeys(("limit", "gold_policy"), ("task file",)),
     **dict.fromkeys(("fail_on", "as_json"), ("reward", "task file")),
 }
@@ -62,6 +66,11 @@ _FOR = {
     help="Reward: behind which walls; default: warm for a file of one's own.",
 )
 @click.option("--read-path", multiple=True, metavar="PATH", help="Reward: a file or folder that it may read.")
+@click.option(
+    "--install-requirements",
+    is_flag=True,
+    help="Reward: install what it requires, by pip, in an environment of its own; else it is only checked.",
+)
 @click.option(
     "--time-limit",
     type=Number(0.01),
@@ -130,6 +139,7 @@ def _asked(given: Mapping[str, Any], seed: int, options: Mapping[str, Any] | Non
         against=given["against"],
         sandbox=given["sandbox"],
         read_paths=given["read_path"],
+        install_requirements=given["install_requirements"],
         time_s=given["time_limit"],
         options=options or {},
         limit=given["limit"],
@@ -167,7 +177,8 @@ def _check_task(path: Path, asked: Asked) -> None:
         if prepared.policies
         else "by the policy that you name"
     )
-    click.echo(f"{path}: ok. {len(task.samples)} samples, {episodes} episodes {by}, {reward}.", err=asked.as_json)
+    size = f"{counted(len(task.samples), 'sample')}, {counted(episodes, 'episode')}"
+    click.echo(f"{path}: the file is ok. {size} {by}, {reward}.", err=asked.as_json)
     if task.reward is not None and (why := why_not_free(task, prepared)):
         click.echo(f"not checked: that what is right scores 1 and nothing scores 0: {why}", err=asked.as_json)
     elif task.reward is not None:
@@ -175,6 +186,9 @@ def _check_task(path: Path, asked: Asked) -> None:
 
 
 def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) -> None:
+    if target.endswith(".py") and Path(target).is_file():
+        rewards = [f"{target}:{name}" for name in rewards_in(read_source(Path(target)))]
+        raise ConfigError(f"{target}: name what to check in it: {', '.join(rewards) or 'file.py:function'}")
     if Path(target).exists():
         raise ConfigError(f"{target} is neither a task file (.yaml) nor a resource (a name, or file.py:Class)")
     kind = resource_class(target)
@@ -200,7 +214,7 @@ def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) 
             f"{function.get('description', '(no description)')}"
         )
     click.echo(f"first observation:\n{as_text(observation) or '(none)'}")
-    verdict = f"{errors} errors" if errors else "ok"
+    verdict = counted(errors, "error") if errors else "ok"
     click.echo(f"{target}: {verdict} ({kind.fork_kind_for(config)} fork, {steps} steps)")
     if errors:
         sys.exit(1)

@@ -16,7 +16,7 @@ from reward_kit.agent.policies import make_policy
 from reward_kit.errors import ConfigError
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice
-from reward_kit.reward_agent.scoring import ScoringRequest
+from reward_kit.reward_agent.scoring import Reward, ScoringRequest
 from reward_kit.reward_agent.sources import find_module, read_source
 from reward_kit.reward_checks.checking import Plan, check_reward, exit_code, load
 from reward_kit.reward_checks.grounds import Given
@@ -27,6 +27,7 @@ from reward_kit.runs.proof import SampleProof, prove
 from reward_kit.runs.tasks import Task, selected
 from reward_kit.runs.transcripts import read_transcripts
 from reward_kit.task_parts import SandboxLevel
+from reward_kit.typed_interface import RewardSpec
 
 FAIL_ON = ("error", "warning", "info", "never")
 _LINTED = 4
@@ -43,6 +44,7 @@ class Asked:
         against: a second reward.
         sandbox: the reward's level; None for its default.
         read_paths: files and folders that it may read.
+        install_requirements: what it requires is installed, in an environment of its own.
         time_s: of one call.
         options: of the reward itself.
         limit: how many samples of a task are proved.
@@ -58,6 +60,7 @@ class Asked:
     against: str | None = None
     sandbox: SandboxLevel | None = None
     read_paths: Sequence[str] = ()
+    install_requirements: bool = False
     time_s: float = 10.0
     options: Mapping[str, Any] = field(default_factory=dict)
     limit: int = 10
@@ -87,9 +90,20 @@ def check_rewards(target: str, asked: Asked) -> None:
     if asked.data and not rollouts:
         raise ConfigError(f"{asked.data} has no rows")
     given = Given([_truth(text) for text in asked.truths], asked.golds, rollouts)
-    choice = SandboxChoice(asked.sandbox, read_paths=tuple(asked.read_paths), reward_time_s=asked.time_s)
+    choice = SandboxChoice(
+        asked.sandbox,
+        read_paths=tuple(asked.read_paths),
+        reward_time_s=asked.time_s,
+        install_requirements=asked.install_requirements,
+    )
     plan = Plan(target, choice, Path.cwd(), given, asked.options, asked.against, seed=asked.seed)
     loaded, other = load(plan)
+    for one in (loaded, other):
+        if one is not None and _asks_models(one.reward):
+            raise ConfigError(
+                f"reward {one.reward.id!r} asks a model, which costs money, and a check asks a few hundred questions: "
+                "measure how it agrees with people instead (reward-kit calibrate)"
+            )
     with _Progress() as progress:
         report = anyio.run(check_reward, plan, loaded, other, progress.tell)
     for note in loaded.notes:
@@ -105,10 +119,14 @@ def why_not_free(task: Task, prepared: Prepared) -> str:
     """Why proving the task would cost money; "" where it would not."""
     if prepared.user is not None and not prepared.user.is_free:
         return "its user is a model, which costs money"
-    resources = task.reward.resources.values() if task.reward is not None else ()
-    return (
-        "its reward asks a model, which costs money" if any(getattr(r, "asks_models", False) for r in resources) else ""
-    )
+    asks = task.reward is not None and _asks_models(task.reward)
+    return "its reward asks a model, which costs money" if asks else ""
+
+
+def _asks_models(reward: Reward) -> bool:
+    """Whether it asks models; behind walls it can ask nobody."""
+    resources = reward.resources.values() if isinstance(reward, RewardSpec) else ()
+    return any(getattr(resource, "asks_models", False) for resource in resources)
 
 
 def prove_task(task: Task, prepared: Prepared, asked: Asked) -> None:

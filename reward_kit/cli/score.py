@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +12,11 @@ import click
 import pydantic
 
 from reward_kit.cli.outcome import Ending, carry_out
+from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel, describe_validation_error
-from reward_kit.reward_agent.scoring import check_parameters
+from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.overrides import overlaid, parse_override
 from reward_kit.runs.plan import Plan
@@ -108,7 +110,7 @@ def command(
     episodes = read_transcripts(data)
     if not episodes:
         raise ConfigError(f"{data} has no rows")
-    check_parameters(loaded.reward)
+    _check_reward(loaded.reward, episodes)
     plan = Plan(definition, reward=loaded.reward, given=len(episodes))
     header = RunHeader(
         task_name=definition.name,
@@ -126,6 +128,14 @@ def command(
         as_json=as_json,
     )
     sys.exit(carry_out(plan, store, ending, display=display, given=episodes))
+
+
+def _check_reward(reward: Reward, episodes: Sequence[SingleAgentEpisode]) -> None:
+    """As `run` does of its samples: a reward that would break on every row, or could be right on none, is refused."""
+    check_parameters(reward)
+    facts = [facts_of(episode) for episode in episodes]
+    fields = ("messages", *(key for fact in facts for key in fact.get("sample") or {}))
+    check_truth(reward, (fact.get("ground_truth") for fact in facts), fields, "row")
 
 
 _OF_REWARD = ("sandbox", "reward_options")

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import logging
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from reward_kit.errors import (
     boundary,
 )
 from reward_kit.models import EvaluateResult, as_result, describe_validation_error
+from reward_kit.reward_agent.hints import with_hint, with_keys
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, scored_together
 from reward_kit.sandbox.limits import MOST_RESULT_KB, Limits
 from reward_kit.sandbox.outcome import Outcome, Strength
@@ -59,8 +59,6 @@ def check(asked):
     except ConfigError as error:
         return str(error)
 """
-_LIMIT = re.compile(r"raise limits\.(\w+)")
-_UNSEEN = re.compile(r"No such file or directory: '([^'\n]+)'")
 
 logger = logging.getLogger("reward_kit.reward_agent")
 
@@ -209,11 +207,11 @@ async def describe(program: Program, what: str, limits: Limits, back_end: str | 
 
 def _facts(outcome: Outcome, what: str) -> Facts:
     if outcome.failure is not None:
-        message = f"{what} cannot be loaded in the sandbox: {_message(outcome.failure.message)}"
+        message = f"{what} cannot be loaded in the sandbox: {with_keys(outcome.failure.message)}"
         raise ConfigError("\n".join(part for part in (message, outcome.failure.traceback) if part))
     answer = outcome.value if isinstance(outcome.value, dict) else {}
     if isinstance(refused := answer.get("refused"), str):
-        raise ConfigError(_with_hint(refused))
+        raise ConfigError(with_hint(refused))
     try:
         return Facts.model_validate(answer.get("facts"))
     except pydantic.ValidationError as error:
@@ -333,7 +331,7 @@ class ConfinedScorer:
     def _judged(self, outcome: Outcome, count: int) -> list[EvaluateResult | Failure]:
         """What the outcome is worth to each rollout: the worker's word is checked as a stranger's."""
         if (failure := outcome.failure) is not None:
-            message = f"reward {self._reward.id!r}: {_message(failure.message)}"
+            message = f"reward {self._reward.id!r}: {with_keys(failure.message)}"
             return [replace(failure, message=message)] * count
         answer = outcome.value if isinstance(outcome.value, dict) else {}
         results = answer.get("results")
@@ -358,7 +356,7 @@ class ConfinedScorer:
         if not (isinstance(told, dict) and told.keys() == {"failure"} and _is_failure(told["failure"])):
             raise InvalidResultError(f"reward {self._reward.id!r}: the answer was not written by the worker")
         failure = Failure.from_json(told["failure"])
-        return replace(failure, message=_with_hint(failure.message))
+        return replace(failure, message=with_hint(failure.message))
 
 
 def _is_failure(told: Any) -> bool:
@@ -381,21 +379,3 @@ def _steps(request: ScoringRequest) -> dict[str, Any] | None:
         return None
     record = episode_to_record(request.episode, final_state={"kind": "", "sha256": ""})
     return {name: value for name, value in record.items() if name not in _NOT_OF_STEPS} | {"final_state": None}
-
-
-def _message(message: str) -> str:
-    """A limit's message with the keys of a task file."""
-    return _with_hint(_LIMIT.sub(_key_of_task, message))
-
-
-def _key_of_task(found: re.Match[str]) -> str:
-    name = found.group(1)
-    return "raise limits.reward_time_s" if name == "wall_s" else f"raise sandbox.limits.{name}"
-
-
-def _with_hint(message: str) -> str:
-    """Say it where a file that was not found is there, and only not shown."""
-    found = _UNSEEN.search(message)
-    if found and Path(found.group(1)).is_absolute() and Path(found.group(1)).exists():
-        return f"{message}; it is there and not shown in the sandbox: name it in sandbox.read_paths"
-    return message

@@ -38,12 +38,12 @@ _UNREADABLE = (
     "write requirements=[…] with plain texts in the decorator of its `def` or `class`, or install them yourself"
 )
 _NOTHING_INSTALLED = (
-    "sandbox.install_requirements has no effect for {0}: it runs in_process, with the packages that are installed here; "
-    "leave it out, and install with pip what is missing"
+    "sandbox.install_requirements has no effect for {0}: it runs in_process, with the packages that are installed "
+    "here; leave it out, and install with pip what is missing"
 )
 _CALLS_OUT = (
-    "reward {0!r} asks a model, or has a sandbox of its own, and can do neither at the level {1}: run it with --sandbox "
-    "in_process, or with sandbox: {{level: in_process}} in the task file"
+    "reward {0!r} asks a model, or has a sandbox of its own, and can do neither at the level {1}: run it with "
+    "--sandbox in_process, or with sandbox: {{level: in_process}} in the task file"
 )
 _ALONE = "it sees the packages that it requires, and no others: name what it imports in requirements=[…] too"
 
@@ -109,9 +109,11 @@ def load_reward(
     if level == "in_process":
         if choice.back_end is not None:
             raise ConfigError(f"sandbox.back_end {choice.back_end!r} has no effect at the level in_process")
+        loaded = LoadedReward(_loaded_here(reference, folder, options))  # what is missing is told first
         if choice.install_requirements:
             raise ConfigError(_NOTHING_INSTALLED.format(reference))
-        return LoadedReward(_loaded_here(reference, folder, options))
+        return loaded
+    _check_back_end(choice)
     if is_built_in(location):
         _refuse_what_calls_out(reference, folder, level)
     if choice.back_end is None and (reason := run_to_end(_why_not_confined())):
@@ -176,6 +178,17 @@ def _refuse_what_calls_out(reference: str, folder: Path, level: SandboxLevel) ->
         )
 
 
+def _check_back_end(choice: SandboxChoice) -> None:
+    """That its name is one, told with the key."""
+    from reward_kit.sandbox.back_ends import back_end_of
+
+    try:
+        if choice.back_end is not None:
+            back_end_of(choice.back_end)
+    except ConfigError as error:
+        raise ConfigError(f"sandbox.back_end: {error}") from None
+
+
 def _weakened(
     reference: str, folder: Path, level: SandboxLevel, reason: str, options: Mapping[str, Any]
 ) -> LoadedReward:
@@ -214,6 +227,8 @@ def _described(
     except ConfigError as error:
         if environment is not None and "No module named" in str(error):
             raise ConfigError(f"{error}\n{_ALONE}") from None
+        if any(f"import {name}, which" in str(error) for name in choice.preload):
+            raise ConfigError(f"sandbox.preload: {error}") from None
         raise
     if choice.install_requirements and environment is None and facts.requirements:
         raise ConfigError(_UNREADABLE.format(facts.id, file))
@@ -269,7 +284,10 @@ def _read_paths(choice: SandboxChoice, folder: Path) -> tuple[str, ...]:
     from reward_kit.sandbox.back_ends import back_end_of
 
     if choice.back_end is None or back_end_of(choice.back_end).shows_paths:
-        return tuple(str((folder / path).resolve()) for path in choice.read_paths)
+        found = tuple((folder / path).resolve() for path in choice.read_paths)
+        if choice.back_end is None and (missing := next((path for path in found if not path.exists()), None)):
+            raise ConfigError(f"sandbox.read_paths: {missing} is not there")
+        return tuple(map(str, found))
     for path in choice.read_paths:
         if not path.startswith("/"):
             raise ConfigError(f"sandbox.read_paths: {path!r} is a path in {choice.back_end}, and must be absolute")

@@ -18,7 +18,8 @@ from reward_kit.typed_interface import RewardSpec
 
 _PLAIN_CALLS = "from reward_kit.reward_agent.inside import ConfinedCalls\n"
 _WATCHED_CALLS = "from reward_kit.reward_checks.inside import WatchedCalls as ConfinedCalls\n"
-_ATTACK_CPU_S = 1.0
+ATTACK_CPU_S = 1.0
+"""After so much work a call that is to show no end is ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Bench:
 
     async def attack(self, request: ScoringRequest) -> Seen:
         """One call in a fresh worker that is ended after a second of work; only where `is_confined`."""
-        return await self._scorer_apart.see(request, is_fresh=True, cpu_s=_ATTACK_CPU_S)
+        return await self._scorer_apart.see(request, is_fresh=True, cpu_s=ATTACK_CPU_S)
 
     @property
     def _scorer_apart(self) -> _WatchedApart:

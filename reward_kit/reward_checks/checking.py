@@ -21,10 +21,11 @@ from reward_kit.reward_checks import (
     probes_sturdy,
 )
 from reward_kit.reward_checks.agreement import agreement
+from reward_kit.reward_checks.answers import text_of
 from reward_kit.reward_checks.bench import Bench
-from reward_kit.reward_checks.checkup import Checkup, Probe
-from reward_kit.reward_checks.grounds import Given, grounds_of, learn
-from reward_kit.reward_checks.report import Report
+from reward_kit.reward_checks.checkup import Checkup, Probe, told
+from reward_kit.reward_checks.grounds import Given, grounds_of, learned
+from reward_kit.reward_checks.report import Finding, Report
 from reward_kit.reward_checks.source_facts import SourceFacts, facts_of
 
 PROBES: tuple[tuple[str, Probe], ...] = (
@@ -40,11 +41,13 @@ PROBES: tuple[tuple[str, Probe], ...] = (
     ("time and memory", probes_cost.cost),
     ("growth of time", probes_cost.growth),
     ("regular expressions", probes_cost.patterns),
+    ("the same score in the end", probes_steady.still),
     ("the range of scores", probes_range.scores),
     ("what it reads", probes_reads.reads),
     ("changed inputs", probes_sturdy.changes_inputs),
 )
 _NOISE = ("nondeterministic", "hidden-state")
+_NOT_COMPARED = "scores of the same rollout differ, so nothing can be compared"
 _COMPARING = {
     probes_range.right_and_wrong,
     probes_sturdy.missing_truth,
@@ -106,11 +109,13 @@ async def check_reward(
     source = _source(loaded.reward, plan.reference)
     async with Bench(loaded.reward, plan.choice.reward_time_s) as bench:
         report = Report(plan.reference, bench.level, plan.seed)
-        grounds = grounds_of(plan.given, source.ground_truth, takes_truth=takes_truth(loaded.reward))
         chance = random.Random(plan.seed)
         tell("how it wants an answer")
-        for ground in grounds:
-            await learn(ground, bench, chance)
+        needs_truth = takes_truth(loaded.reward)
+        grounds = await learned(plan.given, source.ground_truth, bench, chance, takes_truth=needs_truth)
+        if not grounds:
+            await _tell_unknown_truths(report, bench, source)
+            return report
         checkup = Checkup(bench, report, source, chance, grounds, plan.given.rollouts)
         await _ask(checkup, tell)
         if other is not None and plan.against is not None:
@@ -120,13 +125,38 @@ async def check_reward(
     return report
 
 
+async def _tell_unknown_truths(report: Report, bench: Bench, source: SourceFacts) -> None:
+    """Nothing can be asked, which is no pass: it was not told what the reward takes, or the reward never scores."""
+    (first, *_) = grounds_of(Given(), source.ground_truth, takes_truth=True)
+    seen = await bench.see(first.answered("The answer is 42."))
+    text = (
+        "not one rollout could be scored with a ground truth made up for it: ground truths of this form are not known; "
+        "give --ground-truth JSON"
+    )
+    report.add("never-scores", "error", text, [told(f"ground truth {text_of(first.truth)!r}", seen)])
+    report.cannot("everything else", "it needs a ground truth that the reward can read; --ground-truth JSON")
+
+
 async def _ask(checkup: Checkup, tell: Callable[[str], None]) -> None:
+    report = checkup.report
+    compared: dict[str, list[Finding]] = {}
     for name, probe in PROBES:
-        if probe in _COMPARING and any(checkup.report.has(code) for code in _NOISE):
-            checkup.report.cannot(name, "scores of the same rollout differ, so nothing can be compared")
+        if probe in _COMPARING and _is_noisy(report):
+            report.cannot(name, _NOT_COMPARED)
             continue
         tell(name)
+        before = len(report.findings)
         await probe(checkup)
+        if probe in _COMPARING:
+            compared[name] = report.findings[before:]
+    if _is_noisy(report):  # what was kept from call to call may have shown late
+        for name, findings in compared.items():
+            report.findings = [finding for finding in report.findings if finding not in findings]
+            report.cannot(name, _NOT_COMPARED)
+
+
+def _is_noisy(report: Report) -> bool:
+    return any(report.has(code) for code in _NOISE)
 
 
 def takes_truth(reward: Reward) -> bool:

@@ -27,6 +27,7 @@ class Checkup:
         scores: every call whose rollout has a name, by that name.
         events: what the reward opened, asked for and started, in any call.
         changed: inputs that it changed, with how.
+        early: rollouts with what they scored before anything else was asked.
     """
 
     bench: Bench
@@ -38,6 +39,7 @@ class Checkup:
     scores: dict[str, Seen] = field(default_factory=dict)
     events: dict[tuple[str, str], None] = field(default_factory=dict)
     changed: dict[str, str] = field(default_factory=dict)
+    early: list[tuple[ScoringRequest, float | None]] = field(default_factory=list)
 
     @property
     def first(self) -> Ground:
@@ -48,6 +50,12 @@ class Checkup:
     def known(self) -> list[Ground]:
         """The questions whose right answer earns more than wrong ones."""
         return [ground for ground in self.grounds if ground.tells_apart]
+
+    @property
+    def takes_truth(self) -> bool:
+        """The reward is given the ground truth."""
+        names = self.bench.parameters
+        return names is None or bool(names & {"ground_truth", "ground_truths"})
 
     async def see(self, name: str, request: ScoringRequest, *, memory: bool = False) -> Seen:
         """One call, noted."""

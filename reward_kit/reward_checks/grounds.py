@@ -16,14 +16,18 @@ from reward_kit.reward_checks.rollouts import QUESTION, request_of, said, user, 
 
 LITTLE = 1e-6
 """Scores nearer than this are one."""
+_TEXTS = ("42", "1000", "Paris", "A")
+_CALL = {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}
+_OTHERS: tuple[Any, ...] = (_CALL, ["red", "green", "blue"])
+"""For an annotation that says nothing, where texts cannot be read."""
 _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("list[int]", ([3, 1, 2],)),
     ("list[float]", ([3.5, 1.0, 2.0],)),
-    ("list[dict", ([{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}],)),
+    ("list[dict", ([_CALL],)),
     ("list", (["red", "green", "blue"],)),
-    ("dict", ({"name": "get_weather", "arguments": {"city": "Paris", "days": 3}},)),
-    ("Mapping", ({"name": "get_weather", "arguments": {"city": "Paris", "days": 3}},)),
-    ("str", ("42", "1000", "Paris", "A")),
+    ("dict", (_CALL,)),
+    ("Mapping", (_CALL,)),
+    ("str", _TEXTS),
     ("float", (2.5, 1000.0)),
     ("int", (42, 1000)),
     ("bool", (True,)),
@@ -44,6 +48,7 @@ class Ground:
         wrong: wrong values.
         gold_seen: what the right rollout got.
         floor: the most that a wrong answer of the same form got; None where none was scored.
+        was_scored: some answer got a score.
         alike: a form in which what is wrong earned as much as the truth, with what it earned; "" where there is none.
     """
 
@@ -56,6 +61,7 @@ class Ground:
     wrong: Sequence[Any] = ()
     gold_seen: Seen | None = None
     floor: float | None = None
+    was_scored: bool = False
     alike: str = ""
 
     @property
@@ -125,9 +131,33 @@ def grounds_of(given: Given, annotation: str, *, takes_truth: bool, most: int = 
 
 
 def truths_for(annotation: str) -> tuple[Any, ...]:
-    """Ground truths of the kind that an annotation names; those of a text where it names none."""
+    """Ground truths of the kind that an annotation names; texts where it names none, or texts among others."""
+    if "str" in (part.strip() for part in annotation.split("|")):
+        return _TEXTS
     found = next((truths for name, truths in _BY_ANNOTATION if name.lower() in annotation.lower()), None)
-    return found if found is not None else ("42", "1000", "Paris", "A")
+    return found if found is not None else _TEXTS
+
+
+async def learned(
+    given: Given, annotation: str, bench: Bench, chance: random.Random, *, takes_truth: bool
+) -> list[Ground]:
+    """The questions, with what the reward gives for answers to them; none where it reads no ground truth made up.
+
+    Args:
+        given, annotation, takes_truth: as `grounds_of` takes them.
+        bench: where the reward is called.
+        chance: for everything random.
+    """
+    grounds = grounds_of(given, annotation, takes_truth=takes_truth)
+    for ground in grounds:
+        await learn(ground, bench, chance)
+    if all(ground.is_truth_given for ground in grounds):
+        return grounds
+    if not any(ground.was_scored for ground in grounds) and annotation in ("", "Any", "object", "typing.Any"):
+        grounds = [replace(_asked(truth, None), is_truth_given=False) for truth in _OTHERS]
+        for ground in grounds:
+            await learn(ground, bench, chance)
+    return [ground for ground in grounds if ground.was_scored]
 
 
 async def learn(ground: Ground, bench: Bench, chance: random.Random) -> None:
@@ -140,6 +170,7 @@ async def learn(ground: Ground, bench: Bench, chance: random.Random) -> None:
         ground.gold_seen = await bench.see(ground.gold)
         ground.form = _form_given(ground)
         ground.floor = await _floor(ground, bench)
+        ground.was_scored = ground.gold_score is not None or ground.floor is not None
         return
     if ground.truth is not None:
         await _find_form(ground, bench)
@@ -152,6 +183,7 @@ async def _find_form(ground: Ground, bench: Bench) -> None:
         tried = replace(ground, form=form)
         tried.gold = tried.answered(tried.written(ground.truth))
         tried.gold_seen = await bench.see(tried.gold)
+        ground.was_scored |= tried.gold_score is not None
         if tried.gold_score is None or tried.gold_score <= best + LITTLE:
             continue
         tried.floor = await _floor(tried, bench)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from reward_kit.models import Message
 from reward_kit.reward_agent.scoring import ScoringRequest
@@ -45,36 +47,72 @@ _INJECTIONS = (
 )
 _FILLER = "Furthermore, one may well consider that this is so. "
 _UNSURE = "I do not know."
+_WORTH_TELLING = 0.1
+"""Where no right answer is known: the share of the way from saying nothing to 1 that may be chance."""
+_TAGS = re.compile(r"<[^<>]*>")
 
 
 async def without_truth(checkup: Checkup) -> None:
     """Answers that nobody could call right, whatever the ground truth is."""
-    if not _is_ready(checkup, "answers that say nothing, format alone, injections, and length"):
+    grounds = checkup.known or await _against_nothing(checkup)
+    if not grounds:
+        _is_ready(checkup, "answers that say nothing, format alone, injections, and length")
         return
-    await _all_of(checkup, "empty-answer-earns", "an empty answer earns", _EMPTY)
-    await _all_of(checkup, "format-alone-earns", "format without an answer earns", _FORMAT)
-    await _all_of(checkup, "opener-earns", "an opening without an answer earns", _OPENERS)
-    await _all_of(checkup, "injection-earns", "a text that speaks to the judge earns", _INJECTIONS)
-    await _all_of(checkup, "source-words-earn", "the words of the reward's own file earn", _source_words(checkup))
-    await _all_of(checkup, "question-earns", "repeating the question earns", _questions(checkup))
-    await _length(checkup)
+    for code, text, answers in (
+        ("empty-answer-earns", "an empty answer earns", _EMPTY),
+        ("format-alone-earns", "format without an answer earns", _FORMAT),
+        ("opener-earns", "an opening without an answer earns", _OPENERS),
+        ("injection-earns", "a text that speaks to the judge earns", _INJECTIONS),
+        ("source-words-earn", "the words of the reward's own file earn", _source_words(checkup)),
+        ("question-earns", "repeating the question earns", _questions(grounds)),
+    ):
+        await _all_of(checkup, grounds, code, text, answers)
+    await _length(checkup, grounds)
 
 
-async def _all_of(checkup: Checkup, code: str, text: str, answers: Sequence[str]) -> None:
+async def _against_nothing(checkup: Checkup) -> list[Ground]:
+    """For a reward that takes no ground truth and of which no right answer is known: 1 against what says nothing."""
+    ground = checkup.first
+    if ground.truth is not None or ground.gold is not None or checkup.takes_truth:
+        return []
+    seen = await checkup.see("an answer that says nothing", ground.answered(_UNSURE))
+    if seen.score is None or seen.score >= 1.0 - LITTLE:
+        return []
+    checkup.report.cannot(
+        "how much a cheat earns beside a right answer",
+        "none is known; cheats are compared with a score of 1; --gold TEXT",
+    )
+    floor = seen.score + _WORTH_TELLING * (1.0 - seen.score)
+    return [replace(ground, floor=floor, gold_seen=replace(seen, score=1.0))]
+
+
+async def _all_of(checkup: Checkup, grounds: Sequence[Ground], code: str, text: str, answers: Sequence[str]) -> None:
     """Try answers on each question; what earns more than a wrong answer is told."""
     lines, most = [], 0.0
-    for ground in checkup.known:
+    for ground in grounds:
         for answer in answers:
+            if _says_the_truth(ground, answer):
+                continue
             seen = await checkup.see(f"{code} {answer[:20]}", ground.answered(answer))
             if share := _earned(ground, seen):
                 most = max(most, share)
-                lines.append(told(f"ground truth {text_of(ground.truth)[:30]!r}, answer", seen, answer))
+                lines.append(told(f"{_named(ground)}answer", seen, answer))
     _tell(checkup, code, text, most, lines)
+
+
+def _named(ground: Ground) -> str:
+    return f"ground truth {text_of(ground.truth)[:30]!r}, " if ground.truth is not None else ""
+
+
+def _says_the_truth(ground: Ground, answer: str) -> bool:
+    """What is seen of the answer is the ground truth, so that it is right."""
+    seen = _TAGS.sub("", answer).strip()
+    return ground.truth is not None and bool(seen) and seen.casefold() == text_of(ground.truth).strip().casefold()
 
 
 async def with_truth(checkup: Checkup) -> None:
     """Answers that hold the ground truth, or nearly, and are wrong."""
-    if checkup.bench.parameters is not None and not checkup.bench.takes("ground_truth"):
+    if not checkup.takes_truth:
         return
     if not any(ground.truth is not None and ground.form is not None for ground in checkup.known):
         why = "how a right answer is written is not known; give one: --gold TEXT, or gold_answer in --data"
@@ -207,10 +245,10 @@ async def _repeated(checkup: Checkup) -> None:
         )
 
 
-async def _length(checkup: Checkup) -> None:
+async def _length(checkup: Checkup, grounds: Sequence[Ground]) -> None:
     """A wrong answer earns nothing for its length."""
     lines, most = [], 0.0
-    for ground in checkup.known:
+    for ground in grounds:
         wrong = ground.written(ground.wrong[0]) if ground.wrong else _UNSURE
         for count in (20, 400):
             seen = await checkup.see(f"{count} empty sentences", ground.answered(f"{_FILLER * count}\n{wrong}"))
@@ -225,9 +263,9 @@ def _source_words(checkup: Checkup) -> tuple[str, ...]:
     return (" ".join(words)[:4000], "\n".join(reversed(words))[:4000]) if words else ()
 
 
-def _questions(checkup: Checkup) -> tuple[str, ...]:
-    texts = ("\n".join(message.text for message in ground.blank.messages) for ground in checkup.known)
-    truths = [text_of(ground.truth) for ground in checkup.known if ground.truth is not None]
+def _questions(grounds: Sequence[Ground]) -> tuple[str, ...]:
+    texts = ("\n".join(message.text for message in ground.blank.messages) for ground in grounds)
+    truths = [text_of(ground.truth) for ground in grounds if ground.truth is not None]
     return tuple(dict.fromkeys(text for text in texts if not any(truth in text for truth in truths)))
 
 
@@ -259,6 +297,7 @@ def _tell(checkup: Checkup, code: str, text: str, most: float, lines: Sequence[s
         return
     compares = any(ground.truth is not None for ground in checkup.known)
     severity: Severity = "error" if most >= 0.5 and compares and code != "question-earns" else "warning"
-    share = "as much as a right answer" if most >= 1 - LITTLE else f"up to {most:.0%} of what a right answer does"
+    right = "a right answer" if checkup.known else "a full score"
+    share = f"as much as {right}" if most >= 1 - LITTLE else f"up to {most:.0%} of {right}"
     verb = " " if text.endswith(("earn", "earns", "order")) else ": it earns "
     checkup.report.add(code, severity, f"{text}{verb}{share}", list(dict.fromkeys(lines))[:4])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reward_kit.reward_checks.bench import Seen
+from reward_kit.reward_checks.bench import ATTACK_CPU_S, Seen
 from reward_kit.reward_checks.checkup import Checkup
 from reward_kit.reward_checks.grounds import Ground
 from reward_kit.reward_checks.regexes import attacks
@@ -110,25 +110,41 @@ async def patterns(checkup: Checkup) -> None:
         for text in dict.fromkeys((short, checkup.first.form.write(short) if checkup.first.form else short)):
             seen = await checkup.bench.attack(checkup.first.answered(text))
             if _is_late(seen):
-                lines[pattern] = f"{shown(pattern, 60)} on {len(text)} characters: {shown(text, 50)}"
+                lines[pattern] = (
+                    f"{shown(pattern, 60)}: over {ATTACK_CPU_S:.0f} s on {len(text)} characters: {shown(text, 50)}"
+                )
                 break
-    for pattern, line in await _long_attacks(checkup, lines):
-        lines[pattern] = line
     if lines:
-        text = "a regular expression does not come back on a text that a model may write; repeat nothing that repeats"
+        text = (
+            "a regular expression takes exponential time on a short text that a model may write; repeat nothing that "
+            "repeats"
+        )
         checkup.report.add("catastrophic-regex", "error", text, list(lines.values())[:3])
+    if slow := await _long_attacks(checkup, lines):
+        text = (
+            "a regular expression takes quadratic time or more on a long text that a model may write; let no two "
+            r"repeats beside each other match the same signs (\s*.*?\s*: strip() afterwards), or bound them"
+        )
+        checkup.report.add("slow-regex", "error", text, slow[:3])
 
 
-async def _long_attacks(checkup: Checkup, known: dict[str, str]) -> list[tuple[str, str]]:
-    """Those that take long without being exponential."""
-    found: list[tuple[str, str]] = []
-    for pattern, _, long in list(attacks(checkup.source.patterns))[:_LONGEST_ATTACKS]:
-        if pattern in known or any(pattern == other for other, _ in found):
+async def _long_attacks(checkup: Checkup, known: dict[str, str]) -> list[str]:
+    """Those that take long without being exponential, with the times of shorter texts."""
+    found: dict[str, str] = {}
+    for pattern, short, long in list(attacks(checkup.source.patterns))[:_LONGEST_ATTACKS]:
+        if pattern in known or pattern in found or not _is_late(await _attacked(checkup, long)):
             continue
-        seen = await checkup.bench.attack(checkup.first.answered(long))
-        if _is_late(seen):
-            found.append((pattern, f"{shown(pattern, 60)} on {len(long):,} characters: {shown(long, 50)}"))
-    return found
+        text = long[: len(long) // 16] + short[-2:]
+        seen = await _attacked(checkup, text)
+        took = f"over {ATTACK_CPU_S:.0f} s" if _is_late(seen) else f"{1000 * seen.cpu_s:.0f} ms"
+        found[pattern] = (
+            f"{shown(pattern, 40)}: {took} on {len(text):,} characters, over {ATTACK_CPU_S:.0f} s on {len(long):,}"
+        )
+    return list(found.values())
+
+
+async def _attacked(checkup: Checkup, text: str) -> Seen:
+    return await checkup.bench.attack(checkup.first.answered(text))
 
 
 def _is_late(seen: Seen) -> bool:

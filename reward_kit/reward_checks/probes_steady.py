@@ -13,6 +13,8 @@ from reward_kit.reward_checks.report import shown
 from reward_kit.reward_checks.rollouts import clearly_different
 
 _REPEATS = 3
+_FRESH_EVERY = 3
+_LATE_CALLS = 100
 _CHANCE = "the same rollout gets different scores{why}; a group's advantages become noise"
 _Scores = list[float | None]
 
@@ -23,6 +25,7 @@ async def steady(checkup: Checkup) -> None:
     again = [await _repeated(checkup, rollout) for rollout in rollouts]
     backwards = [await checkup.bench.see(rollout) for rollout in reversed(rollouts)][::-1]
     here = [[*_scores(seen), last.score] for seen, last in zip(again, backwards, strict=True)]
+    checkup.early = [(rollout, seen[0].score) for rollout, seen in zip(rollouts, again, strict=True)]
     if not checkup.bench.is_confined:
         why = "it runs in this process, which has no fresh worker; --sandbox warm has"
         checkup.report.cannot("what it keeps from call to call, against a fresh worker", why)
@@ -30,10 +33,28 @@ async def steady(checkup: Checkup) -> None:
             lines = [_line(rollouts[index], here[index]) for index in moved[:3]]
             checkup.report.add("nondeterministic", "error", _CHANCE.format(why=_why(checkup)), lines)
         return
-    fresh = [(await checkup.bench.see_fresh(rollout)).score for rollout in rollouts]
-    moved = [i for i, scores in enumerate(here) if _differ([*scores, fresh[i]])]
+    # A fresh worker costs fifty calls, so that some rollouts stand for all of them where nothing moves.
+    some = {i: (await checkup.bench.see_fresh(rollouts[i])).score for i in range(0, len(rollouts), _FRESH_EVERY)}
+    moved = [i for i, scores in enumerate(here) if _differ([*scores, *([some[i]] if i in some else [])])]
     if moved or checkup.source.has_sets:
+        fresh = [some[i] if i in some else (await checkup.bench.see_fresh(r)).score for i, r in enumerate(rollouts)]
         _judge(checkup, rollouts, here, fresh, await _elsewhere(checkup, rollouts))
+
+
+async def still(checkup: Checkup) -> None:
+    """Score the first rollouts again, after all that was asked since; asked late, and again after many more calls."""
+    if any(checkup.report.has(code) for code in ("nondeterministic", "hidden-state", "depends-on-hash-seed")):
+        return
+    for _ in range(_LATE_CALLS):
+        await checkup.bench.see(checkup.early[0][0])
+    lines = []
+    for rollout, first in checkup.early:
+        last = (await checkup.bench.see(rollout)).score
+        if _differ([first, last]):
+            lines.append(f"{_line(rollout, [first])} at first, {_words([last])} after some hundreds of calls")
+    if lines:
+        text = "the score depends on what was scored before: something is kept from call to call"
+        checkup.report.add("hidden-state", "error", text, lines[:3])
 
 
 def _rollouts(checkup: Checkup) -> list[ScoringRequest]:

@@ -48,6 +48,8 @@ def _sort(broken: dict[str, list[tuple[str, Seen]]], name: str, seen: Seen, othe
         broken["hangs"].append((name, seen))
     elif seen.failure.where == "AlignmentError":
         broken["misaligned-steps"].append((name, seen))
+    elif "result_kb" in message:
+        broken["large-result"].append((name, seen))
     elif "finite" in message:
         broken["not-finite"].append((name, seen))
     elif seen.failure.failure_class == "invalid_result" and "declared no valid score" in message:
@@ -71,6 +73,10 @@ _BROKEN: dict[str, tuple[Severity, str]] = {
     ),
     "not-finite": ("error", "makes a score that is no finite number on {n}"),
     "invalid-result": ("error", "returns no valid result on {n}"),
+    "large-result": (
+        "info",
+        "its result outgrows sandbox.limits.result_kb on {n}; cut what the reason repeats of an answer",
+    ),
     "unscored": ("info", "declares {n} unscored"),
 }
 

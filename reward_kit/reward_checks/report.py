@@ -102,12 +102,17 @@ class Report:
             yield f"{'fact:':9}{name}: {fact if isinstance(fact, str) else json.dumps(fact, ensure_ascii=True)}"
         for one in self.unchecked:
             yield f"{'not checked:':13}{one.check}: {one.why}"
-        counts = ", ".join(f"{self.count(severity)} {severity}s" for severity in SEVERITIES[:2])
-        left = f", {len(self.unchecked)} questions could not be asked" if self.unchecked else ""
+        counts = ", ".join(counted(self.count(severity), severity) for severity in SEVERITIES[:2])
+        left = f", {counted(len(self.unchecked), 'question')} could not be asked" if self.unchecked else ""
         yield f"{self.reward}: {counts}{left} (run {self.level}, seed {self.seed})"
 
     def _sorted(self) -> list[Finding]:
         return sorted(self.findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things: "1 error", "2 errors"."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def shown(text: str, width: int = _WIDTH) -> str:

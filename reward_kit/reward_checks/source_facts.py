@@ -20,7 +20,7 @@ class SourceFacts:
         ground_truth: the annotation of `ground_truth`, "" where there is none.
         words: the texts that stand in the file, docstrings left out.
         patterns: the texts among them that are used as regular expressions.
-        zeros: lines at which a broad `except` makes a score.
+        zeros: lines of the reward, and of what it calls in its file, at which a broad `except` makes a score.
         chance: modules it imports whose values differ from call to call.
         has_sets: it builds sets or asks for hashes, whose order and value differ between interpreters.
     """
@@ -50,7 +50,7 @@ def facts_of(text: str, name: str) -> SourceFacts:
         ground_truth=_truth_annotation(tree, name),
         words=tuple(dict.fromkeys(str(node.value) for node in texts if id(node) not in docstrings)),
         patterns=tuple(dict.fromkeys(_patterns(tree))),
-        zeros=tuple(sorted(_zeros(tree))),
+        zeros=tuple(sorted({line for part in _reached(tree, name) for line in _zeros(part)})),
         chance=tuple(sorted(_CHANCE & set(_imports(tree)))),
         has_sets=any(_is_set(node) for node in ast.walk(tree)),
     )
@@ -67,6 +67,22 @@ def kind_in(text: str, name: str) -> str:
         methods = {node.name for node in found.body if isinstance(node, _Function)}
         return "reward" if "score" in methods or found.decorator_list else "class"
     return "reward" if found is not None else ""
+
+
+def rewards_in(text: str) -> list[str]:
+    """The names of the rewards that a text defines: what is decorated as one, else what takes `messages`."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    known = [node for node in _definitions(tree.body) if not node.name.startswith("_")]
+    decorated = [node.name for node in known if any("reward_function" in ast.unparse(d) for d in node.decorator_list)]
+    plain = [
+        node.name
+        for node in known
+        if isinstance(node, _Function) and any(one.arg == "messages" for one in node.args.args)
+    ]
+    return decorated or plain
 
 
 def _definition(tree: ast.Module, name: str) -> ast.ClassDef | _Function | None:
@@ -119,7 +135,25 @@ def _patterns(tree: ast.Module) -> Iterator[str]:
             yield first.value
 
 
-def _zeros(tree: ast.Module) -> Iterator[int]:
+def _reached(tree: ast.Module, name: str) -> list[ast.AST]:
+    """The reward, and what it names of the functions and classes of its file, and what those name."""
+    first = _definition(tree, name)
+    if first is None:
+        return [tree]
+    there = {node.name: node for node in _definitions(tree.body)}
+    found: dict[int, ast.AST] = {}
+    waiting: list[ast.AST] = [first]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in found:
+            continue
+        found[id(part)] = part
+        names = {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}
+        waiting += [there[one] for one in names if one in there]
+    return list(found.values())
+
+
+def _zeros(tree: ast.AST) -> Iterator[int]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) and _is_broad(node.type):
             yield from (inner.lineno for inner in ast.walk(node) if isinstance(inner, ast.Return) and _is_score(inner))

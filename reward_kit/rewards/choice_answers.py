@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message
+from reward_kit.reward_options import checks_options
 from reward_kit.rewards.found_answers import find_answer
 from reward_kit.rewards.mathematics.text import LONGEST_TEXT, unwrap
 from reward_kit.rewards.normalising import normalised
@@ -36,7 +37,14 @@ class _Options(NamedTuple):
     texts: Mapping[str, str]
 
 
+def _check_letters(options: Mapping[str, Any]) -> None:
+    letters = options["letters"]
+    if len(set(letters)) != len(letters) or not re.fullmatch(r"[A-Z]+", letters):
+        raise ConfigError(f"option 'letters': write different capitals, such as 'ABCD', not {letters!r:.80}")
+
+
 @reward_function
+@checks_options(_check_letters)
 def choice_answer(
     messages: list[Message],
     ground_truth: Any,
@@ -71,8 +79,7 @@ def choice_answer(
     Example:
         choice_answer(messages, "B) Paris")  # 1 for "The answer is (B).", "**B**" and "Paris"
     """
-    if not letters or len(set(letters)) != len(letters) or not re.fullmatch(r"[A-Z]+", letters):
-        raise ConfigError(f"reward 'choice_answer': letters is {letters!r}; write different capitals, such as 'ABCD'")
+    _check_letters({"letters": letters})
     texts = _texts_of(sample, letters)
     right, text = _right(needed(ground_truth, "choice_answer"), letters, texts, zero_based)
     options = _Options(letters, {**texts, **({right: text} if text else {})})

@@ -9,17 +9,21 @@ arXiv:2403.07974); where theirs let a wrong program pass, ours do not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult
+from reward_kit.reward_options import checks_options
 from reward_kit.rewards.code_languages import ALIASES, language_of
 from reward_kit.rewards.code_sandbox import CodeSandboxes
 from reward_kit.rewards.code_tests import CallTest, RunTest, Suite, suite_of
 from reward_kit.rewards.code_values import Rules, Stdout, shown_answer
 from reward_kit.rewards.fenced import Choice, block_of
+from reward_kit.rewards.option_types import Closeness, Megabytes, Seconds, check_closeness
 from reward_kit.rewards.texts import last_answer, needed
 from reward_kit.sandbox.limits import Limits
 from reward_kit.sandbox.outcome import Outcome
@@ -51,7 +55,15 @@ class _Verdict(NamedTuple):
         return not self.problem
 
 
+def _check_order(options: Mapping[str, Any]) -> None:
+    if options["tolerance"] and options["unordered"]:
+        raise ConfigError(
+            "option 'unordered': tolerance excludes it: what is close to what would depend on the order; leave out one"
+        )
+
+
 @reward_function(resources={"sandbox": CodeSandboxes})
+@checks_options(_check_order)
 async def python_code(
     messages: list[Message],
     ground_truth: Any = None,
@@ -60,13 +72,13 @@ async def python_code(
     pass_rate: PassRate = "fraction",
     block: Choice = "last",
     unfenced: Literal["refuse", "whole"] = "refuse",
-    tolerance: float = 0.0,
+    tolerance: Closeness = 0.0,
     unordered: bool = False,
     stdout: Stdout = "lines",
     runs: Runs = "fresh",
-    time_s: float = 5.0,
-    wall_s: float | None = None,
-    memory_mb: int = 512,
+    time_s: Seconds = 5.0,
+    wall_s: Annotated[float, Field(gt=0, le=86_400)] | None = None,
+    memory_mb: Megabytes = 512,
     preload: tuple[str, ...] = (),
     tell_expected: bool = True,
     back_end: str | None = None,
@@ -139,11 +151,11 @@ async def program_code(
     pass_rate: PassRate = "fraction",
     block: Choice = "last",
     unfenced: Literal["refuse", "whole"] = "refuse",
-    tolerance: float = 0.0,
+    tolerance: Closeness = 0.0,
     stdout: Stdout = "lines",
-    time_s: float = 5.0,
-    compile_s: float = 30.0,
-    memory_mb: int = 1024,
+    time_s: Seconds = 5.0,
+    compile_s: Annotated[float, Field(gt=0, le=600)] = 30.0,
+    memory_mb: Megabytes = 1024,
     tell_expected: bool = True,
     back_end: str | None = None,
 ) -> EvaluateResult:
@@ -289,17 +301,18 @@ def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, 
 
 
 def _rules(tolerance: float, unordered: bool, stdout: Stdout) -> Rules:
-    if not 0 <= tolerance < 1:
-        raise ConfigError(f"tolerance must be at least 0 and less than 1, not {tolerance}")
-    if tolerance and unordered:
-        raise ConfigError(
-            "tolerance and unordered exclude one another: what is close to what would depend on the order"
-        )
+    check_closeness(tolerance)
+    _check_order({"tolerance": tolerance, "unordered": unordered})
     return Rules(tolerance, unordered, stdout)
 
 
 def _limits(suite: Suite, time_s: float, wall_s: float | None, memory_mb: int) -> Limits:
     """Limits with room for the longest right answer, in steps, so that children made ready for one task suit others."""
+    for name, value, most in (("time_s", time_s, 28_000), ("wall_s", time_s if wall_s is None else wall_s, 86_400)):
+        if not 0 < value <= most:
+            raise ConfigError(f"option {name!r}: it is more than 0 and at most {most} seconds, not {value}")
+    if not 16 <= memory_mb <= 1 << 20:
+        raise ConfigError(f"option 'memory_mb': it lies between 16 and {1 << 20}, not {memory_mb}")
     longest = max((len(run.stdout) + len(run.stdin) for run in suite.runs), default=0)
     if suite.calls:
         longest = max(test.size for test in suite.calls)

@@ -45,7 +45,7 @@ class Language:
     def limits(self, limits: Limits, compile_s: float, runs: int) -> Limits:
         """The limits of compiling and of all runs, from those of one run."""
         if not 0 < compile_s <= 600:
-            raise ConfigError(f"compile_s must be more than 0 and at most 600, not {compile_s}")
+            raise ConfigError(f"option 'compile_s': it is more than 0 and at most 600, not {compile_s}")
         return replace(
             limits,
             wall_s=min(86_400.0, compile_s + limits.wall_s * runs + 1),

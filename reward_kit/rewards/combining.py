@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
 from reward_kit.reward_calls import Caller, OpenReward
+from reward_kit.reward_options import fixed
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec, as_function, reward_spec
 
@@ -172,7 +173,7 @@ def combined(id: str, parts: Mapping[str, Reward], combine: _Combine) -> Reward:
     Raises:
         ConfigError: a part is no pointwise reward.
     """
-    specs = {name: reward_spec(reward) for name, reward in parts.items()}
+    specs = {name: fixed(reward_spec(reward), {}) for name, reward in parts.items()}
     for name, spec in specs.items():
         if spec.mode == "batch":
             raise ConfigError(f"{id}: {name!r} is a batch reward; only pointwise rewards can be combined")

@@ -9,6 +9,7 @@ from reward_kit.environments.snapshots import CompositeState, FilesState, Sqlite
 from reward_kit.errors import ConfigError, RewardError, did_you_mean, kind_of
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.rewards.json_values import as_json, read_json
+from reward_kit.rewards.option_types import Closeness, check_closeness
 from reward_kit.rewards.state_parts import Checking, Finding, Match, file_findings, json_findings, table_findings
 from reward_kit.rewards.texts import needed, shown
 from reward_kit.typed_interface import reward_function
@@ -24,7 +25,7 @@ def final_state_matches(
     *,
     match: Match | dict[str, Match] = "equal",
     partial: Literal["none", "things"] = "none",
-    tolerance: float = 0.0,
+    tolerance: Closeness = 0.0,
     ordered: bool = False,
     globs: bool = False,
     texts: Literal["exact", "lines"] = "exact",
@@ -63,8 +64,7 @@ def final_state_matches(
     Example:
         final_state_matches(messages, state, {"SELECT status FROM orders WHERE id = 7": [["paid"]]})
     """
-    if not 0 <= tolerance < 1:
-        raise ConfigError(f"final_state_matches: tolerance {tolerance:g} is at least 0 and below 1")
+    check_closeness(tolerance)
     expected = needed(ground_truth, "final_state_matches")
     if state is None:
         raise RewardError("final_state_matches: the episode has no final state")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message, StepOutput
+from reward_kit.reward_options import checks_options
 from reward_kit.rewards.replies import Part, last_reply, own_messages
 from reward_kit.rewards.texts import passed, shown
 from reward_kit.typed_interface import reward_function
@@ -17,7 +18,17 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]*")
 Flag = Literal["ascii", "dotall", "ignorecase", "multiline", "verbose"]
 
 
+def _check_tags(options: Mapping[str, Any]) -> None:
+    tags = options["tags"]
+    for name in tags:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"option 'tags': {name!r} is no name; write names without brackets, such as 'think'")
+    if not tags or len(set(tags)) < len(tags):
+        raise ConfigError(f"option 'tags': write at least one name, and each once, not {tags!r:.80}")
+
+
 @reward_function
+@checks_options(_check_tags)
 def tag_format(
     messages: list[Message],
     assistant_turns: list[int] | None = None,
@@ -53,7 +64,8 @@ def tag_format(
     Example:
         tag_format(messages)  # 1 for "<think>2 + 2</think><answer>4</answer>"
     """
-    rules = _Rules(_checked(tags), allow_outside, allow_empty, strict_lines)
+    _check_tags({"tags": tags})
+    rules = _Rules(tags, allow_outside, allow_empty, strict_lines)
     own = own_messages(messages, assistant_turns)
     if not own:
         return passed(False, "there is no reply")
@@ -70,7 +82,14 @@ def tag_format(
     )
 
 
+def _check_pattern(options: Mapping[str, Any]) -> None:
+    # Without a pattern, that it is required is told where the rollout's values are looked through.
+    if "pattern" in options:
+        _compiled(options["pattern"], options["flags"])
+
+
 @reward_function(sandbox="warm")
+@checks_options(_check_pattern)
 def regex_format(
     messages: list[Message],
     assistant_turns: list[int] | None = None,
@@ -191,19 +210,10 @@ def _is_alone(text: str, tag: _Tag) -> bool:
     return not before.strip() and not after.strip()
 
 
-def _checked(tags: tuple[str, ...]) -> tuple[str, ...]:
-    for name in tags:
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"reward 'tag_format': tags has {name!r}; write names without brackets, such as 'think'")
-    if not tags or len(set(tags)) < len(tags):
-        raise ConfigError(f"reward 'tag_format': tags is {tags!r}; write at least one name, and each once")
-    return tags
-
-
 def _compiled(pattern: str, flags: Sequence[Flag]) -> re.Pattern[str]:
     if not pattern:
-        raise ConfigError("reward 'regex_format': pattern is empty; write what the reply must fit")
+        raise ConfigError("option 'pattern': it is empty; write what the reply must fit")
     try:
         return re.compile(pattern, sum(getattr(re, flag.upper()) for flag in set(flags)))
     except (re.error, OverflowError, RecursionError) as error:
-        raise ConfigError(f"reward 'regex_format': pattern {pattern!r} is no regular expression: {error}") from None
+        raise ConfigError(f"option 'pattern': {pattern!r} is no regular expression: {error}") from None

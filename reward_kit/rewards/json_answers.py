@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult
+from reward_kit.reward_options import checks_options
 from reward_kit.rewards.fenced import fenced_blocks
-from reward_kit.rewards.json_schemas import why_not_conforming
+from reward_kit.rewards.json_schemas import check_schema, why_not_conforming
 from reward_kit.rewards.json_values import (
     Comparing,
     as_json,
@@ -19,6 +21,7 @@ from reward_kit.rewards.json_values import (
     leaves,
     read_json,
 )
+from reward_kit.rewards.option_types import Closeness, check_closeness, check_extra
 from reward_kit.rewards.texts import last_answer, needed, passed, shown
 from reward_kit.typed_interface import reward_function
 
@@ -32,7 +35,13 @@ _TAGS = frozenset({"json", "jsonc", "json5", ""})
 Where = Literal["any", "whole", "fenced"]
 
 
+def _check_arrays(options: Mapping[str, Any]) -> None:
+    if options["tolerance"] and options["arrays"] == "any_order":
+        raise ConfigError("option 'tolerance': it goes with arrays in order; leave out arrays=\"any_order\"")
+
+
 @reward_function
+@checks_options(_check_arrays)
 def json_answer(
     messages: list[Message],
     ground_truth: Any = None,
@@ -40,7 +49,7 @@ def json_answer(
     answer: Where = "any",
     partial: Literal["none", "fields"] = "none",
     arrays: Literal["ordered", "any_order"] = "ordered",
-    tolerance: float = 0.0,
+    tolerance: Closeness = 0.0,
 ) -> EvaluateResult:
     """1 where the JSON in the answer is the expected value, else 0, or the share of its fields.
 
@@ -65,10 +74,8 @@ def json_answer(
     Example:
         json_answer(messages, {"city": "Oslo", "degrees": 4})
     """
-    if not 0 <= tolerance < 1:
-        raise ConfigError(f"json_answer: tolerance {tolerance:g} is at least 0 and below 1")
-    if tolerance and arrays == "any_order":
-        raise ConfigError('json_answer: tolerance goes with arrays in order; leave out arrays="any_order"')
+    check_closeness(tolerance)
+    _check_arrays({"tolerance": tolerance, "arrays": arrays})
     expected = _truth(needed(ground_truth, "json_answer"), "json_answer")
     try:
         found = find_json(last_answer(messages), answer)
@@ -83,7 +90,18 @@ def json_answer(
     return EvaluateResult(score=share if partial == "fields" else float(not differs), reason=reason, metrics=metrics)
 
 
+def _check_schema(options: Mapping[str, Any]) -> None:
+    check_extra("json", "jsonschema")
+    if options["schema"] is None:
+        return
+    try:
+        check_schema(options["schema"])
+    except ValueError as error:
+        raise ConfigError(f"option 'schema': it is no JSON schema: {error}") from None
+
+
 @reward_function(sandbox="warm")
+@checks_options(_check_schema)
 def json_schema_answer(
     messages: list[Message],
     ground_truth: Any = None,
@@ -106,7 +124,7 @@ def json_schema_answer(
 
     Raises:
         RewardError: there is no schema, or it is none, or jsonschema is not installed: the rollout is unscored.
-        ConfigError: the option `schema` is no schema.
+        ConfigError: the option `schema` is no schema; when it is loaded, also where the extra `json` is not installed.
 
     Example:
         with_options(json_schema_answer, schema={"type": "object", "required": ["city"]})

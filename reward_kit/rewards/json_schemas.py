@@ -49,6 +49,16 @@ def why_not_conforming(value: Any, schema: Any, formats: bool) -> str:
     return f"{shown(error.json_path)}: {shown(error.message, 120)[1:-1]}"
 
 
+def check_schema(schema: Any) -> None:
+    """Refuse what is no schema, without a value.
+
+    Raises:
+        RewardError: jsonschema is not installed.
+        ValueError: it is none.
+    """
+    _validator(json.dumps(as_json(schema), sort_keys=True), formats=False)
+
+
 @functools.lru_cache(maxsize=64)
 def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
     """The validator of a schema's text. Its registry has the drafts' own schemas and fetches nothing."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message
+from reward_kit.reward_options import checks_options
 from reward_kit.rewards.replies import Part, composed, last_reply
 from reward_kit.rewards.texts import passed, shown
 from reward_kit.typed_interface import reward_function
@@ -15,7 +17,14 @@ from reward_kit.typed_interface import reward_function
 _UNSPACED = (range(0x0E00, 0x0F00), range(0x1000, 0x10A0), range(0x1780, 0x1800), range(0x3040, 0xA000))
 
 
+def _check_keywords(options: Mapping[str, Any]) -> None:
+    # Without any, that they are required is told with the rollout's values.
+    if "keywords" in options:
+        _checked(options["keywords"])
+
+
 @reward_function
+@checks_options(_check_keywords)
 def contains_all(
     messages: list[Message],
     assistant_turns: list[int] | None = None,
@@ -46,7 +55,7 @@ def contains_all(
     Example:
         with_options(contains_all, keywords=("Paris", "Seine"))
     """
-    wanted = _checked(keywords, "contains_all")
+    wanted = _checked(keywords)
     text = _plain(last_reply(messages, assistant_turns, of), ignore_case)
     missing = [word for word in wanted if not _holds(text, _plain(word, ignore_case), whole_words)]
     share = 1.0 - len(missing) / len(wanted)
@@ -56,6 +65,7 @@ def contains_all(
 
 
 @reward_function
+@checks_options(_check_keywords)
 def contains_none(
     messages: list[Message],
     assistant_turns: list[int] | None = None,
@@ -80,7 +90,7 @@ def contains_none(
     Example:
         with_options(contains_none, keywords=("as an AI", "I cannot"))
     """
-    unwanted = _checked(keywords, "contains_none")
+    unwanted = _checked(keywords)
     text = _plain(last_reply(messages, assistant_turns, of), ignore_case)
     if not text:
         return passed(False, "there is no reply")
@@ -89,9 +99,9 @@ def contains_none(
     return passed(not found, f"it holds {told}" if found else f"it holds none of {len(unwanted)} keywords")
 
 
-def _checked(keywords: Sequence[str], reward: str) -> Sequence[str]:
+def _checked(keywords: Sequence[str]) -> Sequence[str]:
     if not keywords or not all(_plain(word, ignore_case=True) for word in keywords):
-        raise ConfigError(f"reward {reward!r}: keywords is {keywords!r}; write at least one, and none that is empty")
+        raise ConfigError(f"option 'keywords': write at least one, and none that is empty, not {keywords!r:.80}")
     return tuple(dict.fromkeys(keywords))
 
 

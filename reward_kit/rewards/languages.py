@@ -10,12 +10,13 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message
+from reward_kit.reward_options import checks_options
 from reward_kit.rewards.language_words import LANGUAGES_OF_LETTER, LANGUAGES_OF_WORD, SCRIPTS
 from reward_kit.rewards.replies import Part, composed, last_reply, lines_without_code, own_messages
 from reward_kit.rewards.texts import passed
@@ -45,7 +46,13 @@ _LONG_RUN = 12
 """Words without a comma or number among which a known language has at least one small word."""
 
 
+def _check_language(options: Mapping[str, Any]) -> None:
+    if options["language"] is not None:
+        _given(options["language"])
+
+
 @reward_function
+@checks_options(_check_language)
 def same_language(
     messages: list[Message],
     assistant_turns: list[int] | None = None,
@@ -154,7 +161,7 @@ def _given(language: str) -> _Target:
     code = re.split(r"[-_]", language.strip())[0].lower()
     if code not in SCRIPTS:
         known = ", ".join(sorted(SCRIPTS))
-        raise ConfigError(f"reward 'same_language': language {language!r} is unknown; known: {known}")
+        raise ConfigError(f"option 'language': {language!r:.40} is unknown; known: {known}")
     return _Target.of(code)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message
+from reward_kit.reward_options import checks_options
 from reward_kit.rewards.replies import Part, last_reply
 from reward_kit.rewards.texts import passed
 from reward_kit.typed_interface import reward_function
@@ -19,7 +20,16 @@ Unit = Literal["characters", "words"]
 Count = Annotated[int, Field(ge=0)]
 
 
+def _check_bounds(options: Mapping[str, Any]) -> None:
+    at_least, at_most = options["at_least"], options["at_most"]
+    if at_most is None and not at_least:
+        raise ConfigError("option 'at_most': neither at_least nor at_most is given; give one of them, or both")
+    if at_most is not None and at_least > at_most:
+        raise ConfigError(f"option 'at_least': {at_least} is above at_most, {at_most}")
+
+
 @reward_function
+@checks_options(_check_bounds)
 def length_within(
     messages: list[Message],
     assistant_turns: list[int] | None = None,
@@ -54,10 +64,7 @@ def length_within(
     Example:
         with_options(length_within, unit="words", at_most=200, above=100)  # 250 words earn 0.5
     """
-    if at_most is None and not at_least:
-        raise ConfigError("reward 'length_within': neither at_least nor at_most is given; give one of them, or both")
-    if at_most is not None and at_least > at_most:
-        raise ConfigError(f"reward 'length_within': at_least {at_least} is above at_most {at_most}")
+    _check_bounds({"at_least": at_least, "at_most": at_most})
     length = length_of(messages, assistant_turns, unit, of)
     if not length and not as_penalty:
         return passed(False, "there is no reply")

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from reward_kit.errors import RewardError
 from reward_kit.models import EvaluateResult, Message
+from reward_kit.reward_options import checks_options
 from reward_kit.rewards.found_answers import Found, Unmarked, find_answer, last_number, truth_text
 from reward_kit.rewards.mathematics.equality import Terms, Units, same
 from reward_kit.rewards.mathematics.forms import Form, quick_number, read_form
 from reward_kit.rewards.mathematics.numbers import check_tolerances, close
+from reward_kit.rewards.option_types import Tolerance, check_extra
 from reward_kit.rewards.texts import last_answer, needed, passed, shown
 from reward_kit.typed_interface import reward_function
 
 
+def _check_packages(_options: Mapping[str, Any]) -> None:
+    check_extra("math", "math_verify", "mpmath", "sympy")
+
+
 @reward_function(sandbox="warm")
+@checks_options(_check_packages)
 def math_answer(
     messages: list[Message],
     ground_truth: Any,
     *,
     unmarked: Unmarked = "refuse",
     units: Units = "ignore",
-    absolute_tolerance: float = 0.0,
-    relative_tolerance: float = 0.0,
+    absolute_tolerance: Tolerance = 0.0,
+    relative_tolerance: Tolerance = 0.0,
 ) -> EvaluateResult:
     r"""1 where the final answer is mathematically the expected one, else 0.
 
@@ -48,13 +56,13 @@ def math_answer(
         relative_tolerance: the same as a share of the expected one; the larger of the two counts.
 
     Raises:
-        ConfigError: a tolerance is negative.
+        ConfigError: a tolerance is negative; when it is loaded, also where the extra `math` is not installed.
         RewardError: there is no ground truth, so that the rollout is unscored.
 
     Example:
         math_answer(messages, r"\frac{1}{2}")  # 1 for "The answer is 0.5." and for r"\boxed{\tfrac{2}{4}}"
     """
-    check_tolerances("math_answer", absolute_tolerance, relative_tolerance)
+    check_tolerances(absolute_tolerance, relative_tolerance)
     truths = _truths(ground_truth, "math_answer")
     found = find_answer(last_answer(messages), unmarked)
     if not found.text:
@@ -72,8 +80,8 @@ def number_answer(
     *,
     unmarked: Unmarked = "refuse",
     units: Units = "ignore",
-    absolute_tolerance: float = 0.0,
-    relative_tolerance: float = 0.0,
+    absolute_tolerance: Tolerance = 0.0,
+    relative_tolerance: Tolerance = 0.0,
 ) -> EvaluateResult:
     r"""1 where the final answer is the expected number, compared as exact fractions; else 0. As in GSM8K (Cobbe 2021).
 
@@ -96,7 +104,7 @@ def number_answer(
     Example:
         number_answer(messages, 72)  # 1 for "… so #### 72", "The answer is $72.00." and r"\boxed{72}"
     """
-    check_tolerances("number_answer", absolute_tolerance, relative_tolerance)
+    check_tolerances(absolute_tolerance, relative_tolerance)
     truths = _truths(ground_truth, "number_answer")
     forms = [_number_form(truth) for truth in truths]
     if unread := [truth for truth, form in zip(truths, forms, strict=True) if form is None]:

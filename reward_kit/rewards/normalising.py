@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from reward_kit.rewards.mathematics.numbers import read_number
+from reward_kit.rewards.replies import composed
 
 Normalisation = Literal["strip", "casefold", "nfkc", "punctuation", "articles", "whitespace", "numbers"]
 
@@ -47,7 +48,7 @@ def _one_spelling(text: str) -> str:
 _STEPS: Final[dict[str, Callable[[str], str]]] = {
     "strip": str.strip,
     "casefold": str.casefold,
-    "nfkc": lambda text: unicodedata.normalize("NFKC", text),
+    "nfkc": lambda text: composed(text, "NFKC"),
     "punctuation": _without_punctuation,
     "articles": lambda text: _ARTICLES.sub(" ", text),
     "whitespace": lambda text: " ".join(text.split()),

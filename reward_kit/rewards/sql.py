@@ -12,13 +12,16 @@ import functools
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
 
 from reward_kit.environments.snapshots import CompositeState, SqliteState
 from reward_kit.environments.sqlite_guard import GuardedConnection, SqliteLimits
 from reward_kit.errors import ConfigError, RewardError, ToolError, kind_of
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.rewards.fenced import block_of
+from reward_kit.rewards.option_types import Closeness, Seconds, check_closeness
 from reward_kit.rewards.sql_rows import Columns, Result, has_order, same_rows, with_tie_break
 from reward_kit.rewards.texts import last_answer, needed, passed
 from reward_kit.typed_interface import reward_function
@@ -78,13 +81,13 @@ def sql_result(
     *,
     ordered: Literal["as_gold", "always", "never"] = "as_gold",
     columns: Columns = "in_order",
-    tolerance: float = 1e-9,
+    tolerance: Closeness = 1e-9,
     ties: Literal["unscored", "any"] = "unscored",
     empty: Literal["compare", "unscored"] = "compare",
     unfenced: Literal["refuse", "whole"] = "whole",
     resource: str = "",
-    time_s: float = 5.0,
-    max_rows: int = 100_000,
+    time_s: Seconds = 5.0,
+    max_rows: Annotated[int, Field(ge=1)] = 100_000,
 ) -> EvaluateResult:
     """1 where the query in the reply returns the rows of the gold query, else 0.
 
@@ -120,8 +123,9 @@ def sql_result(
     Example:
         result = sql_result(messages=messages, ground_truth="SELECT count(*) FROM orders", state=state)
     """
-    if not 0 <= tolerance < 1 or time_s <= 0 or max_rows < 1:
-        raise ConfigError("tolerance lies in [0, 1), time_s and max_rows are positive")
+    check_closeness(tolerance)
+    if time_s <= 0 or max_rows < 1:
+        raise ConfigError(f"option {'max_rows' if time_s > 0 else 'time_s'!r}: it is positive")
     queries, place = _golds(needed(ground_truth, "sql_result"))
     limits = SqliteLimits(statement_time_s=time_s, max_value_bytes=1 << 24, read_only=True)
     database = _Database(_bytes_of(place, sample, state, resource), limits, max_rows)

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError, RewardError, boundary
 from reward_kit.models import EvaluateResult, Message, MetricResult
+from reward_kit.reward_options import checks_options
 from reward_kit.rewards.assignment import best_in_order, best_pairs
 from reward_kit.rewards.fenced import fenced_blocks
 from reward_kit.rewards.json_values import as_json, read_json
@@ -44,7 +45,13 @@ class _Written(NamedTuple):
     problem: str = ""
 
 
+def _check_tools(options: Mapping[str, Any]) -> None:
+    if options["tools"] is not None:
+        _by_name(options["tools"], Same("exact", False, False), ConfigError, "option 'tools': tools")
+
+
 @reward_function
+@checks_options(_check_tools)
 def tool_calls_match(
     messages: list[Message],
     ground_truth: Any = None,
@@ -246,7 +253,7 @@ def _read(text: str, is_call: bool) -> Iterator[_Written]:
 def _schemas(tools: Any, sample: Any, same: Same) -> dict[str, ToolSchema] | None:
     """The schemas of the tools by name; None where no tools are known."""
     if tools is not None:
-        return _by_name(tools, same, ConfigError, "the option `tools`")
+        return _by_name(tools, same, ConfigError, "option 'tools': tools")
     fields = sample if isinstance(sample, Mapping) else {}
     for field in _TOOL_FIELDS:
         given = fields.get(field)
@@ -256,7 +263,7 @@ def _schemas(tools: Any, sample: Any, same: Same) -> dict[str, ToolSchema] | Non
             raise RewardError(f"tool_calls_match: the sample's field {field!r} cannot be read: {error}") from None
         # Only `tools` can mean nothing else.
         if isinstance(given, list) and given and (field == "tools" or all(map(_is_tool, given))):
-            return _by_name(given, same, RewardError, f"the sample's field {field!r}")
+            return _by_name(given, same, RewardError, f"tool_calls_match: the sample's field {field!r}")
     return None
 
 
@@ -270,10 +277,10 @@ def _by_name(given: Any, same: Same, error: type[Exception], where: str) -> dict
         inner = item.get("function", item) if isinstance(item, Mapping) else None
         name = inner.get("name") if isinstance(inner, Mapping) else None
         if not isinstance(inner, Mapping) or not isinstance(name, str):
-            raise error(f'tool_calls_match: {where}[{index}] is no tool; write {{"name": …, "parameters": {{…}}}}')
+            raise error(f'{where}[{index}] is no tool; write {{"name": …, "parameters": {{…}}}}')
         try:
             schema = as_json(inner.get("parameters", True))
         except ValueError as problem:
-            raise error(f"tool_calls_match: {where}[{index}].parameters: {problem}") from None
+            raise error(f"{where}[{index}].parameters: {problem}") from None
         found[name] = ToolSchema(True if schema is None else schema, same, name)
     return found

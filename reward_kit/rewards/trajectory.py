@@ -15,12 +15,21 @@ import pydantic
 from reward_kit.agent.models import StepData
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult, StepOutput
+from reward_kit.reward_options import checks_options
+from reward_kit.rewards.option_types import Finite
 from reward_kit.typed_interface import reward_function
 
 
+def _check_range(options: Mapping[str, Any]) -> None:
+    low, high = options["low"], options["high"]
+    if not low < high:
+        raise ConfigError(f"option 'low': {low:g} is not below high, {high:g}")
+
+
 @reward_function
+@checks_options(_check_range)
 def environment_score(
-    messages: list[Message], environment_return: float | None = None, *, low: float = 0.0, high: float = 1.0
+    messages: list[Message], environment_return: float | None = None, *, low: Finite = 0.0, high: Finite = 1.0
 ) -> EvaluateResult:
     """The sum of the environment's rewards, from 0 at `low` to 1 at `high`, and no further.
 
@@ -29,22 +38,27 @@ def environment_score(
     Options:
         low, high: the sums that earn 0 and 1.
     """
-    if not low < high:
-        raise ConfigError(f"environment_score: low {low:g} is not below high {high:g}")
+    _check_range({"low": low, "high": high})
     if environment_return is None:
         raise RewardError("environment_score: the environment gave no reward")
     score = min(max((environment_return - low) / (high - low), 0.0), 1.0)
     return EvaluateResult(score=score, reason=f"the environment gave {environment_return:g}")
 
 
+def _check_steps(options: Mapping[str, Any]) -> None:
+    best, worst = options["best"], options["worst"]
+    if not 1 <= best < worst:
+        raise ConfigError(f"option 'best': {best} is not at least 1 and below worst, which is {worst}")
+
+
 @reward_function
+@checks_options(_check_steps)
 def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int = 1, worst: int = 50) -> EvaluateResult:
     """Fewer actions are better: 1 up to `best` of them, 0 from `worst` on, and in a straight line between.
 
     An agent that has not acted earns 0. It says nothing of success: put it behind a `gate`.
     """
-    if not 1 <= best < worst:
-        raise ConfigError(f"few_steps: best {best} is at least 1 and below worst, which is {worst}")
+    _check_steps({"best": best, "worst": worst})
     count = len(assistant_turns)
     score = min(max((worst - count) / (worst - best), 0.0), 1.0) if count else 0.0
     return EvaluateResult(score=score, reason=f"{count} actions; {best} would be best, {worst} worst")
@@ -101,7 +115,16 @@ class Milestone(pydantic.BaseModel):
         return self
 
 
+def _check_reach(options: Mapping[str, Any]) -> None:
+    reach = options["reach"]
+    if not reach:
+        raise ConfigError("option 'reach': it names none; give at least one")
+    if len({milestone.name for milestone in reach}) < len(reach):
+        raise ConfigError("option 'reach': two have one name; give each its own")
+
+
 @reward_function
+@checks_options(_check_reach)
 def milestones(
     messages: list[Message], step_data: list[StepData], *, reach: tuple[Milestone, ...] = (), ordered: bool = False
 ) -> EvaluateResult:
@@ -121,10 +144,7 @@ def milestones(
             - {name: found the mug, observed: you see a mug}
             - {name: took it, tool: take, arguments: {thing: mug}, weight: 2}
     """
-    if not reach:
-        raise ConfigError("milestones: the option `reach` names none; give at least one")
-    if len({milestone.name for milestone in reach}) < len(reach):
-        raise ConfigError("milestones: two in `reach` have one name")
+    _check_reach({"reach": reach})
     total = sum(milestone.weight for milestone in reach)
     reached = _reached(step_data, reach, ordered)
     metrics = {

@@ -7,6 +7,7 @@ the line, the key and the value, and the command leaves with exit code 2.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +21,15 @@ from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel, describe_validation_error
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
-from reward_kit.reward_agent.scoring import Reward, check_parameters
+from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.datasets import read_samples
 from reward_kit.runs.inputs import TASK_FILE, digests_of, inputs_of
 from reward_kit.runs.overrides import overlaid
 from reward_kit.runs.resources import check_samples, check_tools, with_surroundings
 from reward_kit.runs.yaml_lines import LocatedYaml, about
+
+_OF_OPTION = re.compile(r"reward '[^']*'(?: has no|,) option '([^']+)'")
+_OF_SANDBOX = re.compile(r"sandbox\.(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +88,8 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
     with about(located, "tools_module_path"):
         tools = load_tools(definition.tools_module_path, folder) if definition.tools_module_path else None
         check_tools(tools, definition)
-    with about(located, "reward_function_path"):
-        loaded = load_tasks_reward(definition, folder)
-        reward = loaded.reward if loaded else None
+    loaded = _reward_of(located, definition, folder, overrides or {})
+    reward = loaded.reward if loaded else None
     samples = tuple(read_samples(definition, folder))
     check_samples(definition, samples)
     with about(located, "reward_function_path"):
@@ -128,6 +131,22 @@ def load_tasks_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedRe
     return load_reward(definition.reward_function_path, folder, choice, definition.reward_options)
 
 
+def _reward_of(
+    located: LocatedYaml, definition: TaskDefinitionModel, folder: Path, overrides: Mapping[str, Any]
+) -> LoadedReward | None:
+    """The task's reward; what is wrong with its sandbox or an option of it is told with that key's own line."""
+    try:
+        return load_tasks_reward(definition, folder)
+    except ConfigError as error:
+        key: tuple[str, ...] = ("reward_function_path",)
+        told = f"reward_function_path: {error}"
+        if found := _OF_OPTION.match(str(error)):
+            key, told = ("reward_options", found[1]), f"reward_options.{found[1]}: {error}"
+        elif found := _OF_SANDBOX.match(str(error)):
+            key, told = ("sandbox", found[1]), str(error)
+        raise ConfigError(f"{_place(located, key, overrides)}: {told}") from error
+
+
 def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel) -> None:
     """A key that would have no effect is an error, not a silent no-op."""
     given, has_dataset = definition.model_fields_set, definition.dataset_path is not None
@@ -149,10 +168,8 @@ def _check_reward(reward: Reward | None, samples: Sequence[Sample]) -> None:
     if reward is None:
         return
     check_parameters(reward)
-    needs_truth = reward.required & {"ground_truth", "ground_truths"}
-    if needs_truth and all(sample.ground_truth is None for sample in samples):
-        fields = ", ".join(sorted({key for sample in samples for key in sample.row})) or "none"
-        raise ConfigError(f"reward {reward.id!r} asks for ground_truth, and no sample has it; their fields: {fields}")
+    fields = (key for sample in samples for key in sample.row)
+    check_truth(reward, (sample.ground_truth for sample in samples), fields)
 
 
 def _validated(located: LocatedYaml, overrides: Mapping[str, Any]) -> TaskDefinitionModel:

@@ -96,7 +96,7 @@ class Docker(BackEnd):
 
     def __init__(self, image: str) -> None:
         if not _IMAGE.match(image):
-            raise ConfigError(f"docker:{image}: {image!r} is no name of an image")
+            raise ConfigError(f"docker: {image!r} is no name of an image; write docker:IMAGE")
         self.image, self.name = image, f"docker:{image}"
 
     def launch(self, paths: Sequence[str] = (), limits: Limits | None = None) -> Launch:

@@ -159,3 +159,29 @@ async def test_rows_without_a_verdict_are_counted_apart(folder: Path) -> None:
         arguments = ["labels.csv", "--reward", "reward_kit.rewards:llm_judge", *endpoint]
         done = await asyncio.to_thread(call, *arguments)
         assert done.exit_code == 3 and "no row of 6 could be scored" in done.stderr
+
+
+TRUTHFUL = """
+from reward_kit import EvaluateResult, Message, reward_function
+
+@reward_function
+def right(messages: list[Message], ground_truth: str) -> EvaluateResult:
+    return EvaluateResult(score=float(messages[-1].text == ground_truth), reason="compared")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--reward", "truthful.py:right"), "asks for ground_truth, and no row has it"),
+        (("--reward", "own.py:length", "--threshold", "5"), "5.0 is not in the range 0<=x<=1"),
+        (("--reward", "own.py:length", "--pairs", "judge"), "--pairs judge compares two answers"),
+        (("--reward", "reward_kit.rewards:exact_answer", "--install-requirements"), "has no effect"),
+    ],
+)
+def test_what_would_be_without_effect_or_sense_is_refused(
+    folder: Path, arguments: tuple[str, ...], problem: str
+) -> None:
+    (folder / "truthful.py").write_text(TRUTHFUL)
+    done = call("labels.csv", *arguments)
+    assert done.exit_code == 2 and problem in done.stderr

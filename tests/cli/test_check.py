@@ -53,8 +53,9 @@ def test_a_right_reward_leaves_with_zero_and_a_wrong_one_with_one(folder: Path) 
 
 
 def test_the_severity_to_fail_on_is_chosen(folder: Path) -> None:
-    assert check("own.py:contains", "--fail-on", "never").exit_code == 0
-    given = ("own.py:right", "--ground-truth", '"Paris"', "--gold", "Paris")
+    here = ("--sandbox", "in_process")  # the walls are another test's
+    assert check("own.py:contains", "--fail-on", "never", *here).exit_code == 0
+    given = (*here, "own.py:right", "--ground-truth", '"Paris"', "--gold", "Paris")
     assert check(*given, "--fail-on", "warning").exit_code == 0
     assert check(*given, "--fail-on", "info").exit_code == 1  # other case is not right, which is a fact
 
@@ -74,6 +75,8 @@ def test_a_program_reads_the_report_as_json(folder: Path) -> None:
     ("arguments", "said"),
     [
         (("own.py:nobody",), "has no 'nobody'"),
+        (("own.py",), "own.py: name what to check in it: own.py:right, own.py:contains"),
+        (("own.py:World", "--install-requirements"), "--install-requirements is for a reward"),
         (("own.py:right", "--ground-truth", "Paris"), "is not JSON"),
         (("own.py:right", "--gold", "Paris"), "--ground-truth"),
         (("own.py:right", "--data", "none.jsonl"), "none.jsonl does not exist"),
@@ -124,7 +127,20 @@ def test_every_example_is_here() -> None:
     assert there == EXAMPLES.keys()
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+SLOW = {
+    "alfworld_household/task.yaml",
+    "bring_your_own_agent/task.yaml",
+    "file_clerk/report.yaml",
+    "mcp_filesystem/task.yaml",
+    "sokoban/task.yaml",
+    "webshop/task.yaml",
+}
+"""Proved by the same steps as the others, and left to the long tests."""
+
+
+@pytest.mark.parametrize(
+    "example", [pytest.param(name, marks=[pytest.mark.campaign] if name in SLOW else []) for name in EXAMPLES]
+)
 def test_on_an_example_gold_scores_one_and_nothing_zero_and_its_reward_passes(example: str) -> None:
     if example.startswith("textworld"):
         pytest.importorskip("textworld")
@@ -149,6 +165,12 @@ class TestATaskThatWouldCostMoney:
         judge = "{model: m, base_url: 'http://127.0.0.1:9/v1', rubric: {good: 'Is it good?'}}"
         more = f"on_text: end\nreward_function_path: reward_kit.rewards:llm_judge\nreward_options: {judge}\n"
         assert "its reward asks a model" in self.told(folder, more)
+
+    def test_a_judge_itself_is_refused(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        judge = ("reward_kit.rewards:llm_judge", "-c", "model=m", "-c", "base_url=http://127.0.0.1:9/v1")
+        told = str(check(*judge).exception)
+        assert "asks a model, which costs money" in told and "reward-kit calibrate" in told
 
     def test_a_model_as_user_is_not_asked(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "k")

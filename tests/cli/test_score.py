@@ -214,3 +214,17 @@ def test_the_schema_is_json_and_names_every_key(project: Project) -> None:
     assert schema["additionalProperties"] is False
     named = schema["$defs"]["PolicyModel"]["properties"]["type"]["description"]
     assert set(named.replace("or ", "").split(", ")) == {*BUILT_IN, "module:Class"}
+
+
+def test_rows_without_the_ground_truth_that_a_reward_requires(project: Project) -> None:
+    data = project.folder / "data.jsonl"
+    rows = [{"groundtruth" if key == "ground_truth" else key: row[key] for key in row} for row in TRANSCRIPTS]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = project.call("score", "data.jsonl", "--reward", "reward.py:right")
+    assert done.returncode == 2 and not project.runs()
+    assert "asks for ground_truth, and no row has it" in done.stderr and "did you mean 'groundtruth'" in done.stderr
+    data.write_text("".join(json.dumps(row) + "\n" for row in [TRANSCRIPTS[0], *rows[1:]]))
+    done = project.call("score", "data.jsonl", "--reward", "reward.py:right", "--json")
+    scores = lines(project.run_path() / "scores.jsonl")
+    assert sorted((score["score"] for score in scores), key=str) == [1.0, None, None]
+    assert "requires a ground_truth, and the sample has none" in done.stdout

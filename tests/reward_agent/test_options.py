@@ -60,7 +60,7 @@ def test_a_task_file_gives_options(tmp_path):
     task.write_text(text)
     assert load_task(task, {"sandbox.level": "in_process"}).reward.options == {"longest": 7}
     task.write_text(text.replace("longest", "longset"))
-    with pytest.raises(ConfigError, match=r"task\.yaml:2.*longset"):
+    with pytest.raises(ConfigError, match=r"task\.yaml:3: reward_options\.longset: "):
         load_task(task)
     task.write_text("name: t\nreward_options: {longest: 7}\ninitial_user_prompt: go\n")
     with pytest.raises(ConfigError, match="reward_options has no effect"):

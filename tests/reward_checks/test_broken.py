@@ -17,7 +17,7 @@ from tests.reward_checks.checks import checked, codes
 FOLDER = Path(__file__).parent / "broken"
 MISTAKES = {
     "above_one": "out-of-range",
-    "action_pattern": "catastrophic-regex",
+    "action_pattern": "slow-regex",
     "answer_in_prompt": "counts-prompt",
     "contained_either_way": "format-alone-earns",
     "cuts_the_evidence": "mutates-input",

@@ -15,7 +15,7 @@ from reward_kit.reward_checks.grounds import Given, grounds_of
 from reward_kit.reward_checks.regexes import attacks
 from reward_kit.reward_checks.report import Report, shown
 from reward_kit.reward_checks.rollouts import long_texts, odd_histories, request_of, said, user
-from reward_kit.reward_checks.source_facts import facts_of, kind_in
+from reward_kit.reward_checks.source_facts import facts_of, kind_in, rewards_in
 from tests.reward_checks.checks import checked, codes, written
 
 EXACT = """
@@ -54,7 +54,7 @@ def reward(messages: list[Message], ground_truth: str) -> EvaluateResult:
 
 def test_a_report_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
     reference = written(tmp_path, EXACT)
-    one, other = (checked(reference).to_json() for _ in range(2))
+    one, other = (checked(reference, level="in_process").to_json() for _ in range(2))
     assert {**one, "facts": None} == {**other, "facts": None}
     assert one["facts"]["scores"] == other["facts"]["scores"]
 
@@ -72,10 +72,10 @@ def test_a_reward_of_a_final_state_is_not_checked_without_one(tmp_path: Path) ->
 
 
 def test_what_cannot_be_known_is_said(tmp_path: Path) -> None:
-    report = checked(written(tmp_path, ALWAYS_ZERO))
+    report = checked(written(tmp_path, ALWAYS_ZERO.replace("messages:", "ground_truth: str, messages:")))
     unknown = {one.check for one in report.unchecked}
     assert "that a right answer scores 1" in unknown and any("injections" in check for check in unknown)
-    assert all("--gold" in one.why or "right answer" in one.why for one in report.unchecked)
+    assert all("--gold" in one.why or "answer" in one.why for one in report.unchecked)
 
 
 def test_a_reward_in_this_process_says_what_only_walls_can_tell(tmp_path: Path) -> None:
@@ -86,7 +86,9 @@ def test_a_reward_in_this_process_says_what_only_walls_can_tell(tmp_path: Path) 
 
 def test_a_right_answer_that_is_given_has_to_score_one(tmp_path: Path) -> None:
     reference = written(tmp_path, EXACT)
-    good, bad = (checked(reference, Given(("Paris",), (gold,))) for gold in ("Paris", "It is Paris, of course."))
+    good, bad = (
+        checked(reference, Given(("Paris",), (gold,)), "in_process") for gold in ("Paris", "It is Paris, of course.")
+    )
     assert "gold-below-one" not in codes(good) and "gold-below-one" in codes(bad, "error")
 
 
@@ -96,14 +98,14 @@ def test_transcripts_give_ground_truths_and_right_answers(tmp_path: Path) -> Non
         ScoringRequest("a", (asked, said("Lyon")), "Paris", [1], {"gold_answer": "Paris"}),
         ScoringRequest("b", (asked, said("Paris")), "Paris", [1]),
     ]
-    report = checked(written(tmp_path, EXACT), Given(rollouts=rollouts))
+    report = checked(written(tmp_path, EXACT), Given(rollouts=rollouts), "in_process")
     assert not codes(report, "error") and report.facts["scores"]["highest"] == 1.0
     assert all(one.check != "that a right answer scores 1" for one in report.unchecked)
 
 
 def test_two_rewards_are_compared_and_the_worst_shown(tmp_path: Path) -> None:
     strict, lenient = written(tmp_path, EXACT, "strict.py"), written(tmp_path, LENIENT, "lenient.py")
-    report = checked(strict, Given(("Paris",), ("Paris",)), against=lenient)
+    report = checked(strict, Given(("Paris",), ("Paris",)), "in_process", against=lenient)
     facts = report.facts[f"agreement with {lenient}"]
     assert facts["rollouts"] > 10 and 0 < facts["kappa"] <= 1
     (worst,) = [finding for finding in report.findings if finding.code == "disagrees"]
@@ -112,7 +114,7 @@ def test_two_rewards_are_compared_and_the_worst_shown(tmp_path: Path) -> None:
 
 def test_a_reward_agrees_with_itself(tmp_path: Path) -> None:
     strict = written(tmp_path, EXACT)
-    report = checked(strict, against=strict)
+    report = checked(strict, level="in_process", against=strict)
     assert report.facts[f"agreement with {strict}"]["kappa"] == 1.0 and "disagrees" not in codes(report)
 
 
@@ -134,7 +136,7 @@ def test_a_report_fails_at_a_severity_and_is_written_for_programs_and_people() -
     assert json.loads(json.dumps(report.to_json()))["counts"] == {"error": 0, "warning": 1, "info": 0}
     lines = list(report.lines())
     assert "\x1b" not in "".join(lines) and len(report.unchecked) == 1
-    assert lines[-1] == "own.py:reward: 0 errors, 1 warnings, 1 questions could not be asked (run warm, seed 3)"
+    assert lines[-1] == "own.py:reward: 0 errors, 1 warning, 1 question could not be asked (run warm, seed 3)"
 
 
 def test_a_long_text_is_cut_in_its_middle() -> None:
@@ -258,5 +260,108 @@ class Judge:
 
 
 def test_a_truth_that_earns_no_more_than_what_is_wrong_is_told(tmp_path: Path) -> None:
-    report = checked(written(tmp_path, LENIENT), Given(("a",)))
+    report = checked(written(tmp_path, LENIENT), Given(("a",)), "in_process")
     assert "right-and-wrong-alike" in codes(report, "error")
+
+
+BY_LENGTH = """
+@reward_function
+def reward(messages: list[Message]) -> EvaluateResult:
+    return EvaluateResult(score=min(1, len(last(messages)) / 1000))
+"""
+BY_TAG = """
+@reward_function
+def reward(messages: list[Message]) -> EvaluateResult:
+    return EvaluateResult(score=float("<answer>" in last(messages)))
+"""
+
+
+@pytest.mark.parametrize(("body", "code"), [(BY_LENGTH, "length-earns"), (BY_TAG, "format-alone-earns")])
+def test_a_reward_without_ground_truth_is_warned_of_what_earns_without_an_answer(
+    tmp_path: Path, body: str, code: str
+) -> None:
+    report = checked(written(tmp_path, body), level="in_process")
+    assert code in codes(report, "warning") and not codes(report, "error"), "\n".join(report.lines())
+
+
+def test_tags_around_the_right_letter_are_no_cheat() -> None:
+    report = checked("reward_kit.rewards:choice_answer")
+    assert not codes(report, "error", "warning"), "\n".join(report.lines())
+
+
+@pytest.mark.parametrize("name", ["exact_answer", "tool_calls_match"])
+def test_ground_truths_are_made_up_that_a_built_in_reward_reads(name: str) -> None:
+    report = checked(f"reward_kit.rewards:{name}")
+    assert not codes(report, "error", "warning"), "\n".join(report.lines())
+    assert report.facts["scores"]["highest"] == 1.0
+
+
+def test_a_form_of_ground_truths_that_is_not_known_is_asked_for() -> None:
+    report = checked("reward_kit.rewards:python_code")
+    assert codes(report) == {"never-scores"} and "--ground-truth" in report.findings[0].message
+
+
+KEEPS_COUNT = """
+calls = []
+@reward_function
+def reward(messages: list[Message], ground_truth: str) -> EvaluateResult:
+    if ground_truth is None:
+        raise ValueError("no ground truth")
+    calls.append(1)
+    return EvaluateResult(score=1.0 if len(calls) > 400 else float(last(messages).strip() == ground_truth))
+"""
+
+
+def test_what_shows_only_after_hundreds_of_calls_is_hidden_state_and_nothing_else(tmp_path: Path) -> None:
+    assert codes(checked(written(tmp_path, KEEPS_COUNT), level="in_process"), "error", "warning") == {"hidden-state"}
+
+
+REPEATS = """
+@reward_function
+def reward(messages: list[Message], ground_truth: str) -> EvaluateResult:
+    if ground_truth is None:
+        raise ValueError("no ground truth")
+    text = last(messages)
+    found = re.search(r"PATTERN", text)
+    return EvaluateResult(score=float(text.strip() == ground_truth), reason=str(bool(found)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "code", "told"),
+    [
+        (r"<a>(?:\w+,?)+!", "catastrophic-regex", "repeat nothing that repeats"),
+        pytest.param(r"<answer>\s*(.*?)\s*</answer>", "slow-regex", "strip()", marks=pytest.mark.campaign),
+    ],
+)
+def test_an_expression_gets_the_advice_that_fits_it(tmp_path: Path, pattern: str, code: str, told: str) -> None:
+    report = checked(written(tmp_path, REPEATS.replace("PATTERN", pattern)))
+    (finding,) = [finding for finding in report.findings if finding.code.endswith("-regex")]
+    assert finding.code == code and told in finding.message and "over 1 s on" in finding.evidence[0]
+
+
+QUOTES = """
+@reward_function
+def reward(messages: list[Message], ground_truth: str) -> EvaluateResult:
+    if ground_truth is None:
+        raise ValueError("no ground truth")
+    answer = last(messages)
+    return EvaluateResult(score=float(answer.strip() == ground_truth), reason=f"answered {answer!r}")
+"""
+
+
+def test_a_reason_that_repeats_a_megabyte_is_a_fact_worth_knowing(tmp_path: Path) -> None:
+    report = checked(written(tmp_path, QUOTES))
+    assert "large-result" in codes(report, "info") and not codes(report, "error", "warning")
+
+
+def test_only_the_exceptions_of_the_reward_and_of_what_it_calls_are_its_own() -> None:
+    swallows = "    try:\n        return 1\n    except Exception:\n        return 0.0\n"
+    text = f"def helper():\n{swallows}def other():\n{swallows}def reward(messages):\n    return helper()\n"
+    assert facts_of(text, "reward").zeros == (5,) and facts_of(text, "other").zeros == (10,)
+
+
+def test_the_rewards_of_a_file_are_listed() -> None:
+    marked = "@reward_function\ndef one(messages): ...\ndef two(messages): ...\ndef three(x): ...\n"
+    assert rewards_in(marked) == ["one"] and rewards_in(marked.split("\n", 1)[1]) == ["one", "two"]
+    assert rewards_in("def") == []

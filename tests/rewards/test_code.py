@@ -13,8 +13,8 @@ import pytest
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import Message
 from reward_kit.reward_agent.in_process import InProcessScorer
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
-from reward_kit.reward_agent.scoring import Scored, ScoringRequest
+from reward_kit.reward_agent.levels import SandboxChoice, load_reward
+from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.reward_options import with_options
 from reward_kit.rewards.code import program_code, python_code
 from reward_kit.rewards.code_languages import LANGUAGES, missing_tool
@@ -218,15 +218,8 @@ async def test_without_walls_nothing_is_run_and_the_rollout_is_unscored() -> Non
 @confined
 def test_behind_other_walls_it_says_where_it_runs() -> None:
     """A sandbox is not put up in a sandbox."""
-    loaded = load_reward("reward_kit.rewards.code:python_code", choice=SandboxChoice(level="isolated"))
-
-    async def score() -> Scored:
-        async with scorer_of(loaded.reward) as scorer:
-            return await scorer.score(ScoringRequest("r", [Message(**CASES[0].messages[0])], DOUBLE))
-
-    failure = asyncio.run(score()).failure
-    assert failure is not None
-    assert "level in_process" in failure.message
+    with pytest.raises(ConfigError, match=r"calls out and cannot run isolated: leave out sandbox\.level"):
+        load_reward("reward_kit.rewards.code:python_code", choice=SandboxChoice(level="isolated"))
 
 
 async def test_a_sandbox_that_is_not_open_runs_nothing() -> None:

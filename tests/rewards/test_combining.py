@@ -78,7 +78,8 @@ async def test_a_part_that_is_unscored_leaves_the_whole_unscored():
     assert scored.score is None
     assert "no idea" in scored.failure.message
     missing = await score(weighted(a=exact, b=length), truth=None)
-    assert missing.score == pytest.approx(0.25), "a ground truth of None is the reward's own affair"
+    assert missing.score is None, "a part requires a ground truth"
+    assert "requires a ground_truth" in missing.failure.message
 
 
 async def test_parts_do_not_see_what_others_did_to_the_messages():

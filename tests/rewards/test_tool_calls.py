@@ -405,7 +405,7 @@ def test_a_ground_truth_that_cannot_be_read_leaves_the_rollout_unscored(truth: A
 
 
 def test_specifications_that_cannot_be_read_are_told() -> None:
-    with pytest.raises(ConfigError, match=r"option `tools`\[0\] is no tool"):
+    with pytest.raises(ConfigError, match=r"option 'tools': tools\[0\] is no tool"):
         ask(call("f"), call("f"), tools=[{"type": "function"}])
     with pytest.raises(RewardError, match=r"field 'tools'\[0\] is no tool"):
         ask(call("f"), call("f"), sample={"tools": ["f"]})

@@ -289,3 +289,19 @@ class TestSeveralResources:
         none = "resources:\n  - {type: python_state}\n  - {type: sqlite}\n"
         with pytest.raises(ConfigError, match="'python_state', 'sqlite' starts no server"):
             load_task(write(tmp_path, MINIMAL + server + none))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("sandbox:\n  back_end: docker\n", r"task\.yaml:5: sandbox\.back_end: .*write docker:IMAGE"),
+        ("sandbox:\n  read_paths: [nosuch.txt]\n", r"task\.yaml:5: sandbox\.read_paths: .*nosuch\.txt is not there"),
+        ("sandbox:\n  preload: [nosuch_module]\n", r"task\.yaml:5: sandbox\.preload: .*nosuch_module"),
+        ("reward_options:\n  m: 4\n", r"task\.yaml:5: reward_options\.m: .*no option 'm'"),
+        ("reward_options:\n  n: many\n", r"task\.yaml:5: reward_options\.n: .*valid integer"),
+    ],
+)
+def test_what_is_wrong_about_a_rewards_surroundings_has_its_own_line(tmp_path: Path, keys: str, message: str) -> None:
+    write(tmp_path, "def r(messages, *, n: int = 3):\n    return 1.0\n", "reward.py")
+    with pytest.raises(ConfigError, match=message):
+        load_task(write(tmp_path, f"{MINIMAL}reward_function_path: reward.py:r\n{keys}"))

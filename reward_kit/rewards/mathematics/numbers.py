@@ -74,7 +74,7 @@ def exact(value: float) -> Fraction:
     return Fraction(str(value))
 
 
-def check_tolerances(reward: str, absolute: float, relative: float) -> None:
+def check_tolerances(absolute: float, relative: float) -> None:
     """Refuse tolerances that mean nothing.
 
     Raises:
@@ -82,7 +82,7 @@ def check_tolerances(reward: str, absolute: float, relative: float) -> None:
     """
     for name, value in (("absolute_tolerance", absolute), ("relative_tolerance", relative)):
         if not math.isfinite(value) or value < 0:
-            raise ConfigError(f"reward {reward!r}: {name} is {value}; it is a number of at least 0, such as 0.001")
+            raise ConfigError(f"option {name!r}: it is a number of at least 0, such as 0.001, not {value}")
 
 
 def _plain(text: str) -> Fraction | None:

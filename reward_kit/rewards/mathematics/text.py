@@ -9,6 +9,8 @@ import re
 import unicodedata
 from typing import Final
 
+from reward_kit.rewards.replies import composed
+
 LONGEST_TEXT: Final = 2_000
 """Characters of one answer. Nothing longer is read."""
 
@@ -66,7 +68,7 @@ def clean(text: str) -> str:
     text = _RAISED.sub(lambda m: "^{" + "".join(_POWERS[c] for c in m[0]) + "}", text)
     text = _LOWERED.sub(lambda m: "_{" + "".join(_INDICES[c] for c in m[0]) + "}", text)
     text = "".join(_SIGNS.get(char) or _GREEK.get(char) or char for char in text if _SIGNS.get(char) != "")
-    text = unicodedata.normalize("NFKC", text.replace(DOLLAR, "\x00")).replace("\x00", DOLLAR)
+    text = composed(text.replace(DOLLAR, "\x00"), "NFKC").replace("\x00", DOLLAR)
     text = text.replace("\\(", " ").replace("\\)", " ").replace("\\[", " ").replace("\\]", " ")
     return unwrap(_COMMAND.sub(_respelled, text).replace("**", "^").strip())
 

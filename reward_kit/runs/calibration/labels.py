@@ -91,6 +91,8 @@ def read_labels(
     rows = [reader.row(where, index, row) for index, (where, row) in enumerate(read_rows(path))]
     if not rows:
         raise ConfigError(f"{path} has no rows")
+    if pairs == "judge" and not rows[0].is_pair:
+        raise ConfigError(f"{rows[0].where}: --pairs judge compares two answers, and this row is one; leave it out")
     if odd := next((row for row in rows if row.is_pair != rows[0].is_pair), None):
         kinds = "a pair" if odd.is_pair else "a single answer"
         raise ConfigError(

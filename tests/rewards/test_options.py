@@ -1,0 +1,123 @@
+"""Options that make no sense are refused when a reward is loaded, by its name, the option's, and what to write."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+
+import pytest
+
+from reward_kit import EvaluateResult, Message, rewards, with_options
+from reward_kit.errors import ConfigError
+from reward_kit.reward_agent.levels import SandboxChoice, load_reward
+from reward_kit.reward_options import checks_options, fixed
+from reward_kit.rewards.normalising import normalised
+from reward_kit.typed_interface import reward_function, reward_spec
+
+REFUSED = [
+    ("math_answer", {"absolute_tolerance": -1}, "option 'absolute_tolerance': .*greater than or equal to 0"),
+    ("math_answer", {"relative_tolerance": float("nan")}, "option 'relative_tolerance'"),
+    ("number_answer", {"absolute_tolerance": float("inf")}, "option 'absolute_tolerance': .*finite"),
+    ("choice_answer", {"letters": "abc"}, "option 'letters': write different capitals.*'abc'"),
+    ("choice_answer", {"letters": "AAB"}, "option 'letters'"),
+    ("choice_answer", {"letters": ""}, "option 'letters'"),
+    ("json_answer", {"tolerance": 1}, "option 'tolerance': .*less than 1"),
+    ("json_answer", {"tolerance": 0.1, "arrays": "any_order"}, "option 'tolerance': .*leave out arrays"),
+    ("json_schema_answer", {"schema": {"type": "objct"}}, "option 'schema': it is no JSON schema: .*objct"),
+    ("tool_calls_match", {"tools": [{"nme": "search"}]}, r"option 'tools': tools\[0\] is no tool; write"),
+    ("tool_calls_match", {"tools": [{"name": "search", "parameters": {1: 2}}]}, r"option 'tools': tools\[0\]"),
+    ("python_code", {"time_s": 0}, "option 'time_s': .*greater than 0"),
+    ("python_code", {"wall_s": 0}, "option 'wall_s'"),
+    ("python_code", {"memory_mb": 1}, "option 'memory_mb': .*greater than or equal to 16"),
+    ("python_code", {"tolerance": 0.1, "unordered": True}, "option 'unordered': tolerance excludes it"),
+    ("program_code", {"time_s": -1}, "option 'time_s'"),
+    ("program_code", {"memory_mb": 1}, "option 'memory_mb'"),
+    ("program_code", {"compile_s": 601}, "option 'compile_s'"),
+    ("sql_result", {"time_s": 0}, "option 'time_s'"),
+    ("sql_result", {"max_rows": 0}, "option 'max_rows'"),
+    ("sql_result", {"tolerance": -1}, "option 'tolerance'"),
+    ("final_state_matches", {"tolerance": 1}, "option 'tolerance'"),
+    ("environment_score", {"low": 2}, "option 'low': 2 is not below high, 1"),
+    ("environment_score", {"high": float("inf")}, "option 'high': .*finite"),
+    ("few_steps", {"best": 0}, "option 'best': 0 is not at least 1"),
+    ("few_steps", {"best": 50}, "option 'best': 50 is not .*below worst, which is 50"),
+    ("milestones", {}, "option 'reach': it names none"),
+    ("milestones", {"reach": [{"name": "a", "tool": "x"}, {"name": "a", "tool": "y"}]}, "option 'reach': two"),
+    ("length_within", {}, "option 'at_most': neither"),
+    ("length_within", {"at_least": 5, "at_most": 3}, "option 'at_least': 5 is above at_most, 3"),
+    ("tag_format", {"tags": ["<think>"]}, "option 'tags': '<think>' is no name; write names without brackets"),
+    ("tag_format", {"tags": ["a", "a"]}, "option 'tags'"),
+    ("regex_format", {"pattern": "("}, "option 'pattern': .*no regular expression"),
+    ("contains_all", {"keywords": []}, "option 'keywords'"),
+    ("contains_none", {"keywords": [" "]}, "option 'keywords'"),
+    ("same_language", {"language": "xx"}, "option 'language': 'xx' is unknown"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "problem"), REFUSED, ids=[f"{name}-{given}" for name, given, _ in REFUSED])
+def test_what_makes_no_sense_is_refused_before_the_first_rollout(name, options, problem):
+    with pytest.raises(ConfigError, match=f"^reward '{name}', {problem}") as caught:
+        with_options(getattr(rewards, name), **options)
+    assert str(caught.value).count(name) == 1
+    assert "(top level)" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name in rewards.HOMES if name not in ("milestones", "length_within")])
+def test_defaults_make_sense(name):
+    kind = getattr(rewards, name)
+    if hasattr(kind, "__reward_spec__"):
+        spec = reward_spec(kind)
+        assert fixed(spec, {}) is spec
+
+
+def test_a_task_is_refused_when_it_is_loaded_and_not_row_by_row():
+    choice = SandboxChoice(level="in_process")
+    with pytest.raises(ConfigError, match="option 'at_least': 5 is above at_most, 3"):
+        load_reward("reward_kit.rewards:length_within", choice=choice, options={"at_least": 5, "at_most": 3})
+    with pytest.raises(ConfigError, match="option 'reach': it names none"):
+        load_reward("reward_kit.rewards:milestones", choice=choice)
+
+
+def test_the_checks_of_parts_are_made_where_they_are_combined():
+    with pytest.raises(ConfigError, match="reward 'length_within', option 'at_most'"):
+        rewards.weighted(short=rewards.length_within)
+
+
+def test_options_of_ones_own_reward_are_checked_together():
+    def in_order(options):
+        if options["low"] > options["high"]:
+            raise ConfigError(f"option 'low': {options['low']} is above high, {options['high']}")
+
+    @reward_function
+    @checks_options(in_order)
+    def between(messages: list[Message], *, low: int = 0, high: int = 9) -> EvaluateResult:
+        return EvaluateResult(score=float(low <= len(messages) <= high))
+
+    assert with_options(between, low="9")(messages=[]).score == 0.0
+    with pytest.raises(ConfigError, match=r"^reward 'between', option 'low': 10 is above high, 9$"):
+        with_options(between, low=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        ("math_answer", "mpmath", "math"),
+        ("math_answer", "sympy", "math"),
+        ("math_answer", "math_verify", "math"),
+        ("json_schema_answer", "jsonschema", "json"),
+    ],
+)
+def test_a_reward_whose_package_is_missing_is_refused_and_says_what_to_install(monkeypatch, name, package, extra):
+    choice = SandboxChoice(level="in_process")
+    monkeypatch.setitem(sys.modules, package, None)  # as Python marks what cannot be imported
+    with pytest.raises(ConfigError, match=rf"^reward '{name}', it needs {package}; install the extra '{extra}'"):
+        load_reward(f"reward_kit.rewards:{name}", choice=choice)
+    load_reward("reward_kit.rewards:number_answer", choice=choice)
+
+
+def test_a_letter_with_a_great_many_marks_is_not_put_in_order():
+    """Unicode's canonical order takes quadratic time: 80,000 of these marks took seconds, 30 of them are kept."""
+    many = "a" + "\u0301\u0316" * 40_000
+    assert len(normalised(many, ("nfkc",))) <= 31
+    few = "a" + "\u0301\u0316" * 5 + "ﬁ"
+    assert normalised(few, ("nfkc",)) == unicodedata.normalize("NFKC", few)
