@@ -19,6 +19,7 @@ from reward_kit.agent.policies.human_policy import HumanPolicy
 from reward_kit.agent.simulated_user import SimulatedUser
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.outcome import Ending, carry_out
+from reward_kit.cli.reward_flags import where_it_runs
 from reward_kit.errors import ConfigError
 from reward_kit.models import describe_validation_error
 from reward_kit.runs.header import RunHeader
@@ -77,21 +78,7 @@ _LATEST = "latest"
     metavar="KEY=VALUE",
     help="Set a key of the task (dotted for inner).",
 )
-@click.option(
-    "--sandbox",
-    type=click.Choice(["in_process", "warm", "isolated"]),
-    help="Behind which walls the reward runs; default: the task's, else warm for a file of one's own.",
-)
-@click.option(
-    "--sandbox-back-end",
-    metavar="docker:IMAGE|ssh:HOST",
-    help="Run the reward in a container or on another machine; default: the task's, else here.",
-)
-@click.option(
-    "--install-requirements",
-    is_flag=True,
-    help="Install what the reward requires, by pip, in an environment of its own; else it is only checked.",
-)
+@where_it_runs("the task's")
 @click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
 @click.option("--resume", is_flag=False, flag_value=_LATEST, metavar="[RUN]", help="Go on; default: the latest run.")
 @click.option("--only-failed", is_flag=True, help="With --resume: run again what broke, and nothing else.")

@@ -12,6 +12,7 @@ import click
 import pydantic
 
 from reward_kit.cli.outcome import Ending, carry_out
+from reward_kit.cli.reward_flags import where_it_runs
 from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
@@ -39,21 +40,7 @@ from reward_kit.runs.transcripts import read_transcripts
     envvar="REWARD_KIT_SCORE_OPTION",
     help="An option of the reward.",
 )
-@click.option(
-    "--sandbox",
-    type=click.Choice(["in_process", "warm", "isolated"]),
-    help="Behind which walls the reward runs; default: the run's, else warm for a file of one's own.",
-)
-@click.option(
-    "--sandbox-back-end",
-    metavar="docker:IMAGE|ssh:HOST",
-    help="Run the reward in a container or on another machine; default: the task's, else here.",
-)
-@click.option(
-    "--install-requirements",
-    is_flag=True,
-    help="Install what the reward requires, by pip, in an environment of its own; else it is only checked.",
-)
+@where_it_runs("the run's")
 @click.option(
     "-T",
     "--set",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from reward_kit.agent.conversations import episode_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message
 from reward_kit.reward_agent.scoring import ScoringRequest
@@ -33,7 +34,7 @@ class Odd:
 def with_messages(request: ScoringRequest, messages: Sequence[Message]) -> ScoringRequest:
     """The request of a rollout like this one in which these messages were exchanged; its end is kept."""
     turns = [position for position, message in enumerate(messages) if message.role == "assistant"]
-    episode = request.episode and _episode(request.rollout_id, messages, turns)
+    episode = request.episode and _episode(request.rollout_id, messages)
     return replace(request, messages=tuple(messages), assistant_turns=turns, episode=episode)
 
 
@@ -46,7 +47,7 @@ def request_of(messages: Sequence[Message], ground_truth: Any = None, **facts: A
         ground_truth=ground_truth,
         assistant_turns=turns,
         stop_reason="recorded",
-        episode=_episode("check", messages, turns),
+        episode=_episode("check", messages),
         **facts,
     )
 
@@ -155,20 +156,7 @@ def clearly_different() -> tuple[str, ...]:
     )
 
 
-def _episode(rollout_id: str, messages: Sequence[Message], turns: Sequence[int]) -> SingleAgentEpisode:
-    episode = SingleAgentEpisode(rollout_id)
-    episode.messages = list(messages)
-    episode.assistant_turns.extend(turns)
-    ends = [*turns, len(messages)]
-    episode.add_env_reset(_texts(messages[: ends[0]]))
-    for turn, end in zip(turns, ends[1:], strict=True):
-        action = {"type": "text", "content": messages[turn].text}
-        infos = {"environment_reward": None}
-        episode.add_env_step(_texts(messages[turn + 1 : end]), action, 0.0, infos, terminated=end == len(messages))
-    episode.is_terminated = True
+def _episode(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
+    episode = episode_of(rollout_id, messages)
     episode.custom_data = {"stop_reason": "recorded", "failure": None}
     return episode
-
-
-def _texts(messages: Sequence[Message]) -> str:
-    return "\n".join(message.text for message in messages)

@@ -81,21 +81,6 @@ class Program:
         }
         return json.dumps(told).encode()
 
-    @classmethod
-    def from_file(
-        cls, path: str | Path, function: str = "evaluate", *, form: CallForm = "reward", imports: tuple[str, ...] = ()
-    ) -> Program:
-        """A program whose text is a file; the file's folder is not readable to it.
-
-        Raises:
-            ConfigError: the file cannot be read, or is no UTF-8.
-        """
-        try:
-            source = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from error
-        return cls(source, function, str(path), form, imports)
-
 
 @dataclass(frozen=True, slots=True)
 class World:

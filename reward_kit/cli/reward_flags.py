@@ -1,0 +1,40 @@
+"""The flags by which a command that scores says where the reward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+
+def where_it_runs(default: str) -> Callable[[Any], Any]:
+    """`--sandbox`, `--sandbox-back-end` and `--install-requirements`.
+
+    Args:
+        default: whose level it is where none is given, as in "the task's".
+    """
+    options = (
+        click.option(
+            "--sandbox",
+            type=click.Choice(["in_process", "warm", "isolated"]),
+            help=f"Behind which walls the reward runs; default: {default}, else warm for a file of one's own.",
+        ),
+        click.option(
+            "--sandbox-back-end",
+            metavar="docker:IMAGE|ssh:HOST",
+            help="Run the reward in a container or on another machine; default: the task's, else here.",
+        ),
+        click.option(
+            "--install-requirements",
+            is_flag=True,
+            help="Install what the reward requires, by pip, in an environment of its own; else it is only checked.",
+        ),
+    )
+
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
