@@ -29,12 +29,15 @@ format: $(VENV)/.dev  ## Format the code
 docs: $(VENV)/.docs  ## Build the docs site; a broken link fails
 	@$(BIN)/mkdocs build --strict
 
-bench: $(VENV)/.dev  ## Run the benchmarks, beside inspect-ai and verifiers
+bench: $(VENV)/.dev  ## Run the benchmarks, beside inspect-ai, verifiers and RLlib
 	@$(BIN)/python benchmarks/transport.py
 	@$(BIN)/python benchmarks/rollouts.py --peers
 	@$(BIN)/python benchmarks/many_episodes.py
 	@$(BIN)/python benchmarks/household.py
 	@$(BIN)/python benchmarks/sandbox.py
+	@$(BIN)/python benchmarks/credit.py
+	@$(BIN)/python benchmarks/tokens.py
+	@$(BIN)/python benchmarks/episodes.py
 
 campaign: $(VENV)/.dev  ## The long tests: kill -9 and resume
 	@$(BIN)/python -m pytest -m campaign

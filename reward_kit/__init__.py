@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from reward_kit.environments.base import ForkableResource as ForkableResource
     from reward_kit.environments.base import StepOutcome as StepOutcome
     from reward_kit.environments.tools import ToolRegistry as ToolRegistry
+    from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from reward_kit.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from reward_kit.errors import RewardKitError as RewardKitError
     from reward_kit.models import EvaluateResult as EvaluateResult
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from reward_kit.reward_options import with_options as with_options
     from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps as system_apply_gigpo_to_batch_steps
     from reward_kit.rl_processing import RLDataAligner as RLDataAligner
+    from reward_kit.tokens.checking.episodes import check_episode as check_episode
     from reward_kit.typed_interface import reward_function as reward_function
 
 _HOMES = {
@@ -41,6 +43,7 @@ _HOMES = {
     "ForkableResource": "environments.base",
     "Message": "models",
     "MetricResult": "models",
+    "MultiAgentEpisode": "episodes.multi_agent_episode",
     "PolicyOutput": "agent.policy_interface",
     "RLDataAligner": "rl_processing",
     "RLRolloutWorker": "agent.rl_rollout_worker",
@@ -53,6 +56,7 @@ _HOMES = {
     "TaskDefinitionModel": "models",
     "ToolCall": "models",
     "ToolRegistry": "environments.tools",
+    "check_episode": "tokens.checking.episodes",
     "reward_function": "typed_interface",
     "system_apply_gigpo_to_batch_steps": "rl_helpers",
     "with_options": "reward_options",

@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 
 from reward_kit.errors import AlignmentError, InvalidResultError, did_you_mean, kind_of
 from reward_kit.task_parts import (
+    CreditModel,
     EvaluationCriteriaModel,
     LimitsModel,
     PolicyModel,
@@ -291,6 +292,7 @@ class TaskDefinitionModel(BaseModel):
     limits: LimitsModel = Field(default_factory=LimitsModel)
     run_limits: RunLimitsModel = Field(default_factory=RunLimitsModel)
     sandbox: SandboxModel = Field(default_factory=SandboxModel, description="behind which walls the reward runs")
+    credit: CreditModel | None = Field(default=None, description="how each step is credited when the run is over")
     redact: str | None = Field(default=None, description="file.py:function, text to text, applied before it is stored")
 
     @model_validator(mode="before")

@@ -10,40 +10,32 @@ Unscored is not zero: a trajectory whose score is None gets advantage None on ev
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
-from pydantic import BaseModel
 
 from reward_kit.agent.models import StepData
-from reward_kit.errors import ConfigError, InvalidResultError, did_you_mean
+from reward_kit.credit.baselines import relative
+from reward_kit.credit.group_estimators import (
+    gpg_credit,
+    grpo_credit,
+    grpo_passk_credit,
+    opo_credit,
+    reinforce_plus_plus_baseline_credit,
+    rloo_credit,
+)
+from reward_kit.credit.options import Normalization, check_choice, check_normalization, check_number, check_returns
+from reward_kit.credit.return_estimators import discounted_returns_credit, gae_credit, reinforce_plus_plus_credit
+from reward_kit.credit.state_hashes import StateHash, anchor_codes, check_state_hash
+from reward_kit.credit.step_arrays import Batch, StepArrays
+from reward_kit.credit.step_credit import StepCredit, with_credit
+from reward_kit.credit.turn_level import turn_level_grpo_credit
+from reward_kit.errors import ConfigError
 
-Floats = npt.NDArray[np.float64]
-Codes = npt.NDArray[np.int64]
-Batch = Sequence[Sequence[StepData]]
 Combination = Literal["convex", "additive"]
-StateHash = str | Callable[[Any], Any] | None
-
-
-class StepCredit(NamedTuple):
-    """The credit of every step of a batch, flat and in order; NaN on the steps of an unscored trajectory.
-
-    Attributes:
-        episode_advantages_S: (S,) A_E, the trajectory's advantage among its group.
-        step_advantages_S: (S,) A_S, the action's advantage among those taken in the same state.
-        advantages_S: (S,) A, the two combined.
-        returns_S: (S,) G_k, the discounted return from the step on.
-    """
-
-    episode_advantages_S: Floats
-    step_advantages_S: Floats
-    advantages_S: Floats
-    returns_S: Floats
-
-
+EpisodeStatistics = Literal["trajectory", "step"]
 Estimator = Callable[..., StepCredit]
 
 
@@ -59,6 +51,11 @@ def system_apply_gigpo_to_batch_steps(
     combination: Combination = "convex",
     step_weight: float | None = None,
     epsilon: float = 1e-6,
+    normalization: Normalization = "std",
+    normalization_constant: float | None = None,
+    episode_statistics: EpisodeStatistics = "trajectory",
+    min_anchor_group_size: int = 2,
+    invalid_action_penalty: float = 0.0,
 ) -> list[list[StepData]]:
     """GiGPO advantages on copies of the steps; `gigpo_credit` gives the formulas, the arguments and the errors.
 
@@ -73,9 +70,11 @@ def system_apply_gigpo_to_batch_steps(
         combination: "convex" or "additive".
         step_weight: the weight of A_S in the additive combination.
         epsilon: added to each standard deviation.
+        normalization: what A_E and A_S are measured in, and the options that follow: see `gigpo_credit`.
 
     Returns:
-        Copies with `advantage` and `return_to_go`, A and G_k, set; None on the steps of an unscored trajectory.
+        Copies with `advantage`, A, and `return_to_go` set (A + V where the policy gave a value, else G_k); None on the
+        steps of an unscored trajectory.
     """
     credit = gigpo_credit(
         batch_of_step_data_lists,
@@ -88,6 +87,11 @@ def system_apply_gigpo_to_batch_steps(
         combination=combination,
         step_weight=step_weight,
         epsilon=epsilon,
+        normalization=normalization,
+        normalization_constant=normalization_constant,
+        episode_statistics=episode_statistics,
+        min_anchor_group_size=min_anchor_group_size,
+        invalid_action_penalty=invalid_action_penalty,
     )
     return with_credit(batch_of_step_data_lists, credit)
 
@@ -104,6 +108,11 @@ def gigpo_credit(
     combination: Combination = "convex",
     step_weight: float | None = None,
     epsilon: float = 1e-6,
+    normalization: Normalization = "std",
+    normalization_constant: float | None = None,
+    episode_statistics: EpisodeStatistics = "trajectory",
+    min_anchor_group_size: int = 2,
+    invalid_action_penalty: float = 0.0,
 ) -> StepCredit:
     """Group-in-group advantages (Feng et al. 2025, "Group-in-Group Policy Optimization", equations 3 to 8).
 
@@ -119,229 +128,83 @@ def gigpo_credit(
     `default_step_reward`, and the final score is added at its last step. Values that are all equal give exact zeros,
     and so does a group of one.
 
+    `normalization` says what both advantages are measured in: "std" as above; "mean", divided by nothing; "constant",
+    divided by `normalization_constant`; "leave_one_out", x - the mean of the others, divided by nothing. A step whose
+    `step_info["is_action_valid"]` is False has `invalid_action_penalty` taken from r_k, so that the steps that led to
+    it feel it, and the score in A_E is less by the trajectory's penalties, the same on all of its steps. A score that
+    is added at the last step is added as it was given: the penalties are in the rewards already.
+
     Args:
         batch: B trajectories, S steps in all.
         scores: (B,) None where unscored.
         group_ids: (B,) the group of each trajectory; None takes the recorded ones, else one group.
         omega: in [0, 1] for "convex", None for "additive".
         gamma: in [0, 1].
-        state_hash: a name of `STATE_HASHES`, which sees the whole step (None: "state_key"), or a function of the
-            step's `observation_data`.
+        state_hash: a name of `STATE_HASHES`, which sees the whole step (None: "state_key"), such a name with options
+            as a mapping, or a function of the step's `observation_data`.
         default_step_reward: what an unset base reward counts.
         combination: which of the two rules.
         step_weight: for "additive", None for "convex".
         epsilon: not negative.
+        normalization: "std", "mean", "constant" or "leave_one_out".
+        normalization_constant: for "constant", None for the others.
+        episode_statistics: "trajectory", the paper's: each counts once in the mean and the std of A_E; "step": as often
+            as it has steps.
+        min_anchor_group_size: A_S is 0 where fewer scored steps than this share a state.
+        invalid_action_penalty: not negative.
 
     Raises:
         ConfigError: the arguments contradict each other.
         InvalidResultError: a score or a base reward is not finite.
     """
-    _check_gamma_and_epsilon(gamma, epsilon)
     episode_weight, weight = _weights(combination, omega, step_weight)
-    lengths_B = np.array([len(steps) for steps in batch], dtype=np.int64)
-    scores_B, groups_B = _scores(batch, scores), _codes(_group_keys(batch, group_ids))
-    scored_S = np.repeat(np.isfinite(scores_B), lengths_B)
-    returns_S = _discounted_returns(batch, scores_B, gamma, default_step_reward)
-    anchors_S = _anchors(batch, np.repeat(groups_B, lengths_B), hash_steps(batch, state_hash))
-    episode_S = np.repeat(_standardised(scores_B, groups_B, epsilon), lengths_B)
-    step_S = _standardised(np.where(scored_S, returns_S, np.nan), anchors_S, epsilon)
-    return StepCredit(episode_S, step_S, episode_weight * episode_S + weight * step_S, _masked(returns_S, scored_S))
+    check_returns(gamma, default_step_reward)
+    check_normalization(normalization, normalization_constant, epsilon)
+    _check_statistics(episode_statistics, min_anchor_group_size, invalid_action_penalty)
+    check_state_hash(state_hash)
+    arrays = StepArrays.of(batch, scores, group_ids)
+    penalties_S = np.where(arrays.is_valid_S, 0.0, invalid_action_penalty) if invalid_action_penalty else None
+    returns_S = arrays.returns_S(gamma, default_step_reward, penalties_S)
+    anchors_S = anchor_codes(batch, arrays.to_steps(arrays.groups_B), state_hash)
+    scores_B = arrays.scores_B if penalties_S is None else arrays.scores_B - arrays.sums_B(penalties_S)
+    weights_B = arrays.lengths_B.astype(np.float64) if episode_statistics == "step" else None
+    measured = partial(
+        relative, normalization=normalization, epsilon=epsilon, normalization_constant=normalization_constant
+    )
+    episode_S = arrays.to_steps(measured(scores_B, arrays.groups_B, weights_N=weights_B))
+    step_S = measured(returns_S, anchors_S, min_group_size=min_anchor_group_size)
+    return StepCredit(episode_S, step_S, episode_weight * episode_S + weight * step_S, returns_S, anchors_S)
 
 
-ESTIMATORS: Mapping[str, Estimator] = {"gigpo": gigpo_credit}
-
-
-def with_credit(batch: Batch, credit: StepCredit) -> list[list[StepData]]:
-    """Copies of the steps with `advantage` (A) and `return_to_go` (G_k) set; None where the credit is NaN."""
-    advantages, returns = iter(credit.advantages_S.tolist()), iter(credit.returns_S.tolist())
-    copies = []
-    for steps in batch:
-        done = []
-        for step in steps:
-            advantage, return_to_go = next(advantages), next(returns)
-            if advantage != advantage:
-                advantage = return_to_go = None
-            done.append(_copy_with(step, advantage, return_to_go))
-        copies.append(done)
-    return copies
-
-
-_CREDIT_FIELDS = frozenset({"advantage", "return_to_go"})
-_set = object.__setattr__
-
-
-def _copy_with(step: StepData, advantage: float | None, return_to_go: float | None) -> StepData:
-    """`step.model_copy(update=…)` in half the time: batches have 100,000 steps and more."""
-    copy = type(step).__new__(type(step))
-    _set(copy, "__dict__", {**step.__dict__, "advantage": advantage, "return_to_go": return_to_go})
-    _set(copy, "__pydantic_fields_set__", step.__pydantic_fields_set__ | _CREDIT_FIELDS)
-    _set(copy, "__pydantic_extra__", dict(step.__pydantic_extra__ or {}))
-    _set(copy, "__pydantic_private__", step.__pydantic_private__)
-    return copy
-
-
-# Arguments
-
-
-def _check_gamma_and_epsilon(gamma: float, epsilon: float) -> None:
-    if not 0.0 <= gamma <= 1.0:
-        raise ConfigError(f"gamma is in [0, 1]; got {gamma!r}")
-    if not (epsilon >= 0.0 and math.isfinite(epsilon)):
-        raise ConfigError(f"epsilon is finite and not negative; got {epsilon!r}")
+ESTIMATORS: Mapping[str, Estimator] = {
+    "gigpo": gigpo_credit,
+    "grpo": grpo_credit,
+    "rloo": rloo_credit,
+    "reinforce_plus_plus": reinforce_plus_plus_credit,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline_credit,
+    "gae": gae_credit,
+    "discounted_returns": discounted_returns_credit,
+    "opo": opo_credit,
+    "grpo_passk": grpo_passk_credit,
+    "gpg": gpg_credit,
+    "turn_level_grpo": turn_level_grpo_credit,
+}
 
 
 def _weights(combination: str, omega: float | None, step_weight: float | None) -> tuple[float, float]:
     """The weights of A_E and A_S. An argument that the rule does not use is refused, so that none is a silent no-op."""
+    check_choice("combination", combination, get_args(Combination))
     if combination == "convex":
         if omega is None or not 0.0 <= omega <= 1.0 or step_weight is not None:
             raise ConfigError(f"convex takes omega in [0, 1] and no step_weight; got {omega!r} and {step_weight!r}")
         return omega, 1.0 - omega
-    if combination == "additive":
-        if step_weight is None or not math.isfinite(step_weight) or omega is not None:
-            raise ConfigError(f"additive takes a finite step_weight and no omega; got {step_weight!r} and {omega!r}")
-        return 1.0, step_weight
-    raise ConfigError(f"unknown combination {combination!r}{did_you_mean(str(combination), ('convex', 'additive'))}")
+    if step_weight is None or not math.isfinite(step_weight) or omega is not None:
+        raise ConfigError(f"additive takes a finite step_weight and no omega; got {step_weight!r} and {omega!r}")
+    return 1.0, step_weight
 
 
-def _scores(batch: Batch, scores: Sequence[float | None]) -> Floats:
-    """(B,) the scores, NaN where unscored."""
-    if len(scores) != len(batch):
-        raise ConfigError(f"{len(batch)} trajectories need {len(batch)} scores; got {len(scores)}")
-    for index, score in enumerate(scores):
-        if score is not None and not math.isfinite(score):
-            raise InvalidResultError(f"the score of trajectory {index} is {score}; use None where it is unscored")
-    return np.array([math.nan if score is None else score for score in scores], dtype=np.float64)
-
-
-def _group_keys(batch: Batch, group_ids: Sequence[Hashable] | None) -> Sequence[Hashable]:
-    """(B,) the group of each trajectory."""
-    if group_ids is not None:
-        if len(group_ids) != len(batch):
-            raise ConfigError(f"{len(batch)} trajectories need {len(batch)} group ids; got {len(group_ids)}")
-        return group_ids
-    recorded = [steps[0].step_info.get("group_id") if steps else None for steps in batch]
-    # A trajectory that broke before its first step has nothing to record, and nothing to earn.
-    without = [index for index, steps in enumerate(batch) if steps and recorded[index] is None]
-    if without and any(group_id is not None for group_id in recorded):
-        raise ConfigError(f"trajectory {without[0]} records no group_id while others do; give group_ids")
-    return recorded
-
-
-# Rewards and baselines
-
-
-def _discounted_returns(batch: Batch, scores_B: Floats, gamma: float, default: float) -> Floats:
-    """(S,) G_k of every step. An unscored trajectory's are computed without a score, and not used by the callers."""
-    pieces: list[Iterator[float]] = []
-    for steps, score in zip(batch, scores_B.tolist(), strict=True):
-        rewards = [step.base_reward if step.base_reward is not None else default for step in steps]
-        if any(step.base_reward is None for step in steps) and score == score:
-            rewards[-1] += score
-        backwards = list(accumulate(reversed(rewards), lambda later, reward: reward + gamma * later))
-        pieces.append(reversed(backwards))
-    returns_S = np.fromiter(chain.from_iterable(pieces), dtype=np.float64)
-    if not np.isfinite(returns_S).all():
-        ends_B = np.cumsum([len(steps) for steps in batch])
-        index = int(np.searchsorted(ends_B, np.flatnonzero(~np.isfinite(returns_S))[0], side="right"))
-        raise InvalidResultError(f"trajectory {index}: a base reward, or a return made of them, is not finite")
-    return returns_S
-
-
-def _standardised(values_N: Floats, groups_N: Codes, epsilon: float) -> Floats:
-    """(N,) (x - mean) / (std + epsilon) within each group, std unbiased; NaN takes no part and stays NaN.
-
-    Values are taken relative to the first of their group. A constant group is then zero before anything is rounded, and
-    a large offset costs no precision.
-    """
-    valued_N = ~np.isnan(values_N)
-    values, groups = values_N[valued_N], groups_N[valued_N]
-    out_N = np.full(len(values_N), np.nan)
-    if not len(values):
-        return out_N
-    _, first, codes = np.unique(groups, return_index=True, return_inverse=True)
-    sizes = np.bincount(codes)
-    centred = values - values[first][codes]
-    centred -= (np.bincount(codes, centred) / sizes)[codes]
-    variances = np.bincount(codes, centred**2) / np.maximum(sizes - 1, 1)
-    scales = (np.sqrt(variances) + epsilon)[codes]
-    out_N[valued_N] = np.divide(centred, scales, out=np.zeros_like(centred), where=scales > 0)
-    return out_N
-
-
-def _masked(values_S: Floats, keep_S: npt.NDArray[np.bool_]) -> Floats:
-    return np.where(keep_S, values_S, np.nan)
-
-
-# Anchor states
-
-
-def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
-    """(S,) the anchor-state key of every step.
-
-    Raises:
-        ConfigError: there is no hash of this name, or it gave something that cannot be a key.
-    """
-    steps = chain.from_iterable(batch)
-    if callable(state_hash):
-        return [typed_key(state_hash(step.observation_data)) for step in steps]
-    name = state_hash or "state_key"
-    if name not in STATE_HASHES:
-        raise ConfigError(f"unknown state hash {name!r}{did_you_mean(name, STATE_HASHES)}")
-    return list(map(STATE_HASHES[name], steps))
-
-
-def _recorded_state_key(step: StepData) -> Hashable:
-    recorded = step.step_info.get("state_key")
-    # The two kinds of key are told apart, so that no text can be mistaken for a recorded key.
-    return ("state_key", typed_key(recorded)) if recorded is not None else _observation_text(step)
-
-
-def _observation_text(step: StepData) -> Hashable:
-    return typed_key(step.observation_data)
-
-
-STATE_HASHES: Mapping[str, Callable[[StepData], Hashable]] = {
-    "state_key": _recorded_state_key,
-    "observation_text": _observation_text,
-}
-"""Named hashes see the whole step. "state_key": the resource's key as recorded before the action and, where there is
-none, the observation. "observation_text": what was new to the policy in this step."""
-
-
-def typed_key(value: Any) -> Hashable:
-    """`value` as a dictionary key that keeps type and shape apart: 1, 1.0, True and "1" are four keys.
-
-    Raises:
-        ConfigError: it holds something that is neither plain data, an array nor a model.
-    """
-    kind = type(value)
-    if kind is str:
-        return value  # type: ignore[no-any-return]
-    if isinstance(value, np.ndarray):
-        content = typed_key(value.tolist()) if value.dtype.hasobject else value.tobytes()
-        return kind, value.dtype.str, value.shape, content
-    if isinstance(value, float):
-        return kind, value.hex()
-    if value is None or isinstance(value, str | int | bytes | np.generic):
-        return kind, value
-    if isinstance(value, list | tuple):
-        return kind, tuple(map(typed_key, value))
-    if isinstance(value, set | frozenset):
-        return kind, frozenset(map(typed_key, value))
-    if isinstance(value, Mapping):
-        return kind, frozenset((typed_key(key), typed_key(item)) for key, item in value.items())
-    if isinstance(value, BaseModel):
-        return kind, typed_key(value.model_dump())
-    raise ConfigError(f"a state hash gave a {kind.__name__}; give text, plain data, an array or a pydantic model")
-
-
-def _codes(keys: Sequence[Hashable]) -> Codes:
-    """(N,) a number for each distinct key, from 0 in order of appearance."""
-    known: dict[Hashable, int] = {}
-    return np.fromiter((known.setdefault(key, len(known)) for key in keys), dtype=np.int64, count=len(keys))
-
-
-def _anchors(batch: Batch, groups_S: Codes, keys: list[Hashable]) -> Codes:
-    """(S,) a number for each distinct pair of group and state key."""
-    states_S = _codes(keys)
-    return groups_S * (int(states_S.max(initial=0)) + 1) + states_S
+def _check_statistics(episode_statistics: str, min_anchor_group_size: int, invalid_action_penalty: float) -> None:
+    check_choice("episode_statistics", episode_statistics, get_args(EpisodeStatistics))
+    if not isinstance(min_anchor_group_size, int) or min_anchor_group_size < 1:
+        raise ConfigError(f"min_anchor_group_size is a whole number from 1; got {min_anchor_group_size!r}")
+    check_number("invalid_action_penalty", invalid_action_penalty, 0.0)

@@ -9,21 +9,29 @@ others go on. Nothing given is ever changed.
 from __future__ import annotations
 
 import inspect
-import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import numpy as np
+import pydantic
 
 from reward_kit.agent.models import StepData, steps_of
+from reward_kit.credit.state_hashes import readable_keys
+from reward_kit.credit.step_arrays import codes_of
+from reward_kit.credit.step_credit import StepCredit, with_credit
 from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import AlignmentError, ConfigError, Failure, did_you_mean
+from reward_kit.errors import AlignmentError, ConfigError, Failure, InvalidResultError, did_you_mean
 from reward_kit.models import EvaluateResult, StepOutput, match_to_steps
 from reward_kit.reward_agent.scoring import Scored
-from reward_kit.rl_helpers import ESTIMATORS, StepCredit, with_credit
+from reward_kit.rl_helpers import ESTIMATORS
+from reward_kit.task_parts import StepRewards
 
-StepRewards = Literal["reward_function", "environment"]
+USUAL_OPTIONS: Mapping[str, float] = {"omega": 0.5, "gamma": 0.95, "lam": 0.95}
+"""What an option counts that an estimator requires and nobody gave; `omega` only where the combination uses it."""
 
 
 class RLDataAligner:
@@ -47,11 +55,50 @@ class RLDataAligner:
             AlignmentError: an output names no step, or two name the same one, or the steps cannot be told apart.
         """
         positions = _positions(current_step_data_list, rollout_id)
-        aligned = [step.model_copy(update={"step_info": dict(step.step_info)}) for step in current_step_data_list]
+        aligned = _copies(current_step_data_list)
         matched = match_to_steps(current_eval_result.step_outputs, positions, f"rollout {rollout_id}")
         for index, output in matched.items():
             _apply(output, aligned[positions[index]])
         return aligned
+
+    def align_batch_for_rl_processing(
+        self,
+        current_eval_results: Sequence[EvaluateResult | None],
+        current_step_data_lists: Sequence[Sequence[StepData]],
+        rollout_ids: Sequence[str],
+    ) -> list[list[StepData]]:
+        """`align_data_for_rl_processing` for each rollout of a batch; all of them are aligned, or none is.
+
+        Args:
+            current_eval_results: one per rollout; None where it is unscored, and its steps stay as they are.
+            current_step_data_lists: the steps of each.
+            rollout_ids: the name of each.
+
+        Raises:
+            AlignmentError: the lengths differ, an id is there twice, or results cannot be aligned: a line for each.
+        """
+        lengths = [len(current_eval_results), len(current_step_data_lists), len(rollout_ids)]
+        if len(set(lengths)) > 1:
+            raise AlignmentError("{} results, {} lists of steps and {} rollout ids are no batch".format(*lengths))
+        if twice := _first_twice(rollout_ids):
+            raise AlignmentError(f"rollout {twice} is in the batch more than once; rollout ids are unique")
+        batch, problems = [], []
+        for result, steps, rollout_id in zip(current_eval_results, current_step_data_lists, rollout_ids, strict=True):
+            try:
+                if result is None:
+                    batch.append(_copies(steps))
+                else:
+                    batch.append(self.align_data_for_rl_processing(result, steps, rollout_id))
+            except AlignmentError as error:
+                problems.append(str(error))
+        if problems:
+            more = [f"… and {len(problems) - 10} more"] if len(problems) > 10 else []
+            raise AlignmentError("\n".join([*problems[:10], *more]))
+        return batch
+
+
+def _copies(steps: Sequence[StepData]) -> list[StepData]:
+    return [step.model_copy(update={"step_info": dict(step.step_info)}) for step in steps]
 
 
 def _positions(steps: Sequence[StepData], rollout_id: str) -> dict[str, int]:
@@ -74,6 +121,20 @@ def _apply(output: StepOutput, step: StepData) -> None:
         step.step_info["reward_reason"] = output.reason
 
 
+def _first_twice(names: Iterable[str]) -> str | None:
+    return next((name for name, n in Counter(names).items() if n > 1), None)
+
+
+class Aligned(NamedTuple):
+    """One episode on its way from scores to advantages: its steps with base rewards, its score, why it has none."""
+
+    rollout_id: str
+    group_id: str
+    steps: list[StepData]
+    score: float | None
+    failure: Failure | None
+
+
 @dataclass(frozen=True, slots=True)
 class CreditBatch:
     """A batch of episodes on its way from scores to advantages; every sequence has one item per episode.
@@ -85,6 +146,7 @@ class CreditBatch:
         scores: None where an episode is unscored.
         failures: why an episode is unscored, by rollout id.
         credit: what the estimator returned, flat over all steps.
+        state_hash: what told the estimator's states apart; None the default one, and where it looks at no states.
     """
 
     rollout_ids: list[str]
@@ -93,6 +155,26 @@ class CreditBatch:
     scores: list[float | None]
     failures: dict[str, Failure]
     credit: StepCredit | None = None
+    state_hash: Any = None
+
+    @classmethod
+    def of(cls, episodes: Iterable[Aligned]) -> CreditBatch:
+        """The batch of these episodes.
+
+        Raises:
+            ConfigError: one is there twice.
+        """
+        batch = cls([], [], [], [], {})
+        for episode in episodes:
+            batch.rollout_ids.append(episode.rollout_id)
+            batch.group_ids.append(episode.group_id)
+            batch.steps.append(episode.steps)
+            batch.scores.append(episode.score)
+            if episode.failure is not None:
+                batch.failures[episode.rollout_id] = episode.failure
+        if twice := _first_twice(batch.rollout_ids):
+            raise ConfigError(f"{twice} stands in the batch more than once; rollout ids are unique")
+        return batch
 
     def summary(self) -> dict[str, float]:
         """The mean `score` of the scored episodes, left out where there is none, and the number of `unscored` ones."""
@@ -103,25 +185,51 @@ class CreditBatch:
     def rows(self) -> Iterator[dict[str, Any]]:
         """The lines of `credit.jsonl`, one per step; None where the episode is unscored.
 
+        `anchor` numbers the pairs of group and state in the order in which they appear, and `peers` counts the other
+        scored steps of the same one; both are None where the estimator looks at no states.
+
         Raises:
             ConfigError: no estimator has been called yet.
         """
         if self.credit is None:
             raise ConfigError("there is no credit yet; call CreditAssigner.advantages first")
-        columns = zip(*(values_S.tolist() for values_S in self.credit), strict=True)
+        keys = readable_keys(self.steps, self.state_hash)
+        columns = zip(keys, *_anchor_columns(self.credit), *_advantage_columns(self.credit), strict=True)
         for rollout_id, group_id, steps in zip(self.rollout_ids, self.group_ids, self.steps, strict=True):
             for step in steps:
-                episode, peers, combined, discounted = (None if math.isnan(x) else x for x in next(columns))
-                yield {
+                state_key, anchor, peers, episode_advantage, step_advantage, advantage, discounted = next(columns)
+                row = {
                     "rollout_id": rollout_id,
-                    "step": step.system_step_index,
-                    "state_key": step.step_info.get("state_key"),
-                    "return_to_go": discounted,
-                    "A_E": episode,
-                    "A_S": peers,
-                    "A": combined,
                     "group_id": group_id,
+                    "step": step.system_step_index,
+                    "state_key": state_key,
+                    "anchor": anchor,
+                    "peers": peers,
+                    "base_reward": step.base_reward,
+                    "return_to_go": discounted,
+                    "A_E": episode_advantage,
+                    "A_S": step_advantage,
+                    "A": advantage,
                 }
+                value = step.policy_value_estimate
+                yield row if value is None else {**row, "value": value}
+
+
+def _anchor_columns(credit: StepCredit) -> tuple[list[int | None], list[int | None]]:
+    """(S,) the number of each step's anchor state, and how many other scored steps share it."""
+    nowhere: list[int | None] = [None] * len(credit.anchors_S)
+    if (credit.anchors_S < 0).any():
+        return nowhere, nowhere
+    anchors_S, is_scored_S = codes_of(credit.anchors_S.tolist()), ~np.isnan(credit.advantages_S)
+    peers_S = np.bincount(anchors_S, is_scored_S)[anchors_S].astype(np.int64) - 1 if len(anchors_S) else anchors_S
+    peers = zip(peers_S.tolist(), is_scored_S.tolist(), strict=True)
+    return anchors_S.tolist(), [others if is_scored else None for others, is_scored in peers]
+
+
+def _advantage_columns(credit: StepCredit) -> list[list[float | None]]:
+    """A_E, A_S, A and G_k, (S,) each, with None for NaN."""
+    columns = (credit.episode_advantages_S, credit.step_advantages_S, credit.advantages_S, credit.returns_S)
+    return [[value if value == value else None for value in values_S.tolist()] for values_S in columns]
 
 
 class CreditAssigner:
@@ -131,10 +239,14 @@ class CreditAssigner:
         estimator: a name of `rl_helpers.ESTIMATORS`.
         step_rewards: where the base rewards of an episode come from whose result has no step outputs.
             "reward_function": from nowhere, they stay unset; "environment": the rewards that the environment gave.
-        **options: the estimator's own, by keyword (for "gigpo": omega, gamma, state_hash, …).
+        **options: the estimator's own, by keyword (for "gigpo": omega, gamma, state_hash, …). What it requires and is
+            not given counts as in `USUAL_OPTIONS`.
+
+    Attributes:
+        options: all options of the estimator, those with their defaults too.
 
     Raises:
-        ConfigError: the name or an option is unknown, missing or out of range.
+        ConfigError: the name or an option is unknown, missing, of another type or out of range.
     """
 
     def __init__(
@@ -142,12 +254,14 @@ class CreditAssigner:
     ) -> None:
         if estimator not in ESTIMATORS:
             raise ConfigError(f"unknown estimator {estimator!r}{did_you_mean(estimator, ESTIMATORS)}")
-        if step_rewards not in ("reward_function", "environment"):
-            known = did_you_mean(str(step_rewards), ("reward_function", "environment"))
+        if step_rewards not in get_args(StepRewards):
+            known = did_you_mean(str(step_rewards), get_args(StepRewards))
             raise ConfigError(f"unknown step_rewards {step_rewards!r}{known}")
-        self.estimator, self.step_rewards, self.options = estimator, step_rewards, options
+        self.estimator, self.step_rewards = estimator, step_rewards
+        self.options: Mapping[str, Any] = _resolved_options(estimator, options)
         self._aligner = RLDataAligner()
-        _check_options(estimator, options)
+        # An empty batch costs nothing and lets the estimator check the values now, not after the first collection.
+        ESTIMATORS[estimator]([], [], group_ids=[], **self.options)
 
     def assign(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
         """`align`, then `advantages`."""
@@ -166,30 +280,37 @@ class CreditAssigner:
         Raises:
             ConfigError: an episode has no scored counterpart, or two have one id.
         """
-        twice = [rollout_id for rollout_id, n in Counter(episode.id_ for episode in episodes).items() if n > 1]
-        if twice:
-            raise ConfigError(f"{twice[0]} stands in the batch more than once; rollout ids are unique")
         by_id = {result.rollout_id: result for result in scored}
         missing = [episode.id_ for episode in episodes if episode.id_ not in by_id]
         if missing:
             raise ConfigError(f"no scores for {len(missing)} episodes, the first of them {missing[0]}")
-        batch = CreditBatch([], [], [], [], {})
-        for episode in episodes:
-            steps, score, failure = self._align_one(episode, by_id[episode.id_])
-            batch.rollout_ids.append(episode.id_)
-            batch.group_ids.append(str(facts_of(episode).get("group_id") or episode.id_))
-            batch.steps.append(steps)
-            batch.scores.append(score)
-            if failure is not None:
-                batch.failures[episode.id_] = failure
-        return batch
+        return CreditBatch.of(self.align_one(episode, by_id[episode.id_]) for episode in episodes)
 
     def advantages(self, batch: CreditBatch) -> CreditBatch:
-        """The batch with the estimator's credit, on fresh copies of its steps."""
-        credit = ESTIMATORS[self.estimator](batch.steps, batch.scores, group_ids=batch.group_ids, **self.options)
-        return replace(batch, steps=with_credit(batch.steps, credit), credit=credit)
+        """The batch with the estimator's credit, on fresh copies of its steps.
 
-    def _align_one(
+        Raises:
+            ConfigError: the estimator needs what these episodes do not have, such as values.
+            InvalidResultError: a reward or a score of them is not finite.
+        """
+        try:
+            credit = ESTIMATORS[self.estimator](batch.steps, batch.scores, group_ids=batch.group_ids, **self.options)
+        except (ConfigError, InvalidResultError) as error:
+            # An estimator knows trajectories by their place alone, and people by their ids.
+            told = re.sub(
+                r"\btrajectory (\d+)", lambda found: f"rollout {batch.rollout_ids[int(found[1])]}", str(error)
+            )
+            raise type(error)(told) from error
+        steps = with_credit(batch.steps, credit)
+        return replace(batch, steps=steps, credit=credit, state_hash=self.options.get("state_hash"))
+
+    def align_one(self, episode: SingleAgentEpisode, scored: Scored) -> Aligned:
+        """One episode of a batch, where they do not all fit into memory; see `align`."""
+        steps, score, failure = self._aligned(episode, scored)
+        group_id = str(facts_of(episode).get("group_id") or episode.id_)
+        return Aligned(episode.id_, group_id, steps, score, failure)
+
+    def _aligned(
         self, episode: SingleAgentEpisode, scored: Scored
     ) -> tuple[list[StepData], float | None, Failure | None]:
         """The steps of one episode with base rewards, its score, and why it has none."""
@@ -210,15 +331,31 @@ class CreditAssigner:
         return steps, scored.score if failure is None else None, failure
 
 
-def _check_options(estimator: str, options: Mapping[str, Any]) -> None:
+def _resolved_options(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of an estimator by name: those given, checked, and the others with what they count by default."""
     function = ESTIMATORS[estimator]
     parameters = inspect.signature(function).parameters
     known = {p.name: p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "group_ids"}
-    for name in options:
+    for name in given:
         if name not in known:
             raise ConfigError(f"{estimator} has no option {name!r}{did_you_mean(name, known)}")
-    missing = [p.name for p in known.values() if p.default is p.empty and p.name not in options]
-    if missing:
+    options = {name: p.default for name, p in known.items() if p.default is not p.empty} | dict(given)
+    for name in known.keys() - options.keys() & USUAL_OPTIONS.keys():
+        is_unused = name == "omega" and options.get("combination") == "additive"
+        options[name] = None if is_unused else USUAL_OPTIONS[name]
+    if missing := [name for name in known if name not in options]:
         raise ConfigError(f"{estimator} needs the option {missing[0]!r}")
-    # An empty batch costs nothing and lets the estimator check the values now, not after the first collection.
-    function([], [], group_ids=[], **options)
+    _check_types(estimator, function, given)
+    return {name: options[name] for name in known}
+
+
+def _check_types(estimator: str, function: Callable[..., StepCredit], given: Mapping[str, Any]) -> None:
+    """Refuse a value of another type than the estimator declares: a task file may hold "0.9" where 0.9 is meant."""
+    hints = get_type_hints(function)
+    for name, value in given.items():
+        config = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
+        try:
+            pydantic.TypeAdapter(hints[name], config=config).validate_python(value)
+        except pydantic.ValidationError as error:
+            expected = " or ".join(dict.fromkeys(problem["msg"] for problem in error.errors()))
+            raise ConfigError(f"{estimator}, option {name!r}: {expected} (got {value!r:.80})") from None

@@ -1,4 +1,4 @@
-"""The blocks of a task file: its resources, their server, its policy, its simulated user, and its limits."""
+"""The blocks of a task file: its resources, their server, its policy, its simulated user, its limits, its credit."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ STOP_PHRASE = "###STOP###"
 
 SandboxLevel = Literal["in_process", "warm", "isolated"]
 """Where a reward runs: without walls, in a confined process that stays, or in a fresh one for each call."""
+
+StepRewards = Literal["reward_function", "environment"]
+"""Where the rewards of steps come from in an episode whose result has no step outputs: nowhere, or the environment."""
 
 
 def _written(value: Any) -> Any:
@@ -198,3 +201,23 @@ class UserModel(PolicyModel):
     )
     stop_phrase: str = Field(default=STOP_PHRASE, min_length=1, description="in an answer, it ends the conversation")
     opens: bool | None = Field(default=None, description="the user speaks first; default: where no message is theirs")
+
+
+class CreditModel(BaseModel):
+    """Which estimator says what each step was worth, and its own keys; keys that it does not know are refused."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    estimator: str = Field(default="gigpo", min_length=1, description="gigpo, grpo, rloo, …: an advantage estimator")
+    step_rewards: StepRewards = Field(
+        default="reward_function", description="where a result has no step outputs: none, or the environment's"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_name_alone(cls, data: Any) -> Any:
+        return {"estimator": data} if isinstance(data, str) else data
+
+    def options(self) -> dict[str, Any]:
+        """The keys of the estimator."""
+        return dict(self.model_extra or {})

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from reward_kit.cli.main import program
 
 ROOT = Path(__file__).parent.parent
 
@@ -17,6 +20,13 @@ ROOT = Path(__file__).parent.parent
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "reward_kit.cli.main", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def assert_keeps_the_contract(folder: Path, done: subprocess.CompletedProcess[str]) -> None:
+    """`reward-kit check` finds nothing in the episodes of a run that was told of as JSON."""
+    path = folder / json.loads(done.stdout)["run"]
+    checked = CliRunner().invoke(program, ["check", str(path), "--fail-on", "warning"])
+    assert checked.exit_code == 0, checked.output
 
 
 @pytest.mark.parametrize(
@@ -29,6 +39,7 @@ def test_the_expert_solves_an_example_and_chance_does_not(tmp_path: Path, name: 
     expert, chance = json.loads(done.stdout)["policies"]
     assert (expert["policy"], expert["score"]["mean"], expert["errors"]) == ("expert", 1.0, {})
     assert chance["score"]["mean"] < 0.3 and not chance["errors"]
+    assert_keeps_the_contract(tmp_path, done)
 
 
 def test_the_expert_on_slippery_ice_does_not_always_arrive(tmp_path: Path) -> None:
@@ -37,6 +48,7 @@ def test_the_expert_on_slippery_ice_does_not_always_arrive(tmp_path: Path) -> No
     done = run(tmp_path, "run", task, "--policy", "expert", "-T", slippery, "--json")
     assert done.returncode == 0, done.stderr
     assert 0.1 < json.loads(done.stdout)["policies"][0]["score"]["mean"] < 1.0
+    assert_keeps_the_contract(tmp_path, done)
 
 
 @pytest.mark.parametrize(("file", "program"), [("task.yaml", "Clerk"), ("report.yaml", "Bookkeeper")])
@@ -46,6 +58,7 @@ def test_a_program_that_follows_the_rules_puts_the_files_in_order(tmp_path: Path
     assert done.returncode == 0, done.stderr
     (summary,) = json.loads(done.stdout)["policies"]
     assert (summary["score"]["mean"], summary["errors"], summary["tool_errors"]) == (1.0, {}, 0)
+    assert_keeps_the_contract(tmp_path, done)
 
 
 def test_the_directories_to_be_put_in_order_come_from_their_seeds() -> None:
@@ -93,8 +106,10 @@ def test_the_code_of_the_readme_runs(tmp_path: Path) -> None:
 
 def test_the_python_of_the_guides_imports(tmp_path: Path) -> None:
     for page in sorted((ROOT / "docs").glob("*.md")):
+        # A page's blocks follow one another.
+        names = {"__name__": "guide"}
         for code in blocks(page.read_text(encoding="utf-8"), "python"):
-            exec(compile(code, str(page), "exec"), {"__name__": "guide"})
+            exec(compile(code, str(page), "exec"), names)
 
 
 def test_the_resource_of_the_guide_keeps_the_contract(tmp_path: Path) -> None:
@@ -133,5 +148,6 @@ def test_an_agent_of_ones_own_solves_its_example_and_stops_at_its_limit(tmp_path
                 (summary,) = json.loads(done.stdout)["policies"]
                 assert (summary["stop_reasons"], summary["score"]["mean"]) == (ends, score)
                 assert (summary["tokens"], summary["errors"]) == (480 if steps == 6 else 180, {})
+                assert_keeps_the_contract(tmp_path, done)
         finally:
             model.kill()

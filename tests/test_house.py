@@ -17,11 +17,11 @@ PACKAGE = Path(reward_kit.__file__).parent
 
 # Lowest first. A unit imports from rows above it, and from units to its left in its own row.
 LAYERS = [
-    ["errors", "lazy", "differences"],
+    ["errors", "lazy", "differences", "findings"],
     ["task_parts", "models", "loading", "process_guardian", "processes"],
     ["typed_interface", "reward_options", "reward_calls", "providers", "episodes", "environments"],
     ["agent", "sandbox"],
-    ["rewards", "tokens", "reward_agent", "reward_checks", "rl_helpers", "rl_processing"],
+    ["rewards", "tokens", "reward_agent", "reward_checks", "credit", "rl_helpers", "rl_processing"],
     ["runs"],
     ["rl"],
     ["integrations", "cli"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,31 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.agent.models import StepData
+from reward_kit.credit.state_hashes import hash_steps
 from reward_kit.errors import ConfigError, InvalidResultError
-from reward_kit.models import Message
-from reward_kit.rl_helpers import gigpo_credit, hash_steps, system_apply_gigpo_to_batch_steps, typed_key
+from reward_kit.rl_helpers import gigpo_credit, system_apply_gigpo_to_batch_steps
+from tests.credit.batches import Trajectory, eighths, step, trajectory
 
 NOTE = Path(__file__).parent.parent / "development" / "notes" / "gigpo_breakdown.md"
-Trajectory = list[StepData]
-
-
-def step(state: object = "s", reward: float | None = 0.0, *, value: float | None = None, **info: object) -> StepData:
-    return StepData(
-        system_step_index=0,
-        observation_data=state,
-        action_taken={"type": "text", "content": ""},
-        base_reward=reward,
-        policy_value_estimate=value,
-        step_info=info,
-    )
-
-
-def trajectory(states: str, rewards: Sequence[float | None]) -> Trajectory:
-    return [step(state, reward) for state, reward in zip(states, rewards, strict=True)]
 
 
 def advantages(batch: list[Trajectory]) -> list[list[float | None]]:
     return [[item.advantage for item in steps] for steps in batch]
+
+
+def sign(number: float | None) -> int:
+    assert number is not None
+    return int(number > 0) - int(number < 0)
 
 
 def apply(batch: list[Trajectory], scores: Sequence[float | None], **options: object) -> list[Trajectory]:
@@ -46,7 +37,7 @@ def apply(batch: list[Trajectory], scores: Sequence[float | None], **options: ob
 
 # Data for the property tests: numbers with few digits, so that equal values are equal and differences are not noise.
 
-rewards = st.integers(-20, 20).map(lambda n: n / 8)
+rewards = eighths
 trajectories = st.lists(st.tuples(st.sampled_from("abc"), rewards), min_size=1, max_size=5).map(
     lambda pairs: trajectory("".join(state for state, _ in pairs), [reward for _, reward in pairs])
 )
@@ -60,7 +51,7 @@ def columns(group: list[tuple[Trajectory, float, int]]) -> tuple[list[Trajectory
 
 def credit_of(batch: list[Trajectory], scores: Sequence[float | None], ids: Sequence[int]) -> np.ndarray:
     options = {"omega": 0.3, "gamma": 0.9, "epsilon": 1e-6}
-    return np.array(gigpo_credit(batch, scores, group_ids=ids, **options))  # type: ignore[arg-type]
+    return np.array(gigpo_credit(batch, scores, group_ids=ids, **options)[:4])  # type: ignore[arg-type]
 
 
 # The formulas
@@ -130,10 +121,13 @@ def test_unset_base_rewards_count_as_the_default_and_the_score_comes_last() -> N
     np.testing.assert_allclose(found, [[0.35, 0.9], [0.5, 0.5], [0.25 + 0.5 * 0.9, 0.9]])
 
 
-def test_return_to_go_is_the_discounted_return_whatever_the_policy_expected() -> None:
-    batch = [[step("a", 1.0, value=3.0), step("b", 2.0, value=-1.0)], [step("a", 0.0)]]
+def test_return_to_go_is_what_a_critic_learns_where_there_is_one_and_the_return_elsewhere() -> None:
+    batch = [[step("a", 1.0, value=3.0), step("b", 2.0, value=math.nan)], [step("a", 0.0)]]
     (first, last), (alone,) = apply(batch, [1.0, 0.0])
-    assert (first.return_to_go, last.return_to_go, alone.return_to_go) == (1.0 + 0.5 * 2.0, 2.0, 0.0)
+    assert first.return_to_go == first.advantage + 3.0
+    assert (last.return_to_go, alone.return_to_go) == (2.0, 0.0)
+    # The credit itself keeps the returns.
+    assert gigpo_credit(batch, [1.0, 0.0], omega=0.5, gamma=0.5).returns_S.tolist() == [2.0, 2.0, 0.0]
 
 
 def test_convex_and_additive_differ_by_a_factor() -> None:
@@ -141,6 +135,64 @@ def test_convex_and_additive_differ_by_a_factor() -> None:
     convex = apply(batch, [1.0, 0.5, 0.0], omega=0.25)
     additive = apply(batch, [1.0, 0.5, 0.0], omega=None, combination="additive", step_weight=3.0)
     np.testing.assert_allclose(np.array(advantages(convex)), 0.25 * np.array(advantages(additive)))
+
+
+# The options
+
+
+def test_a_penalty_reaches_the_steps_that_led_to_it() -> None:
+    batch = [[step("a"), step("b", is_action_valid=False)], [step("a"), step("b", is_action_valid=True)]]
+    done = apply(batch, [1.0, 1.0], invalid_action_penalty=0.5)
+    assert [[item.return_to_go for item in steps] for steps in done] == [[-0.25, -0.5], [0.0, 0.0]]
+    assert [sign(item.advantage) for steps in done for item in steps] == [-1, -1, 1, 1]
+
+
+def test_a_penalty_leaves_a_e_constant_along_the_trajectory() -> None:
+    batch = [[step("a", is_action_valid=False), step("b"), step("c", is_action_valid=False)], [step("a")]]
+    credit = gigpo_credit(batch, [1.0, 1.0], omega=1.0, gamma=1.0, normalization="mean", invalid_action_penalty=0.5)
+    assert credit.episode_advantages_S.tolist() == [-0.5, -0.5, -0.5, 0.5]
+
+
+def test_a_penalty_is_not_counted_twice_where_the_score_comes_last() -> None:
+    batch = [[step("a", None, is_action_valid=False), step("b", None)]]
+    credit = gigpo_credit(batch, [1.0], omega=1.0, gamma=1.0, invalid_action_penalty=0.25)
+    assert credit.returns_S.tolist() == [0.75, 1.0]
+
+
+def test_statistics_over_steps_weigh_long_trajectories_more() -> None:
+    batch, scores = [trajectory("abc", [0.0] * 3), trajectory("a", [0.0])], [1.0, 0.0]
+    options = {"omega": 1.0, "gamma": 1.0, "normalization": "mean"}
+    by_trajectory = gigpo_credit(batch, scores, **options)  # type: ignore[arg-type]
+    by_step = gigpo_credit(batch, scores, episode_statistics="step", **options)  # type: ignore[arg-type]
+    assert by_trajectory.episode_advantages_S.tolist() == [0.5, 0.5, 0.5, -0.5]
+    assert by_step.episode_advantages_S.tolist() == [0.25, 0.25, 0.25, -0.75]
+
+
+@pytest.mark.parametrize(
+    ("normalization", "constant", "expected"),
+    [
+        ("std", None, [0.5 / math.sqrt(0.5), -0.5 / math.sqrt(0.5)]),
+        ("mean", None, [0.5, -0.5]),
+        ("constant", 4.0, [0.125, -0.125]),
+        ("leave_one_out", None, [1.0, -1.0]),
+    ],
+)
+def test_normalizations_measure_both_advantages(normalization: str, constant: float | None, expected: list) -> None:
+    batch = [[step("a", 1.0)], [step("a", 0.0)]]
+    done = apply(batch, [1.0, 0.0], normalization=normalization, normalization_constant=constant)
+    assert [steps[0].advantage for steps in done] == pytest.approx(expected, rel=1e-12)
+
+
+def test_small_anchor_groups_can_be_left_out() -> None:
+    batch = [[step("a", float(k)), step("b", float(k))] for k in range(3)] + [[step("a", 9.0)]]
+    credit = gigpo_credit(batch, [0.0] * 4, omega=0.0, gamma=0.0, min_anchor_group_size=4)
+    assert [bool(x) for x in credit.step_advantages_S] == [True, False, True, False, True, False, True]
+
+
+def test_anchors_name_the_pairs_of_group_and_state() -> None:
+    batch = [trajectory("aba", [0.0] * 3), trajectory("ab", [0.0] * 2), trajectory("ab", [0.0] * 2)]
+    anchors = gigpo_credit(batch, [0.0] * 3, group_ids=[0, 0, 1], omega=0.5, gamma=1.0).anchors_S.tolist()
+    assert [anchors.index(code) for code in anchors] == [0, 1, 0, 0, 1, 5, 6]
 
 
 # Exact zeros
@@ -255,22 +307,6 @@ def test_a_callable_sees_the_observation() -> None:
     assert advantages(apply(batch, [1.0, 0.0], omega=0.0)) == [[0.0], [0.0]]
 
 
-def test_keys_keep_type_and_shape_apart() -> None:
-    array = np.array([[1, 2], [3, 4]])
-    values = [1, 1.0, True, "1", b"1", None, np.int64(1), np.float64(1), 0.0, -0.0, [1], (1,), {1}, {1: 1}, [(1, 1)]]
-    values += [array, array.reshape(-1), array.astype(np.int32), array.tolist(), Message(role="user", content="1")]
-    assert len({typed_key(value) for value in values}) == len(values)
-
-
-def test_equal_states_have_one_key() -> None:
-    assert typed_key({"a": 1, "b": [2]}) == typed_key({"b": [2], "a": 1})
-    assert typed_key([Message(role="user", content="x")]) == typed_key([Message(role="user", content="x")])
-    assert typed_key(float("nan")) == typed_key(float("nan"))
-    assert typed_key(np.arange(3)) == typed_key(np.arange(3))
-    with pytest.raises(ConfigError, match="gave a object"):
-        typed_key(object())
-
-
 # What is refused, and what is left alone
 
 
@@ -287,6 +323,11 @@ def test_equal_states_have_one_key() -> None:
         {"epsilon": -1.0},
         {"state_hashing_function": "state_keys"},
         {"group_ids": ["x"]},
+        {"normalization": "constant"},
+        {"normalization_constant": 2.0},
+        {"episode_statistics": "episode"},
+        {"min_anchor_group_size": 0},
+        {"invalid_action_penalty": -0.1},
     ],
 )
 def test_contradicting_arguments_are_refused(options: dict[str, object]) -> None:
@@ -312,8 +353,32 @@ def test_steps_are_copied_and_the_given_ones_unchanged() -> None:
         update={"advantage": done[0][0].advantage, "return_to_go": done[0][0].return_to_go}
     )
     assert StepData.model_validate(done[0][0].model_dump()) == done[0][0]
-    done[0][0].note = "mine"
+    done[0][0].note, done[0][0].raw_policy_output = "mine", "mine"
     assert not hasattr(batch[0][0], "note")
+    assert batch == before
+    assert "raw_policy_output" not in batch[0][0].model_fields_set | done[0][1].model_fields_set
+
+
+def test_copies_keep_their_class_and_what_was_added() -> None:
+    class Noted(StepData):
+        note: str = ""
+
+    given_step = Noted(system_step_index=0, observation_data="a", action_taken={}, note="kept", extra=[1])
+    ((copy,),) = apply([[given_step]], [1.0])
+    assert type(copy) is Noted
+    assert copy == given_step.model_copy(update={"advantage": 0.0, "return_to_go": 1.0})
+    assert copy.model_fields_set == given_step.model_fields_set | {"advantage", "return_to_go"}
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(collects: bool) -> None:
+    was = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        apply([[step("a", 1.0)]], [1.0])
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if was else gc.disable)()
 
 
 def test_an_empty_batch_and_an_empty_trajectory() -> None:

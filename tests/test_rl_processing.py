@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -12,7 +13,8 @@ from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, RewardError
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
 from reward_kit.reward_agent import Scored
-from reward_kit.rl_processing import CreditAssigner, RLDataAligner
+from reward_kit.rl_helpers import ESTIMATORS
+from reward_kit.rl_processing import USUAL_OPTIONS, CreditAssigner, RLDataAligner
 
 
 def episode(rollout_id: str, rewards: list[float | None], group_id: str = "g") -> SingleAgentEpisode:
@@ -86,6 +88,43 @@ def test_steps_that_cannot_be_told_apart_are_an_error() -> None:
     del second.step_info["assistant_turn_index"]
     with pytest.raises(AlignmentError, match="the step at 1 has no assistant_turn_index"):
         align([], [first, second])
+
+
+# A batch
+
+
+def align_batch(*results: EvaluateResult | None, ids: tuple[str, ...] = ("a", "b")) -> list[list[StepData]]:
+    steps = [steps_of(episode(name, [0.0, 0.0])) for name in "ab"]
+    return RLDataAligner().align_batch_for_rl_processing(results, steps, ids)
+
+
+def test_a_batch_is_aligned_rollout_by_rollout_and_the_unscored_keep_their_steps() -> None:
+    aligned = align_batch(result(1.0, i1=0.25), None)
+    assert [[step.base_reward for step in steps] for steps in aligned] == [[None, 0.25], [None, None]]
+
+
+def test_the_steps_of_an_unscored_rollout_are_copies_too() -> None:
+    steps = steps_of(episode("a", [0.0]))
+    ((copy,),) = RLDataAligner().align_batch_for_rl_processing([None], [steps], ["a"])
+    copy.step_info["group_id"] = copy.base_reward = 7.0
+    assert (steps[0].step_info["group_id"], steps[0].base_reward) == ("g", None)
+
+
+def test_all_that_cannot_be_aligned_in_a_batch_is_told_at_once() -> None:
+    with pytest.raises(AlignmentError) as error:
+        align_batch(result(1.0, i5=0.0), result(1.0, i6=0.0))
+    told = str(error.value).splitlines()
+    assert [line.split(";")[0] for line in told] == [
+        "rollout a: step_index '5' names no step",
+        "rollout b: step_index '6' names no step",
+    ]
+
+
+def test_what_is_no_batch_is_refused() -> None:
+    with pytest.raises(AlignmentError, match="1 results, 2 lists of steps and 2 rollout ids"):
+        align_batch(result())
+    with pytest.raises(AlignmentError, match="rollout a is in the batch more than once"):
+        align_batch(result(), result(), ids=("a", "a"))
 
 
 # The component
@@ -166,11 +205,68 @@ def test_rows_say_what_each_step_was_credited_with() -> None:
     options = {"omega": 0.25, "gamma": 0.9, "epsilon": 0.0}
     rows = list(CreditAssigner(step_rewards="environment", **options).assign(episodes, results).rows())
     half = pytest.approx(0.5**0.5)
-    common = {"step": 0, "state_key": "s0", "group_id": "g1"}
-    assert rows[0] == {"rollout_id": "a", "return_to_go": 1.0, "A_E": half, "A_S": half, "A": half, **common}
-    assert rows[2] == {"rollout_id": "c", "return_to_go": None, "A_E": None, "A_S": None, "A": None, **common}
+    first = {"rollout_id": "a", "group_id": "g1", "step": 0, "state_key": "s0", "anchor": 0, "peers": 1}
+    assert rows[0] == {**first, "base_reward": 1.0, "return_to_go": 1.0, "A_E": half, "A_S": half, "A": half}
+    last = {"rollout_id": "c", "group_id": "g1", "step": 0, "state_key": "s0", "anchor": 0, "peers": None}
+    assert rows[2] == {**last, "base_reward": 0.0, "return_to_go": None, "A_E": None, "A_S": None, "A": None}
     with pytest.raises(ConfigError, match="there is no credit yet"):
         next(CreditAssigner(**options).align(episodes, results).rows())
+
+
+def test_anchors_are_numbered_as_they_appear_and_unscored_steps_are_nobodys_peers() -> None:
+    episodes = [episode("a", [0.0, 0.0], "g"), episode("b", [0.0], "g"), episode("c", [0.0], "h")]
+    results = [scored("a", result()), scored("b", None), scored("c", result())]
+    rows = list(CreditAssigner().assign(episodes, results).rows())
+    # c is in the state of a and b, and in another group.
+    assert [(row["anchor"], row["peers"]) for row in rows] == [(0, 0), (1, 0), (0, None), (2, 0)]
+
+
+def test_an_estimator_that_looks_at_no_states_has_no_anchors() -> None:
+    episodes = [episode("a", [0.0]), episode("b", [0.0])]
+    rows = list(CreditAssigner("rloo").assign(episodes, [scored("a", result(1.0)), scored("b", result(0.0))]).rows())
+    assert [(row["state_key"], row["anchor"], row["peers"]) for row in rows] == [("s0", None, None)] * 2
+    assert [row["A"] for row in rows] == [1.0, -1.0]
+
+
+def test_a_row_has_the_critics_value_where_there_is_one_and_g_stays_g() -> None:
+    batch = CreditAssigner("gae", gamma=0.5, lam=1.0).align([episode("a", [0.0, 0.0])], [scored("a", result(1.0))])
+    batch.steps[0][0].policy_value_estimate, batch.steps[0][1].policy_value_estimate = 0.25, 0.75
+    rows = list(CreditAssigner("gae", gamma=0.5, lam=1.0).advantages(batch).rows())
+    assert [(row["return_to_go"], row["value"], row["A"]) for row in rows] == [(0.5, 0.25, 0.25), (1.0, 0.75, 0.25)]
+
+
+def test_what_an_estimator_misses_is_told_with_the_rollouts_own_id() -> None:
+    episodes = [episode("the-first", [0.0]), episode("the-second", [0.0])]
+    with pytest.raises(ConfigError, match="rollout the-second") as error:
+        CreditAssigner("gae").assign(episodes, [scored("the-first", None), scored("the-second", result())])
+    assert "policy_value_estimate" in str(error.value) and "trajectory" not in str(error.value)
+
+
+def test_an_episode_stands_in_a_batch_once() -> None:
+    with pytest.raises(ConfigError, match="a stands in the batch more than once"):
+        CreditAssigner().align([episode("a", [0.0]), episode("a", [0.0])], [scored("a", result())])
+
+
+# Its options
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_every_estimator_works_without_any_option(estimator: str) -> None:
+    options = CreditAssigner(estimator).options
+    assert all(options[name] == usual for name, usual in USUAL_OPTIONS.items() if name in REQUIRED[estimator])
+    keywords = inspect.signature(ESTIMATORS[estimator]).parameters.values()
+    assert [p.name for p in keywords if p.kind is p.KEYWORD_ONLY and p.name != "group_ids"] == list(options)
+
+
+REQUIRED = {
+    estimator: {p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty}
+    for estimator, function in ESTIMATORS.items()
+}
+
+
+def test_omega_counts_half_only_where_the_combination_uses_it() -> None:
+    assert CreditAssigner().options["omega"] == 0.5
+    assert CreditAssigner(combination="additive", step_weight=1.0).options["omega"] is None
 
 
 @pytest.mark.parametrize(
@@ -178,8 +274,12 @@ def test_rows_say_what_each_step_was_credited_with() -> None:
     [
         ({"estimator": "gigpoo", "omega": 0.5, "gamma": 0.9}, "unknown estimator 'gigpoo'; did you mean 'gigpo'"),
         ({"omega": 0.5, "gama": 0.9}, "no option 'gama'; did you mean 'gamma'"),
-        ({"omega": 0.5}, "gigpo needs the option 'gamma'"),
+        ({"estimator": "rloo", "omega": 0.5}, "rloo has no option 'omega'"),
+        ({"gamma": "0.9"}, r"gigpo, option 'gamma': Input should be a valid number \(got '0.9'\)"),
+        ({"gamma": True}, "option 'gamma': Input should be a valid number"),
+        ({"normalization": "stdd"}, "option 'normalization': Input should be 'std', 'mean'"),
         ({"omega": 2.0, "gamma": 0.9}, "omega in"),
+        ({"state_hash": "state-key"}, "unknown state hash 'state-key'; did you mean 'state_key'"),
         ({"omega": 0.5, "gamma": 0.9, "step_rewards": "env"}, "unknown step_rewards 'env'"),
         ({"omega": 0.5, "gamma": 0.9, "group_ids": []}, "no option 'group_ids'"),
     ],

@@ -138,7 +138,8 @@ class StepData(BaseModel):
         step_info: `assistant_turn_index`, `state_key`, `environment_reward`, `is_action_valid`, tool outcomes.
         base_reward: the reward of this step; None where nobody gave one.
         advantage: what the action was worth above its peers; None before credit is assigned and where unscored.
-        return_to_go: G_k, the discounted return from this step on; None where `advantage` is.
+        return_to_go: what a critic is trained towards: A + V where the policy gave a value, else G_k, the discounted
+            return from this step on; None where `advantage` is.
     """
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)

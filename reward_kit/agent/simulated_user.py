@@ -40,7 +40,8 @@ class UserTurn:
     Attributes:
         text: what the agent reads, without the stop signal.
         is_over: the user ends the conversation with it.
-        facts: JSON-safe facts for the record: the raw output, and `usage`, `finish_reason` and token ids where known.
+        facts: JSON-safe facts for the record: the raw output, and `usage`, `finish_reason` and token ids where known;
+            of the first one also the user's `instructions`.
     """
 
     text: str
@@ -179,6 +180,7 @@ class UserSession:
     ) -> None:
         self._policy, self._is_shared = policy, is_shared
         self._first = list(instructions)
+        self._untold = "\n".join(message.text for message in instructions)
         self._stop_phrase, self._opens = stop_phrase, opens
         self._observation = ""
         self._heard: list[tuple[Message, Message | None]] = []
@@ -191,7 +193,8 @@ class UserSession:
             observation: what the world shows at first, which one of them may be; the user does not see it.
         """
         self._observation = observation
-        begins = self._opens if self._opens is not None else not any(map(self._is_of_user, messages))
+        speaks_already = any(_is_of_user(message, observation) for message in messages)
+        begins = not speaks_already if self._opens is None else self._opens
         if begins:
             self._first.append(Message(role="user", content=GREETING))
         return begins
@@ -212,30 +215,40 @@ class UserSession:
             raise PolicyError(f"{WHO} called a tool, and a user has none: {action!r:.200}")
         text = action.get("content") or ""
         stops = action["type"] == "terminate" or self._stop_phrase in text
-        return UserTurn(_without(self._stop_phrase, text) if stops else text, stops, _facts(output, text))
+        facts = _facts(output, text)
+        if self._untold:  # The first answer's record says what the user was told; the conversation does not.
+            facts["instructions"], self._untold = self._untold, ""
+        return UserTurn(_without(self._stop_phrase, text) if stops else text, stops, facts)
 
     async def close(self) -> None:
         """Release what the session of the policy holds."""
         if not self._is_shared:
             await self._policy.close()
 
-    def _is_of_user(self, message: Message) -> bool:
-        return message.role == "user" and not (self._observation and message.text == self._observation)
-
     def _as_heard(self, messages: Sequence[Message]) -> list[Message]:
         """The conversation from the user's side. A message stays the same object, so that it is encoded once."""
         before: list[tuple[Message | None, Message | None]] = [*self._heard, *[(None, None)] * len(messages)]
         self._heard = [
-            (message, known if old is message else self._from_the_other_side(message))
+            (message, known if old is message else heard_by_user(message, self._observation))
             for message, (old, known) in zip(messages, before, strict=False)
         ]
         return [*self._first, *(heard for _, heard in self._heard if heard is not None)]
 
-    def _from_the_other_side(self, message: Message) -> Message | None:
-        """One message as the user's policy sees it; None where it does not."""
-        if message.role == "assistant" and not message.tool_calls and not message.function_call:
-            return Message(role="user", content=message.text or NO_ANSWER)
-        return Message(role="assistant", content=message.text) if self._is_of_user(message) else None
+
+def heard_by_user(message: Message, observation: str) -> Message | None:
+    """One message as the user's policy sees it; None where it does not.
+
+    Args:
+        message: of the conversation as the agent sees it.
+        observation: what the world showed at first, which one of the messages may be; "" where there is no world.
+    """
+    if message.role == "assistant" and not message.tool_calls and not message.function_call:
+        return Message(role="user", content=message.text or NO_ANSWER)
+    return Message(role="assistant", content=message.text) if _is_of_user(message, observation) else None
+
+
+def _is_of_user(message: Message, observation: str) -> bool:
+    return message.role == "user" and not (observation and message.text == observation)
 
 
 class _RowTemplates:

@@ -1,4 +1,4 @@
-"""`reward-kit check`: a task file, a reward or a resource, before it costs anything."""
+"""`reward-kit check`: a task file, a reward or a resource before it costs anything, and a run after it did."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from click.core import ParameterSource
 
 from reward_kit.agent.plain_json import as_text
 from reward_kit.cli.check_reward import FAIL_ON, Asked, check_rewards, is_reward, prove_task, why_not_free
+from reward_kit.cli.check_run import check_file, check_run, is_foreign_file, is_run
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.environments.base import ToolSpec
-from reward_kit.environments.checker import Finding, check_resource
+from reward_kit.environments.checker import check_resource
 from reward_kit.environments.registry import resource_class
 from reward_kit.errors import ConfigError
+from reward_kit.findings import Finding
 from reward_kit.reward_agent.sources import read_source
 from reward_kit.reward_checks.report import counted
 from reward_kit.reward_checks.source_facts import rewards_in
@@ -25,6 +27,7 @@ from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.preparation import prepare
 from reward_kit.runs.resources import check_world
 from reward_kit.runs.tasks import load_task
+from reward_kit.tokens.checking.foreign import FORMATS
 
 _FOR = {
     "config": ("resource", "reward"),
@@ -32,7 +35,9 @@ _FOR = {
     **dict.fromkeys(("data", "ground_truth", "gold", "against", "sandbox", "read_path", "time_limit"), ("reward",)),
     "install_requirements": ("reward",),
     **dict.fromkeys(("limit", "gold_policy"), ("task file",)),
-    **dict.fromkeys(("fail_on", "as_json"), ("reward", "task file")),
+    **dict.fromkeys(("fail_on", "as_json"), ("reward", "task file", "run", "file of rollouts")),
+    "seed": ("reward", "task file", "resource"),
+    "form": ("file of rollouts",),
 }
 """For which kind of target an option is."""
 
@@ -90,25 +95,30 @@ _FOR = {
     type=click.Choice(FAIL_ON),
     default="error",
     show_default=True,
-    help="Reward, task file: from which findings on to exit with 1.",
+    help="Reward, task file, run, rollouts: from which findings on to exit with 1.",
 )
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
     envvar="REWARD_KIT_CHECK_JSON",
-    help="Reward, task file: print what was found as JSON.",
+    help="Reward, task file, run, rollouts: print what was found as JSON.",
 )
+@click.option("--format", "form", type=click.Choice(FORMATS), help="File of rollouts: of which trainer.")
 @click.option("--seed", default=0, show_default=True, help="For everything random.")
 def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more: Any) -> None:
-    """Check TARGET: a task file, a reward, or a resource (a built-in name, module:Class or file.py:Class).
+    """Check TARGET: a task file, a reward, a resource (a built-in name, module:Class or file.py:Class), or a run.
 
     A task is proved on its first samples: what is right (a row's gold_actions or gold_answer, a policy, or the
     resource's expert) scores 1, and doing nothing scores 0. Then its reward is checked on the ends of those episodes.
 
     A reward (file.py:function or package.module:function) is tried on odd, wrong, cheating and long rollouts, behind
     its walls. A resource is driven with random actions; what it declares about forking, determinism and state keys is
-    proved. Exit codes: 0 nothing found, 1 findings, 2 wrong usage.
+    proved.
+
+    A run (its folder) is read episode by episode: tokens, masks, log-probabilities, messages, ends, groups and credit
+    are what a trainer takes them for. A .json or .jsonl file of another trainer's rollouts is read so by --format.
+    Exit codes: 0 nothing found, 1 findings, 2 wrong usage.
 
     \b
     Examples:
@@ -118,11 +128,19 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
       reward-kit check my_reward.py:exact --data transcripts.jsonl --against other.py:graded --json
       reward-kit check my_world.py:MyResource -c size=4
       reward-kit check gymnasium -c env_id=FrozenLake-v1
+      reward-kit check runs/lake-20261121T101500Z-1a2b3c
+      reward-kit check rollouts.jsonl --format trl
     """
     options = dict(parse_override(item, "-c") for item in config)
     if target.endswith((".yaml", ".yml")):
         _refuse_options_not_for("task file")
         _check_task(Path(target), _asked(more, seed))
+    elif is_run(target):
+        _refuse_options_not_for("run")
+        check_run(target, fail_on=more["fail_on"], as_json=more["as_json"])
+    elif is_foreign_file(target):
+        _refuse_options_not_for("file of rollouts")
+        check_file(target, more["form"], fail_on=more["fail_on"], as_json=more["as_json"])
     elif is_reward(target):
         _refuse_options_not_for("reward")
         check_rewards(target, _asked(more, seed, options))

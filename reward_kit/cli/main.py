@@ -16,8 +16,9 @@ from reward_kit.errors import RewardKitError, did_you_mean
 VERBS: dict[str, str] = {
     "run": "Run a task file: collect episodes, score them, show a table.",
     "score": "Score transcripts you already have.",
+    "credit": "Say what each step of a run was worth, by any estimator.",
     "calibrate": "Set a reward, such as an LLM judge, against human labels.",
-    "check": "Check a task file or a resource before it costs anything.",
+    "check": "Check a task, a reward or a resource before it costs anything, or a run after it.",
     "doctor": "Show what this machine offers, and what is missing.",
     "runs": "List runs, and remove old ones.",
     "schema": "Print the JSON schema of task files, for your editor.",

@@ -19,8 +19,10 @@ import click
 from rich.console import Console
 
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import RewardKitError
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
+from reward_kit.runs.credit import RunCredit, assign_credit, headline, settings_of, write_section
 from reward_kit.runs.display import Display, DisplayKind
 from reward_kit.runs.plan import Control, Plan
 from reward_kit.runs.redaction import RedactingFormatter, Redaction
@@ -28,6 +30,7 @@ from reward_kit.runs.runner import Run
 from reward_kit.runs.store import RunStore
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
 from reward_kit.runs.tables import summary_table
+from reward_kit.task_parts import CreditModel
 
 INTERRUPTED = "interrupted"
 _OPEN_FILES = 65_536
@@ -116,6 +119,7 @@ class Ending:
         fail_under: the gate on mean scores.
         as_json: print the summary as JSON in place of the table.
         resume_command: what goes on with an incomplete run; None where nothing can.
+        credit: how each step is credited; None where the task does not ask for it.
     """
 
     title: str
@@ -124,6 +128,7 @@ class Ending:
     fail_under: float | None = None
     as_json: bool = False
     resume_command: Sequence[str] | None = None
+    credit: CreditModel | None = None
 
 
 def carry_out(
@@ -184,8 +189,12 @@ def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control
     """Write the summary, show it, and decide the exit code; `missing` episodes are not there or wait for a score."""
     summaries = summarise(rows, ending.pass_threshold)
     document = summary_to_json(summaries)
+    # Where credit was assigned before, by hand perhaps, the scores may be others by now.
+    credit = ending.credit or settings_of(store.path)
     store.write_summary(document)
     note = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    credited, credit_code = _credited(store, credit, note)
+    document |= {"credit": credited.section} if credited is not None else {}
     if ending.as_json:
         status = "interrupted" if missing else "complete"
         click.echo(json.dumps({"run": str(store.path), "status": status, **document}))
@@ -197,6 +206,8 @@ def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control
         unscored = missing - (ending.expected - len(rows))
         note.print(f"Stopped ({reason}): {there}{f', {unscored} of them wait for a score' if unscored > 0 else ''}.")
     note.print(f"Written to {store.path}")
+    if credited is not None:
+        _tell_of_credit(credited, store.path, note)
     if missing and ending.resume_command:
         more = f" -T run_limits.{control.reached.key}=MORE" if control.reached else ""
         note.print(f"Go on with:  {shlex.join(ending.resume_command)}{more}")
@@ -212,7 +223,27 @@ def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control
     stopped = control.stop_reason if missing or control.stop_reason != INTERRUPTED else None
     if control.is_failure:
         return 3
-    return _exit_code(summaries, stopped, bool(missing), ending.fail_under, note)
+    return _exit_code(summaries, stopped, bool(missing), ending.fail_under, note) or credit_code
+
+
+def _credited(store: RunStore, credit: CreditModel | None, note: Console) -> tuple[RunCredit | None, int]:
+    """Assign credit where it is asked for. A failure leaves the run as it is and costs the exit code alone."""
+    if credit is None:
+        return None, 0
+    try:
+        credited = assign_credit(store.path, credit)
+        write_section(store.path, credited)
+    except RewardKitError as error:
+        logger.warning("no credit: %s", error)
+        note.print(f"No credit was assigned: {error}", style="red")
+        return None, error.exit_code
+    return credited, 0
+
+
+def _tell_of_credit(credited: RunCredit, path: Path, note: Console) -> None:
+    note.print(f"{headline(credited.section)}; its best and worst:  {shlex.join(['reward-kit', 'credit', str(path)])}")
+    for warning in credited.warnings:
+        note.print(f"warning: {warning}", style="yellow")
 
 
 def _exit_code(

@@ -182,6 +182,7 @@ def _ending(plan: Plan, path: Path, fail_under: float | None, as_json: bool) -> 
         fail_under=fail_under,
         as_json=as_json,
         resume_command=["reward-kit", "run", "--resume", str(path)],
+        credit=definition.credit,
     )
 
 

@@ -17,9 +17,10 @@ from typing import Any
 
 from reward_kit.differences import first_difference
 from reward_kit.environments.base import ForkableResource
-from reward_kit.environments.checker_probe import Action, Finding, Probe, Seen, shows_all
+from reward_kit.environments.checker_probe import Action, Probe, Seen, shows_all
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, ToolError, boundary
+from reward_kit.findings import Finding
 from reward_kit.processes import remove_folder, temporary_folder, temporary_root
 
 __all__ = ["Finding", "check_resource"]

@@ -7,26 +7,14 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from reward_kit.differences import first_difference
 from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome
 from reward_kit.environments.composite import CompositeResource
 from reward_kit.environments.sampling import sample_arguments
 from reward_kit.errors import EnvironmentFailure, RewardKitError, ToolError, boundary
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong.
-
-    Attributes:
-        level: "error" breaks the contract; "warning" may be meant, or could not be checked.
-        message: what is wrong and the likely cause.
-    """
-
-    level: Literal["error", "warning"]
-    message: str
+from reward_kit.findings import Finding
 
 
 @dataclass(frozen=True, slots=True)

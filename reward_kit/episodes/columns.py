@@ -1,38 +1,60 @@
-"""The tracks an episode is made of: values by time step with a lookback, and compact ragged text and tokens.
+"""The tracks an episode is made of: values by time step with a lookback, and one way to index them.
 
 Index grammar, one for every track and both states of an episode (after RLlib's `InfiniteLookbackBuffer`, without its
 two different behaviours): index 0 is the first item after the lookback. A negative index counts from the end and may
 reach into the lookback; with `neg_index_as_lookback=True`, -1 is instead the item just before index 0. An index out of
 range raises IndexError unless `fill` is given. A slice is clipped as a list's is, or padded with `fill`.
+
+Several items are an array where the storage is one (or a dict or tuple of arrays), and otherwise a list.
 """
 
 from __future__ import annotations
 
 import operator
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
+
+from reward_kit.episodes.compaction import compact, joined
+from reward_kit.episodes.spaces import dummy, map_leaves, one_hot
+from reward_kit.episodes.storage import as_list, is_compact, items_of, stacked, stacks
 
 T = TypeVar("T")
 Indices = int | slice | Sequence[int] | None
-_INTEGERS = int | np.integer
-_NUMBERS = _INTEGERS | float | np.float16 | np.float32
+_SLICED = (list, np.ndarray)
 
 
 class Column(Generic[T]):
-    """Items by time step; the first `lookback` of them lie before index 0."""
+    """Items by time step; the first `lookback` of them lie before index 0.
 
-    __slots__ = ("data", "lookback")
+    Args:
+        data: the items, stored in any of the forms of `storage`.
+        lookback: how many of them lie before index 0.
+        space: what an item may be, for fills and one-hot vectors.
+        store: called with the new storage whenever `data` is replaced, by whoever holds it too.
+    """
 
-    def __init__(self, data: Any = (), lookback: int = 0) -> None:
+    __slots__ = ("data", "lookback", "space", "store")
+
+    def __init__(
+        self, data: Any = (), lookback: int = 0, space: Any = None, store: Callable[[Any], None] | None = None
+    ) -> None:
         self.data: Any = list(data) if isinstance(data, tuple) else data
         self.lookback = min(lookback, len(self.data))
+        self.space, self.store = space, store
 
     def __len__(self) -> int:
         return len(self.data) - self.lookback
+
+    def len_incl_lookback(self) -> int:
+        """The number of items, the lookback included."""
+        return len(self.data)
+
+    @property
+    def finalized(self) -> bool:
+        """Stored compactly, not as a list."""
+        return not isinstance(self.data, list)
 
     def __iter__(self) -> Iterator[T]:
         return (self.data[i] for i in range(self.lookback, len(self.data)))
@@ -44,58 +66,254 @@ class Column(Generic[T]):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __repr__(self) -> str:
+        items = as_list(self.data)
+        return f"Column({items[: self.lookback]!r} <- lookback({self.lookback}) | {items[self.lookback :]!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without `store`, which ties it to an episode.
+        return Column, (self.data, self.lookback, self.space)
+
+    def __getitem__(self, indices: Indices) -> Any:
+        return self.get(indices)
+
+    def __setitem__(self, indices: Indices, new_data: Any) -> None:
+        self.set(new_data, at_indices=indices)
+
     def append(self, item: T) -> None:
         """Add one item at the end."""
-        self.data.append(item)
+        self.extend([item])
 
-    def get(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """The item at an int, or the list of items at a slice or a sequence of ints; all after the lookback for None.
+    def extend(self, items: Iterable[T]) -> None:
+        """Add items at the end; compact storage is written anew."""
+        items = as_list(items) if is_compact(items) else list(items)
+        if isinstance(self.data, list):
+            self.data.extend(items)
+        else:
+            self._replace(joined(self.data, compact(items)))
+
+    def pop(self, index: int = -1) -> T:
+        """Take the item at a position, the lookback counted, and give it back."""
+        items = as_list(self.data)
+        item: T = items.pop(index)
+        if not isinstance(self.data, list):
+            self._replace(compact(items))
+        return item
+
+    def _replace(self, data: Any) -> None:
+        self.data = data
+        if self.store is not None:
+            self.store(data)
+
+    def get(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Any:
+        """The item at an int, or the items at a slice or a sequence of ints; all after the lookback for None.
 
         Raises:
+            EpisodeError: one-hot vectors are asked for and there is no space.
             IndexError: an index is out of range and there is no `fill`.
             TypeError: `indices` is none of these.
         """
-        if indices is None:
-            return [self.data[i] for i in range(self.lookback, len(self.data))]
-        if isinstance(indices, slice):
-            return [self._item(i, fill) for i in self._slice_positions(indices, neg_index_as_lookback, fill)]
-        if isinstance(indices, Sequence | np.ndarray) and not isinstance(indices, str | bytes):
-            return [self._item(self._position(i, neg_index_as_lookback, fill), fill) for i in indices]
-        return self._item(self._position(indices, neg_index_as_lookback, fill), fill)
+        return read(self.data, self.lookback, indices, neg_index_as_lookback, fill, self.space, one_hot_discrete)
 
-    def _item(self, position: int, fill: Any) -> Any:
-        return self.data[position] if 0 <= position < len(self.data) else fill
+    def set(self, new_data: Any, *, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+        """Put new items in the place of those at an int, a slice or a sequence of ints, or of all for None.
 
-    def _position(self, index: Any, neg_index_as_lookback: bool, fill: Any) -> int:
-        if isinstance(index, bool):
-            raise TypeError("an index is an int, a slice or a sequence of ints, not a bool")
-        index = operator.index(index)
-        start = self.lookback if index >= 0 or neg_index_as_lookback else len(self.data)
-        position: int = start + index
-        if not 0 <= position < len(self.data) and fill is None:
-            raise IndexError(
-                f"index {index} is out of range: {len(self)} items and a lookback of {self.lookback}; "
-                "give fill= for a default"
-            )
-        return position
+        Raises:
+            IndexError: an index is out of range, or there are more or fewer new items than places.
+            TypeError: `at_indices` is none of these.
+        """
+        self._replace(written(self.data, self.lookback, new_data, at_indices, neg_index_as_lookback))
 
-    def _slice_positions(self, indices: slice, neg_index_as_lookback: bool, fill: Any) -> range:
-        step = 1 if indices.step is None else operator.index(indices.step)
-        if step == 0:
-            raise ValueError("a slice's step cannot be 0")
 
-        def bound(index: int | None, default: int) -> int:
-            if index is None:
-                return default
-            at_start = index >= 0 or neg_index_as_lookback
-            return (self.lookback if at_start else len(self.data)) + operator.index(index)
+def read(
+    data: Any,
+    lookback: int,
+    indices: Indices = None,
+    neg_index_as_lookback: bool = False,
+    fill: Any = None,
+    space: Any = None,
+    as_one_hot: bool = False,
+) -> Any:
+    """The item or items at `indices`, in the grammar of this module."""
+    kind = type(indices)
+    # The two short cuts are what an environment runner and a learner ask for at every step.
+    if kind is int and not as_one_hot:
+        position = indices + (lookback if indices >= 0 or neg_index_as_lookback else len(data))  # type: ignore[operator]
+        if 0 <= position < len(data):
+            return data[position]
+    elif indices is None and not as_one_hot:
+        return _stretch(data, lookback, len(data))
+    if kind is slice and fill is None and not as_one_hot and isinstance(data, _SLICED):
+        start, stop = indices.start or 0, indices.stop  # type: ignore[union-attr]
+        if type(start) is int is type(stop) and start >= 0 <= stop and indices.step is None:  # type: ignore[union-attr]
+            return data[lookback + start : lookback + stop]
+    places = places_of(len(data), lookback, indices, neg_index_as_lookback, fill is not None)
+    if isinstance(places, int):
+        if not 0 <= places < len(data):
+            return _filler(fill, space, as_one_hot)
+        return one_hot(data[places], space) if as_one_hot else data[places]
+    whole = isinstance(places, range) and places.step == 1 and places.start >= 0 and places.stop <= len(data)
+    if isinstance(places, range) and whole and not as_one_hot:
+        return _stretch(data, places.start, places.stop)
+    return _several(data, places, fill, space, as_one_hot)
 
-        ends = (self.lookback, len(self.data)) if step > 0 else (len(self.data) - 1, self.lookback - 1)
-        start, stop = bound(indices.start, ends[0]), bound(indices.stop, ends[1])
-        if fill is None:
-            lowest, highest = (0, len(self.data)) if step > 0 else (-1, len(self.data) - 1)
-            start, stop = min(max(start, lowest), highest), min(max(stop, lowest), highest)
-        return range(start, stop, step)
+
+def places_of(
+    size: int, lookback: int, indices: Any, neg_index_as_lookback: bool, filled: bool = False
+) -> int | Sequence[int]:
+    """Where the items lie among all `size` of them: an int for an int; `filled`: also beyond the ends.
+
+    Raises:
+        IndexError: an index is out of range and not `filled`.
+        TypeError: `indices` is no index.
+    """
+    if indices is None:
+        return range(lookback, size)
+    if isinstance(indices, slice):
+        return _slice_places(size, lookback, indices, neg_index_as_lookback, filled)
+    if isinstance(indices, list) and set(map(type, indices)) == {int}:
+        start = lookback if neg_index_as_lookback else size
+        places = [index + (lookback if index >= 0 else start) for index in indices]
+        if filled or (min(places) >= 0 and max(places) < size):
+            return places
+    if isinstance(indices, Sequence | np.ndarray) and not isinstance(indices, str | bytes):
+        return [_place(size, lookback, index, neg_index_as_lookback, filled) for index in indices]
+    return _place(size, lookback, indices, neg_index_as_lookback, filled)
+
+
+def _stretch(data: Any, start: int, stop: int) -> Any:
+    stop = max(start, stop)
+    if isinstance(data, _SLICED):
+        return data[start:stop]
+    return stacked(data, slice(start, stop)) if stacks(data) else items_of(data, start, stop)
+
+
+def _filler(fill: Any, space: Any, as_one_hot: bool) -> Any:
+    return fill if space is None else dummy(space, fill, one_hot=as_one_hot)
+
+
+def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_hot: bool) -> Any:
+    if isinstance(data, np.ndarray) and isinstance(positions, range) and positions.step == 1 and not as_one_hot:
+        return _padded(data, positions, _filler(fill, space, False))
+    if stacks(data):
+        return _stack_of(data, np.asarray(positions, dtype=np.intp), fill, space, as_one_hot)
+    if fill is None and not as_one_hot:
+        return list(map(data.__getitem__, positions))
+    filler = None if fill is None else _filler(fill, space, as_one_hot)
+    inside = range(len(data))
+    if not as_one_hot:
+        return [data[p] if p in inside else filler for p in positions]
+    return [one_hot(data[p], space) if p in inside else filler for p in positions]
+
+
+def _padded(data: Any, positions: range, filler: Any) -> Any:
+    """A stretch of an array that reaches beyond its ends."""
+    inside = data[max(positions.start, 0) : max(positions.stop, 0)]
+    out = np.empty((len(positions), *data.shape[1:]), dtype=np.result_type(data, filler))
+    left = min(max(-positions.start, 0), len(out))
+    out[:left], out[left + len(inside) :] = filler, filler
+    out[left : left + len(inside)] = inside
+    return out
+
+
+def _stack_of(data: Any, positions: Any, fill: Any, space: Any, as_one_hot: bool) -> Any:
+    inside = (positions >= 0) & (positions < len(data))
+    found = stacked(data, positions[inside])
+    if as_one_hot:
+        found = one_hot(found, space)
+    if inside.all():
+        return found
+
+    def padded(items: Any, filler: Any) -> Any:
+        out = np.empty((len(positions), *items.shape[1:]), dtype=np.result_type(items, filler))
+        out[inside], out[~inside] = items, filler
+        return out
+
+    filler = map_leaves(lambda _: fill, found) if space is None else dummy(space, fill, one_hot=as_one_hot)
+    return map_leaves(padded, found, filler)
+
+
+def _place(size: int, lookback: int, index: Any, neg_index_as_lookback: bool, filled: bool) -> int:
+    if isinstance(index, bool):
+        raise TypeError("an index is an int, a slice or a sequence of ints, not a bool")
+    index = operator.index(index)
+    start = lookback if index >= 0 or neg_index_as_lookback else size
+    position: int = start + index
+    if not (filled or 0 <= position < size):
+        raise IndexError(
+            f"index {index} is out of range: {size - lookback} items and a lookback of {lookback}; "
+            "give fill= for a default"
+        )
+    return position
+
+
+def _slice_places(size: int, lookback: int, indices: slice, neg_index_as_lookback: bool, filled: bool) -> range:
+    step = 1 if indices.step is None else operator.index(indices.step)
+    if step == 0:
+        raise ValueError("a slice's step cannot be 0")
+
+    def bound(index: int | None, default: int) -> int:
+        if index is None:
+            return default
+        return (lookback if index >= 0 or neg_index_as_lookback else size) + operator.index(index)
+
+    ends = (lookback, size) if step > 0 else (size - 1, lookback - 1)
+    start, stop = bound(indices.start, ends[0]), bound(indices.stop, ends[1])
+    if not filled:
+        lowest, highest = (0, size) if step > 0 else (-1, size - 1)
+        start, stop = min(max(start, lowest), highest), min(max(stop, lowest), highest)
+    return range(start, stop, step)
+
+
+def written(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_index_as_lookback: bool) -> Any:
+    """The storage with new items at `at_indices`; a list is changed in place, compact storage never is.
+
+    Raises:
+        IndexError: an index is out of range, or there are more or fewer new items than places.
+        TypeError: `at_indices` is no index.
+    """
+    positions = places_of(len(data), lookback, at_indices, neg_index_as_lookback)
+    if isinstance(positions, int):
+        positions, new_data = [positions], [new_data]
+    if isinstance(data, np.ndarray) and (changed := _array_written(data, positions, new_data)) is not None:
+        return changed
+    items = data if isinstance(data, list) else as_list(data)
+    new_items = _unstacked(new_data)
+    if len(new_items) != len(positions):
+        raise IndexError(f"{len(new_items)} new items for the {len(positions)} places of {at_indices!r}")
+    for position, item in zip(positions, new_items, strict=True):
+        items[position] = item
+    return data if isinstance(data, list) else compact(items)
+
+
+def _array_written(data: Any, positions: Sequence[int], new_data: Any) -> Any:
+    """A copy of the array with the new rows; None where they are not numbers of its kind and shape."""
+    try:
+        new = np.asarray(new_data)
+    except ValueError:
+        return None
+    if new.shape != (len(positions), *data.shape[1:]) or not np.can_cast(new.dtype, data.dtype, "same_kind"):
+        return None
+    # A copy: slices of an episode share its arrays.
+    changed = data.copy()
+    changed[np.asarray(positions, dtype=np.intp)] = new
+    return changed
+
+
+def _unstacked(new_data: Any) -> list[Any]:
+    """The items of a list, of an array, or of a dict or tuple of arrays."""
+    if isinstance(new_data, dict) or (isinstance(new_data, tuple) and all(map(is_compact, new_data))):
+        columns: list[Any] = []
+        map_leaves(columns.append, new_data)
+        return [map_leaves(lambda column, i=i: column[i], new_data) for i in range(len(columns[0]))]
+    return list(new_data)
 
 
 def same_value(left: Any, right: Any) -> bool:
@@ -115,129 +333,9 @@ def _same_array(left: Any, right: Any) -> bool:
 
 
 def _same_items(left: Any, right: Any) -> bool:
-    return len(left) == len(right) and all(same_value(left[i], right[i]) for i in range(len(left)))
-
-
-class RaggedNumbers:
-    """Rows of numbers of differing length in one flat array with offsets.
-
-    `typecode` is that of the `array` module: "i" for token ids, "d" for log-probabilities.
-    """
-
-    __slots__ = ("offsets", "values")
-
-    def __init__(self, typecode: str, rows: Iterable[Iterable[float]] = ()) -> None:
-        self.values: array[Any] = array(typecode)
-        self.offsets: array[int] = array("q", [0])
-        for row in rows:
-            self.append(row)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> list[Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[list[Any]]: ...
-    def __getitem__(self, index: int | slice) -> list[Any]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = _checked_index(index, len(self))
-        return self.values[self.offsets[index] : self.offsets[index + 1]].tolist()
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RaggedNumbers):
-            return NotImplemented
-        return self.offsets == other.offsets and self.values == other.values
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def append(self, row: Iterable[float]) -> None:
-        """Add one row, or none of it where a value does not fit."""
-        self.values.extend(array(self.values.typecode, row))
-        self.offsets.append(len(self.values))
-
-    def flat(self) -> npt.NDArray[Any]:
-        """All rows, one after another, as one array (N,); a view, while which lives `append` raises BufferError."""
-        return (
-            np.frombuffer(self.values, dtype=self.values.typecode) if self.values else np.empty(0, self.values.typecode)
-        )
-
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """The length of every row (rows,)."""
-        offsets = np.frombuffer(self.offsets, dtype=np.int64)
-        return offsets[1:] - offsets[:-1]
-
-
-class RaggedText:
-    """Texts of differing length in one UTF-8 blob with offsets; lone surrogates survive."""
-
-    __slots__ = ("blob", "offsets")
-
-    def __init__(self, texts: Iterable[str] = ()) -> None:
-        self.blob = bytearray()
-        self.offsets: array[int] = array("q", [0])
-        for text in texts:
-            self.append(text)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = _checked_index(index, len(self))
-        return self.blob[self.offsets[index] : self.offsets[index + 1]].decode("utf-8", "surrogatepass")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RaggedText):
-            return NotImplemented
-        return self.offsets == other.offsets and self.blob == other.blob
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def append(self, text: str) -> None:
-        """Add one text."""
-        self.blob += text.encode("utf-8", "surrogatepass")
-        self.offsets.append(len(self.blob))
-
-
-def _checked_index(index: int, length: int) -> int:
-    position = index + length if index < 0 else index
-    if not 0 <= position < length:
-        raise IndexError(f"row {index} is out of range: there are {length}")
-    return position
-
-
-def compact(items: Sequence[Any]) -> Any:
-    """The most compact storage for a finished column.
-
-    Texts become `RaggedText`; numbers, and arrays of one shape, an ndarray with a leading time axis; lists of numbers
-    `RaggedNumbers`; anything else, such as tool calls whose keys vary, stays the list it is, and so do integers that
-    no array holds exactly.
-    """
-    if not items or isinstance(items, RaggedText | RaggedNumbers | np.ndarray):
-        return items
-    if all(isinstance(item, str) for item in items):
-        return RaggedText(items)
-    if all(isinstance(item, np.ndarray) and item.ndim for item in items):
-        return np.stack(items) if len({(item.shape, item.dtype) for item in items}) == 1 else items
-    if all(isinstance(item, list) for item in items):
-        typecode = _typecode([number for item in items for number in item])
-        return RaggedNumbers(typecode, items) if typecode else items
-    typecode = _typecode(items)
-    return np.asarray(items, dtype=typecode) if typecode else items
-
-
-def _typecode(items: Sequence[Any]) -> str:
-    """ "q" where all items are integers, "d" where all are numbers, "" where they are neither or would be rounded."""
-    if not all(isinstance(item, _NUMBERS) and not isinstance(item, bool) for item in items):
-        return ""
-    integers = [item for item in items if isinstance(item, _INTEGERS)]
-    whole = len(integers) == len(items)
-    limit = 2**63 - 1 if whole else 2**53
-    return ("q" if whole else "d") if all(-limit <= item <= limit for item in integers) else ""
+    if len(left) != len(right):
+        return False
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        return _same_array(left, right)
+    lists = (as_list(side) if is_compact(side) else side for side in (left, right))
+    return all(map(same_value, *lists))

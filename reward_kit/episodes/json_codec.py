@@ -24,8 +24,11 @@ def to_json_value(value: Any) -> Any:
     Raises:
         EpisodeError: a value has no JSON form; the message names its type.
     """
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int):
+        # msgpack holds no more than 64 bits.
+        return value if -(2**63) <= value < 2**64 else {TAG: "int", "value": str(value)}
     if isinstance(value, str):
         return value if _is_unicode(value) else {TAG: "text", "value": _base64(value.encode("utf-8", "surrogatepass"))}
     if isinstance(value, float):
@@ -83,6 +86,8 @@ def from_json_value(value: Any) -> Any:
     match kind:
         case "float":
             return float(inner)
+        case "int":
+            return int(inner)
         case "tuple":
             return tuple(from_json_value(item) for item in inner)
         case "message":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,6 +140,9 @@ class EpisodeTokens:
         if self.segments:
             stored = self.ids[self.segments[-1].start :]
             if prompt[: len(stored)] == stored:
+                if not (self.spans and self.spans[-1].segment == len(self.segments) - 1):
+                    # A chunk that was cut goes on: all before its first action is prompt.
+                    self.segments[-1] = replace(self.segments[-1], prompt_length=len(prompt))
                 return prompt[len(stored) :]
         self.segments.append(Segment(len(self.ids), len(prompt), reason if self.segments else FIRST_SEGMENT))
         return prompt
@@ -165,7 +168,7 @@ class EpisodeTokens:
         return turns
 
     def rows(self) -> Iterator[TokenRow]:
-        """One training row for each segment."""
+        """One training row for each segment in which an action was sampled."""
         ids = np.array(self.ids, dtype=np.int64)
         logprobs = np.array(self.logprobs, dtype=np.float64)
         steps = np.full(len(ids), -1, dtype=np.int64)
@@ -173,12 +176,50 @@ class EpisodeTokens:
         for span in self.spans:
             steps[span.start : span.stop] = span.step
             versions[span.start : span.stop] = span.policy_version
-        starts = [segment.start for segment in self.segments]
-        for segment, end in zip(self.segments, [*starts[1:], len(ids)], strict=False):
-            first = segment.start + segment.prompt_length
+        firsts = {span.segment: span.start for span in reversed(self.spans)}
+        ends = [segment.start for segment in self.segments[1:]] + [len(ids)]
+        for number, first in sorted(firsts.items()):
+            segment, end = self.segments[number], ends[number]
             part = slice(first, end)
             mask = (steps[part] >= 0).astype(np.int8)
             yield TokenRow(ids[segment.start : first], ids[part], mask, logprobs[part], steps[part], versions[part])
+
+    def part(self, start: int, stop: int | None) -> EpisodeTokens:
+        """The tokens up to the end of step `stop - 1`, or all; what lies before step `start` is context."""
+        before = [span for span in self.spans if stop is None or span.step < stop]
+        end = len(self.ids) if stop is None else max((span.stop for span in before), default=0)
+        tokens = EpisodeTokens()
+        tokens.ids, tokens.logprobs = self.ids[:end], array("d", bytes(8 * end))
+        for span in before:
+            if span.step >= start:
+                tokens.spans.append(span._replace(step=span.step - start))
+                tokens.logprobs[span.start : span.stop] = self.logprobs[span.start : span.stop]
+        # The actions before the first one of a segment belong to its prompt now.
+        firsts = {span.segment: span.start for span in reversed(tokens.spans)}
+        kept = [segment for segment in self.segments if stop is None or segment.start < end]
+        ends = [segment.start for segment in kept[1:]] + [end]
+        for number, segment in enumerate(kept):
+            prompt_end = firsts.get(number, ends[number])
+            tokens.segments.append(replace(segment, prompt_length=prompt_end - segment.start))
+        return tokens
+
+    def continued(self, other: EpisodeTokens, steps: int) -> EpisodeTokens:
+        """These tokens and what `other`, a later part, has beyond them; its step 0 becomes step `steps`.
+
+        Raises:
+            EpisodeError: `other` does not begin with these tokens.
+        """
+        known = len(self.ids)
+        if other.ids[:known] != self.ids:
+            raise EpisodeError("the tokens of a chunk do not begin with those of the chunk before it")
+        tokens = EpisodeTokens()
+        tokens.ids, tokens.logprobs = other.ids[:], self.logprobs + other.logprobs[known:]
+        tokens.spans = [*self.spans, *(span._replace(step=span.step + steps) for span in other.spans)]
+        # The earlier part knows the shorter prompt of a segment that both have.
+        shared = zip(self.segments, other.segments, strict=False)
+        tokens.segments = [mine if mine.prompt_length < its.prompt_length else its for mine, its in shared]
+        tokens.segments += other.segments[len(tokens.segments) :]
+        return tokens
 
     def get_state(self) -> dict[str, Any]:
         """A JSON-safe form. Unknown log-probabilities become None; unsampled ones, always 0.0, are left out."""

@@ -10,111 +10,47 @@ An episode of T steps has T + 1 observations and infos, and T actions, rewards a
 
 from __future__ import annotations
 
-import time
-import uuid
-from array import array
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 
-from reward_kit.episodes.columns import Column, Indices, RaggedNumbers, RaggedText, compact, same_value
-from reward_kit.episodes.json_codec import from_json_value, to_json_value
-from reward_kit.episodes.segments import EpisodeTokens
+from reward_kit.episodes import chunks, state
+from reward_kit.episodes.columns import Column, Indices, places_of, read, written
+from reward_kit.episodes.compaction import compact
+from reward_kit.episodes.episode_data import EpisodeData
 from reward_kit.errors import EpisodeError, did_you_mean
 from reward_kit.models import Message
 
-STATE_VERSION = 1
 _REWARD = "environment_reward"  # in a step's infos: None where the environment gave none
 
 
-class SingleAgentEpisode:
+class SingleAgentEpisode(EpisodeData):
     """One episode, or a chunk of one.
 
     Args:
         id_: unique; a random one by default.
         observations: T + 1 items, or none yet.
+        observation_space: what an observation may be (any object with the attributes of Gymnasium's spaces).
         infos: one dict per observation; empty ones by default.
         actions: T items.
+        action_space: what an action may be.
         rewards: T numbers.
         extra_model_outputs: T items per key.
         terminated: the task ended; the future is worth nothing.
         truncated: the episode was cut off; the future would have been worth something.
         t_started: the environment's time of the first observation after the lookback.
         len_lookback_buffer: how many of the given steps are lookback; "auto" means all of them.
+        agent_id: which agent of an episode of several it is.
+        module_id: which policy acts for it.
+        multi_agent_episode_id: the episode of several that it is part of.
 
     Raises:
         EpisodeError: the tracks do not fit together.
     """
 
-    __slots__ = (
-        "_earlier_s",
-        "_last_step_time",
-        "_start_time",
-        "actions",
-        "agent_id",
-        "assistant_turns",
-        "custom_data",
-        "extra_model_outputs",
-        "id_",
-        "infos",
-        "is_numpy",
-        "is_terminated",
-        "is_truncated",
-        "messages",
-        "module_id",
-        "multi_agent_episode_id",
-        "observations",
-        "rewards",
-        "t",
-        "t_started",
-        "tokens",
-    )
-
-    def __init__(
-        self,
-        id_: str | None = None,
-        *,
-        observations: Iterable[Any] | None = None,
-        infos: Iterable[Mapping[str, Any]] | None = None,
-        actions: Iterable[Any] | None = None,
-        rewards: Iterable[float] | None = None,
-        extra_model_outputs: Mapping[str, Iterable[Any]] | None = None,
-        terminated: bool = False,
-        truncated: bool = False,
-        t_started: int | None = None,
-        len_lookback_buffer: int | Literal["auto"] = "auto",
-        agent_id: Any = None,
-        module_id: Any = None,
-        multi_agent_episode_id: str | None = None,
-    ) -> None:
-        self.id_ = id_ or uuid.uuid4().hex
-        rewards = _given(rewards)
-        lookback = len(rewards) if len_lookback_buffer == "auto" else min(len_lookback_buffer, len(rewards))
-        if lookback < 0:
-            raise EpisodeError(f"episode {self.id_}: a lookback cannot be negative, got {len_lookback_buffer}")
-        self.observations: Column[Any] = Column(_given(observations), lookback)
-        given_infos = [dict(info) for info in infos] if infos is not None else [{} for _ in self.observations.data]
-        self.infos: Column[dict[str, Any]] = Column(given_infos, lookback)
-        self.actions: Column[Any] = Column(_given(actions), lookback)
-        self.rewards: Column[float] = Column(rewards, lookback)
-        outputs = extra_model_outputs or {}
-        self.extra_model_outputs: dict[str, Column[Any]] = {k: Column(list(v), lookback) for k, v in outputs.items()}
-        self.is_terminated = terminated
-        self.is_truncated = truncated
-        self.t_started = t_started or 0
-        self.t = self.t_started + len(self.rewards)
-        self.custom_data: dict[str, Any] = {}
-        self.messages: list[Message] = []
-        self.assistant_turns: array[int] = array("i")
-        self.tokens = EpisodeTokens()
-        self.agent_id, self.module_id = agent_id, module_id
-        self.multi_agent_episode_id = multi_agent_episode_id
-        self.is_numpy = False
-        self._earlier_s = 0.0
-        self._start_time: float | None = None
-        self._last_step_time: float | None = None
-        self.validate()
+    __slots__ = ()
 
     # Building
 
@@ -125,10 +61,12 @@ class SingleAgentEpisode:
             EpisodeError: the episode has begun already.
         """
         if self.is_reset or self.is_done:
-            raise EpisodeError(f"episode {self.id_}: add_env_reset comes first and once; it has {self._size()}")
-        self.observations.append(observation)
-        self.infos.append(dict(infos or {}))
-        self._start_time = time.perf_counter()
+            raise EpisodeError(f"episode {self.id_}: add_env_reset comes first and once; it has {self.size()}")
+        if self.is_numpy:
+            self.to_lists()
+        self._observations.append(observation)
+        self._infos.append(dict(infos) if infos else None)
+        self._start_time = perf_counter()
 
     def add_env_step(
         self,
@@ -156,33 +94,38 @@ class SingleAgentEpisode:
         Raises:
             EpisodeError: the episode has not begun, or is over.
         """
+        if self.is_numpy or self.is_terminated or self.is_truncated or not self._observations:
+            self._open()
+        self._observations.append(observation)
+        self._actions.append(action)
+        if reward is None:
+            reward, infos = 0.0, {**(infos or {}), _REWARD: None}
+        self._rewards.append(reward)
+        self._infos.append(dict(infos) if infos else None)
+        if extra_model_outputs or self.extra_model_outputs:
+            self._append_outputs(extra_model_outputs or {})
+        self.t += 1
+        self.is_terminated = terminated
+        self.is_truncated = truncated
+        self._last_step_time = now = perf_counter()
+        if self._start_time is None:
+            self._start_time = now
+
+    def _open(self) -> None:
+        """Make ready for a step, or refuse it."""
         if not self.is_reset:
             raise EpisodeError(f"episode {self.id_}: call add_env_reset before add_env_step")
         if self.is_done:
-            raise EpisodeError(f"episode {self.id_} is over and takes no further step; it has {self._size()}")
-        if self.is_numpy:
-            self._to_lists()
-        self.observations.append(observation)
-        facts = dict(infos) if infos else {}
-        if reward is None:
-            facts[_REWARD] = None
-        self.infos.append(facts)
-        self.actions.append(action)
-        self.rewards.append(0.0 if reward is None else reward)
-        self._append_outputs(extra_model_outputs or {})
-        self.t += 1
-        self.is_terminated, self.is_truncated = terminated, truncated
-        self._last_step_time = time.perf_counter()
-        if self._start_time is None:
-            self._start_time = self._last_step_time
+            raise EpisodeError(f"episode {self.id_} is over and takes no further step; it has {self.size()}")
+        self.to_lists()
 
     def _append_outputs(self, outputs: Mapping[str, Any]) -> None:
-        steps = len(self.rewards.data)
+        columns = self.extra_model_outputs
         for key in outputs:
-            if key not in self.extra_model_outputs:
-                self.extra_model_outputs[key] = Column([None] * (steps - 1), self.rewards.lookback)
-        for key, column in self.extra_model_outputs.items():
-            column.append(outputs.get(key))
+            if key not in columns:
+                columns[key] = Column([None] * (len(self._rewards) - 1), self._lookback)
+        for key, column in columns.items():
+            column.data.append(outputs.get(key))
 
     def add_messages(self, messages: Iterable[Message]) -> None:
         """Append messages that are not the policy's to the conversation."""
@@ -193,43 +136,55 @@ class SingleAgentEpisode:
         self.assistant_turns.append(len(self.messages))
         self.messages.append(message)
 
-    def validate(self) -> None:
-        """Check that the tracks fit together.
-
-        Raises:
-            EpisodeError: they do not; the message says which.
-        """
-        steps, observations = len(self.rewards.data), len(self.observations.data)
-        expected = steps + 1 if observations else 0
-        lengths = {"observations": observations, "infos": len(self.infos.data)}
-        wrong = [f"{name} {n}" for name, n in lengths.items() if n != expected]
-        outputs = {f"extra_model_outputs[{k!r}]": len(c.data) for k, c in self.extra_model_outputs.items()}
-        wrong += [f"{name} {n}" for name, n in {"actions": len(self.actions.data), **outputs}.items() if n != steps]
-        if wrong:
-            raise EpisodeError(
-                f"episode {self.id_}: {steps} rewards need {steps} actions and outputs and {steps + 1} observations "
-                f"and infos; got {', '.join(wrong)}"
-            )
-
-    # Reading
+    # Reading: by an int, a slice or a list of ints; `columns` has the index grammar
 
     def get_observations(
-        self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
     ) -> Any:
-        """Observations by int, slice or list of ints; see `columns` for the index grammar."""
-        return self.observations.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+        """Observations by int, slice or list of ints.
 
-    def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Infos by int, slice or list of ints."""
-        return self.infos.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+        Args:
+            indices: which; all after the lookback for None.
+            neg_index_as_lookback: -1 is the item just before index 0, and not the last.
+            fill: stands for what is out of range; with a space, an item of the space with it in every place.
+            one_hot_discrete: discrete parts as one-hot vectors; needs the space.
 
-    def get_actions(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Actions by int, slice or list of ints."""
-        return self.actions.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+        Raises:
+            IndexError: an index is out of range and there is no `fill`.
+            TypeError: `indices` is no index.
+        """
+        space = self.observation_space
+        return read(self._observations, self._lookback, indices, neg_index_as_lookback, fill, space, one_hot_discrete)
+
+    def get_actions(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Any:
+        """Actions, as `get_observations` has observations."""
+        space = self.action_space
+        return read(self._actions, self._lookback, indices, neg_index_as_lookback, fill, space, one_hot_discrete)
 
     def get_rewards(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
         """The environment's rewards by int, slice or list of ints."""
-        return self.rewards.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+        return read(self._rewards, self._lookback, indices, neg_index_as_lookback, fill)
+
+    def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
+        """Infos by int, slice or list of ints; always the dicts themselves, which may be written to."""
+        infos, lookback = self._infos, self._lookback
+        places = places_of(len(infos), lookback, indices, neg_index_as_lookback, fill is not None)
+        for place in [places] if isinstance(places, int) else places:
+            if 0 <= place < len(infos) and infos[place] is None:
+                infos[place] = {}
+        return read(infos, lookback, indices, neg_index_as_lookback, fill)
 
     def get_extra_model_outputs(
         self, key: str, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
@@ -239,20 +194,24 @@ class SingleAgentEpisode:
         Raises:
             KeyError: no step has this key.
         """
+        return self._output(key).get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+
+    def _output(self, key: str) -> Column[Any]:
         if key not in self.extra_model_outputs:
             raise KeyError(f"no extra model output {key!r}{did_you_mean(key, self.extra_model_outputs)}")
-        return self.extra_model_outputs[key].get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+        return self.extra_model_outputs[key]
 
     def get_return(self) -> float:
         """The undiscounted sum of the rewards, without the lookback."""
-        return float(np.sum(self.rewards.data[self.rewards.lookback :]))
+        rewards = self._rewards[self._lookback :]
+        return float(np.sum(rewards) if isinstance(rewards, np.ndarray) else sum(rewards))
 
     def environment_rewards(self) -> list[float | None]:
         """(T,) what the environment gave in each step; None where it gave nothing, which `get_rewards` has as 0.0."""
-        rewards, infos = self.get_rewards(), self.get_infos(slice(1, None))
+        infos = self._infos[self._lookback + 1 :]
         return [
-            float(reward) if info.get(_REWARD, reward) is not None else None
-            for reward, info in zip(rewards, infos, strict=True)
+            None if info and info.get(_REWARD, reward) is None else float(reward)
+            for reward, info in zip(self.get_rewards(), infos, strict=True)
         ]
 
     def turn_end(self, t: int) -> int:
@@ -263,21 +222,78 @@ class SingleAgentEpisode:
         """The messages between the t-th action and the next: tools' answers, a user's turn, a nudge."""
         return self.messages[self.assistant_turns[t] + 1 : self.turn_end(t)]
 
-    def get_duration_s(self) -> float:
-        """Seconds from the reset to the last step, 0.0 before either; a pause between two states does not count."""
-        if self._start_time is None or self._last_step_time is None:
-            return self._earlier_s
-        return self._earlier_s + self._last_step_time - self._start_time
+    # Changing
+
+    def set_observations(
+        self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
+        """Put other observations in the place of those at an int, a slice or a list of ints, or of all.
+
+        Raises:
+            IndexError: an index is out of range, or there are more or fewer new items than places.
+        """
+        data = written(self._observations, self._lookback, new_data, at_indices, neg_index_as_lookback)
+        self._observations = data
+
+    def set_actions(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+        """Put other actions in their place, as `set_observations` does."""
+        self._actions = written(self._actions, self._lookback, new_data, at_indices, neg_index_as_lookback)
+
+    def set_rewards(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+        """Put other rewards in their place, as `set_observations` does."""
+        self._rewards = written(self._rewards, self._lookback, new_data, at_indices, neg_index_as_lookback)
+
+    def set_extra_model_outputs(
+        self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
+        """Put other items of one extra model output in their place, as `set_observations` does.
+
+        Raises:
+            KeyError: no step has this key.
+        """
+        self._output(key).set(new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
+
+    # Chunks
+
+    def cut(self, len_lookback_buffer: int = 0) -> SingleAgentEpisode:
+        """An episode without steps that goes on where this one stops, with the last steps as its lookback.
+
+        Raises:
+            EpisodeError: the episode is over, or the lookback is negative.
+        """
+        return chunks.cut(self, len_lookback_buffer)
+
+    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> SingleAgentEpisode:
+        """The chunk of the steps that `slice_` takes, clipped as a list's slice is; see `chunks` for what it keeps.
+
+        Raises:
+            EpisodeError: the slice has a step, or the lookback is negative.
+            TypeError: it is no slice.
+        """
+        return chunks.sliced(self, slice_, len_lookback_buffer)
+
+    def __getitem__(self, slice_: Any) -> SingleAgentEpisode:
+        return chunks.sliced(self, slice_, None)
+
+    def concat_episode(self, other: SingleAgentEpisode) -> None:
+        """Append the chunk that follows this one, in place.
+
+        Raises:
+            EpisodeError: `other` is not the next chunk of this episode; nothing is changed then.
+        """
+        chunks.concat(self, other)
+
+    # How it stands
 
     @property
     def is_reset(self) -> bool:
         """The first observation is there."""
-        return len(self.observations.data) > 0
+        return len(self._observations) > 0
 
     @property
-    def is_done(self) -> bool:
-        """Terminated or truncated."""
-        return self.is_terminated or self.is_truncated
+    def is_finalized(self) -> bool:
+        """Stored compactly; `is_numpy` by its older name."""
+        return self.is_numpy
 
     @property
     def terminated(self) -> bool:
@@ -297,97 +313,44 @@ class SingleAgentEpisode:
         """The same as `env_steps`: one agent acts in every step."""
         return len(self)
 
-    def __len__(self) -> int:
-        return self.t - self.t_started
-
     def __repr__(self) -> str:
-        return f"SingleAgentEpisode({self.id_!r}, {self._size()}, return {self.get_return():g})"
-
-    def __eq__(self, other: object) -> bool:
-        """The same record; the clock does not count."""
-        if not isinstance(other, SingleAgentEpisode):
-            return NotImplemented
-        return all(same_value(getattr(self, name), getattr(other, name)) for name in _COMPARED)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _size(self) -> str:
-        end = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "not over"
-        return f"{len(self)} steps, {end}"
+        return f"SingleAgentEpisode({self.id_!r}, {self.size()}, return {self.get_return():g})"
 
     # States
 
     def to_numpy(self) -> SingleAgentEpisode:
-        """Store every track compactly (`columns.compact`), in place; reading and adding go on as before."""
+        """Store every track but the infos compactly, in place; reading and adding go on as before."""
         self.validate()
-        for column in (self.observations, self.actions, self.rewards, *self.extra_model_outputs.values()):
-            column.data = compact(column.data)
+        self._restore(compact)
         self.is_numpy = True
         return self
 
-    def _to_lists(self) -> None:
-        for column in (self.observations, self.actions, self.rewards, *self.extra_model_outputs.values()):
-            column.data = _as_list(column.data)
-        self.is_numpy = False
+    def finalize(self) -> SingleAgentEpisode:
+        """`to_numpy` by its older name."""
+        return self.to_numpy()
+
+    def get_data_dict(self) -> dict[str, Any]:
+        """The steps as columns of one length, under RLlib's names; `obs` and `infos` are those acted in."""
+        return state.data_dict(self)
+
+    def get_sample_batch(self) -> dict[str, Any]:
+        """The same as `get_data_dict`: a plain dict, since there is no batch class here."""
+        return state.data_dict(self)
 
     def get_state(self) -> dict[str, Any]:
-        """The whole episode as JSON-safe values; `from_state` gives an equal one. Nothing is shared with it."""
-        tracks = {name: _as_list(getattr(self, name).data) for name in ("observations", "infos", "actions", "rewards")}
-        outputs = {key: _as_list(column.data) for key, column in self.extra_model_outputs.items()}
-        return {
-            "schema_version": STATE_VERSION,
-            **{name: to_json_value(getattr(self, name)) for name in _PLAIN},
-            **{name: to_json_value(data) for name, data in tracks.items()},
-            "extra_model_outputs": to_json_value(outputs),
-            "lookback": self.rewards.lookback,
-            "messages": [to_json_value(message.to_chat()) for message in self.messages],
-            "assistant_turns": self.assistant_turns.tolist(),
-            "tokens": self.tokens.get_state(),
-            "custom_data": to_json_value(self.custom_data),
-            "duration_s": self.get_duration_s(),
-        }
+        """The whole episode but its spaces, as JSON and msgpack hold it; nothing is shared with it."""
+        return state.state_of(self)
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> SingleAgentEpisode:
+    def from_state(
+        cls, episode_state: Mapping[str, Any], *, observation_space: Any = None, action_space: Any = None
+    ) -> SingleAgentEpisode:
         """The inverse of `get_state`.
 
         Raises:
             EpisodeError: the state is of another version, or a field is missing.
         """
-        version = state.get("schema_version")
-        if version != STATE_VERSION:
-            raise EpisodeError(f"episode state of version {version!r}; this release reads version {STATE_VERSION}")
-        missing = {*_PLAIN, *_COMPARED, "lookback", "duration_s"} - state.keys()
-        if missing:
-            raise EpisodeError(f"episode state without {', '.join(sorted(missing))}")
-        episode = cls(state["id_"])
-        for name in _PLAIN:
-            setattr(episode, name, from_json_value(state[name]))
-        for name in ("observations", "infos", "actions", "rewards"):
-            setattr(episode, name, Column(from_json_value(state[name]), state["lookback"]))
-        outputs = from_json_value(state["extra_model_outputs"])
-        episode.extra_model_outputs = {key: Column(data, state["lookback"]) for key, data in outputs.items()}
-        episode.messages = [Message.model_validate(from_json_value(message)) for message in state["messages"]]
-        episode.assistant_turns = array("i", state["assistant_turns"])
-        episode.tokens = EpisodeTokens.from_state(state["tokens"])
-        episode.custom_data = from_json_value(state["custom_data"])
-        episode._earlier_s = state["duration_s"]
-        episode.validate()
+        state.check(episode_state)
+        episode = cls(episode_state["id_"], observation_space=observation_space, action_space=action_space)
+        state.fill(episode, episode_state)
         return episode
-
-
-_PLAIN = ("id_", "is_terminated", "is_truncated", "t", "t_started", "agent_id", "module_id", "multi_agent_episode_id")
-_TRACKS = ("observations", "infos", "actions", "rewards", "extra_model_outputs")
-_COMPARED = (*_PLAIN, *_TRACKS, "messages", "assistant_turns", "tokens", "custom_data")
-
-
-def _given(items: Iterable[Any] | None) -> list[Any]:
-    return [] if items is None else list(items)
-
-
-def _as_list(data: Any) -> list[Any]:
-    if isinstance(data, np.ndarray):
-        return list(data) if data.ndim > 1 else [item.item() for item in data]
-    if isinstance(data, RaggedText | RaggedNumbers):
-        return [data[i] for i in range(len(data))]
-    return list(data)

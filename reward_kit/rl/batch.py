@@ -1,4 +1,4 @@
-"""Moves the rows of `tokens.py` to tensors. Nothing is computed here."""
+"""Moves the rows of `reward_kit.tokens` to tensors. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from reward_kit.errors import ConfigError, did_you_mean
-from reward_kit.tokens import TokenBatch
+from reward_kit.tokens import PackedBatch, TokenBatch
 
 TensorBatch = dict[str, torch.Tensor]
 
 
 def to_tensors(
-    rows: TokenBatch,
+    rows: TokenBatch | PackedBatch,
     keys: Collection[str] | None = None,
     *,
     device: torch.device | str = "cpu",
@@ -23,7 +23,7 @@ def to_tensors(
     """Arrays of `rows.batch` as tensors of the same shapes: real numbers as `dtype`, ids and masks as int64.
 
     Args:
-        rows: the batch.
+        rows: the batch, padded or packed.
         keys: which arrays; by default all.
         device: where to.
         dtype: of the real numbers.

@@ -73,7 +73,10 @@ class Trainer:
         scored = await self.score(episodes)
         aligned = self.credit.align(episodes, scored)
         credited = self.credit.advantages(aligned)
-        rows = to_tensors(build_rows(episodes, credited.steps, pad_token_id=self.policy.pad_token_id), PPO_KEYS)
+        rows = to_tensors(
+            build_rows(episodes, credited.steps, scores=credited.scores, pad_token_id=self.policy.pad_token_id),
+            PPO_KEYS,
+        )
         diagnostics = ppo_update(self.policy.module, self.optimizer, rows, self.config, self._generator)
         self.version += 1
         await self.policy.publish(self.version)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,12 @@ def cut_torn_line(path: Path) -> None:
             file.truncate(position)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Replace a file as a whole; a kill leaves the old one or the new one.
+
+    Args:
+        path: the file.
+        data: its content, or parts of it that are made one after the other.
 
     Raises:
         StoreError: it cannot be written; what was there stays.
@@ -74,8 +78,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with told_of("write", path):
         try:
-            part.write_bytes(data)
+            with part.open("wb") as file:
+                file.writelines([data] if isinstance(data, bytes) else data)
             part.replace(path)
-        except OSError:
+        finally:
             part.unlink(missing_ok=True)
-            raise

@@ -1,8 +1,9 @@
 """A run directory: append-only JSON lines that a kill at any moment leaves readable.
 
 `run.json` says what is run; `episodes.jsonl` gets one line when an episode stops, `scores.jsonl` one when it is
-scored; `states/` holds final states by their SHA-256; `summary.json` is written at the end. A line is one `write`; the
-torn last line that a kill can leave is cut off when the run is opened again. A lock keeps a second process out.
+scored; `states/` holds final states by their SHA-256; `summary.json` is written at the end, and so is `credit.jsonl`
+where the task asks for it. A line is one `write`; the torn last line that a kill can leave is cut off when the run is
+opened again. A lock keeps a second process out.
 """
 
 from __future__ import annotations
@@ -220,6 +221,11 @@ def placed_episodes(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def read_scores(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a run's `scores.jsonl`; a torn last line is left out."""
     return (record for _, record in _read_lines(path / "scores.jsonl"))
+
+
+def read_credit(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run's `credit.jsonl`, one per step, none where no credit was assigned."""
+    return (record for _, record in _read_lines(path / "credit.jsonl"))
 
 
 def episode_at(path: Path, offset: int) -> SingleAgentEpisode:

@@ -22,11 +22,13 @@ from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel, describe_validation_error
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
+from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.datasets import read_samples
 from reward_kit.runs.inputs import TASK_FILE, digests_of, inputs_of
 from reward_kit.runs.overrides import overlaid
 from reward_kit.runs.resources import check_samples, check_tools, with_surroundings
 from reward_kit.runs.yaml_lines import LocatedYaml, about
+from reward_kit.task_parts import CreditModel
 
 _OF_OPTION = re.compile(r"reward '[^']*'(?: has no|,) option '([^']+)'")
 _OF_SANDBOX = re.compile(r"sandbox\.(\w+)")
@@ -83,6 +85,7 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
     located = LocatedYaml(path)
     definition = _validated(located, overrides or {})
     _refuse_unused(located, definition)
+    _check_credit(located, definition, overrides or {})
     folder = path.resolve().parent
     definition = with_surroundings(located, definition, folder)
     with about(located, "tools_module_path"):
@@ -147,6 +150,28 @@ def _reward_of(
         raise ConfigError(f"{_place(located, key, overrides)}: {told}") from error
 
 
+def assigner_of(credit: CreditModel) -> CreditAssigner:
+    """What a `credit:` block asks for.
+
+    Raises:
+        ConfigError: the estimator is unknown, or refuses one of its keys.
+    """
+    return CreditAssigner(credit.estimator, step_rewards=credit.step_rewards, **credit.options())
+
+
+def _check_credit(located: LocatedYaml, definition: TaskDefinitionModel, overrides: Mapping[str, Any]) -> None:
+    """What the estimator refuses is told with its key's own line, where the message names one of the keys."""
+    if definition.credit is None:
+        return
+    try:
+        assigner_of(definition.credit)
+    except ConfigError as error:
+        keys = ["estimator", *definition.credit.options()]
+        told = re.search(rf"\b({'|'.join(map(re.escape, keys))})\b", str(error).replace("state hash", "state_hash"))
+        key = ("credit", told[1]) if told else ("credit",)
+        raise ConfigError(f"{_place(located, key, overrides)}: {'.'.join(key)}: {error}") from error
+
+
 def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel) -> None:
     """A key that would have no effect is an error, not a silent no-op."""
     given, has_dataset = definition.model_fields_set, definition.dataset_path is not None
@@ -156,6 +181,7 @@ def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel) -> Non
         "base_resource_config": "" if definition.resource_type else "the task has no resource_type",
         "sandbox": "" if definition.reward_function_path else "the task has no reward_function_path",
         "reward_options": "" if definition.reward_function_path else "the task has no reward_function_path",
+        "credit": "" if definition.reward_function_path else "the task has no reward_function_path",
         "nudge": "the simulated user answers a text" if definition.user else "",
     }
     for key, why in unused.items():

@@ -287,7 +287,7 @@ def episodes(draw):
 def test_the_state_survives_json_whole(episode, packed):
     state = episode.get_state()
     if packed:
-        assert episode.to_numpy().get_state() == state
+        assert episode.to_numpy().get_state() | {"is_numpy": False} == state
     written = json.dumps(state, allow_nan=False, ensure_ascii=False).encode("utf-8")
     again = SingleAgentEpisode.from_state(json.loads(written))
     assert again == episode
@@ -311,7 +311,7 @@ class TestState:
         assert again.get_extra_model_outputs("v") == [3]
 
     def test_another_version_is_refused(self):
-        with pytest.raises(EpisodeError, match="version 99; this release reads version 1"):
+        with pytest.raises(EpisodeError, match="version 99; this release reads versions 1 and 2"):
             SingleAgentEpisode.from_state({**built().get_state(), "schema_version": 99})
 
     @pytest.mark.parametrize("name", [name for name in built().get_state() if name != "schema_version"])
@@ -320,3 +320,134 @@ class TestState:
         del state[name]
         with pytest.raises(EpisodeError, match=f"episode state without {name}"):
             SingleAgentEpisode.from_state(state)
+
+    def test_version_1_is_still_read(self):
+        episode = chunk(len_lookback_buffer=1, extra_model_outputs={"v": [1, 2, 3]})
+        state = episode.get_state()
+        del state["is_numpy"]
+        old = state | {"schema_version": 1, "extra_model_outputs": {"v": [1, 2, 3]}}
+        assert SingleAgentEpisode.from_state(old) == episode
+
+    def test_what_is_stored_as_arrays_comes_back_so(self):
+        episode = SingleAgentEpisode("a")
+        episode.add_env_reset(np.zeros(2, np.float32))
+        episode.add_env_step(np.ones(2, np.float32), np.float32(0.5), 1.0, extra_model_outputs={"v": [1, 2]})
+        packed = json.loads(json.dumps(episode.to_numpy().get_state()))
+        again = SingleAgentEpisode.from_state(packed, observation_space="space")
+        assert again == episode and again.is_numpy and again.observation_space == "space"
+        assert (again.get_observations().dtype, again.get_actions().dtype) == (np.float32, np.float32)
+
+
+class TestSetters:
+    @pytest.mark.parametrize("packed", [False, True])
+    def test_they_take_ints_slices_lists_and_all(self, packed):
+        episode = chunk(len_lookback_buffer=1, extra_model_outputs={"v": [7, 8, 9]})
+        if packed:
+            episode.to_numpy()
+        episode.set_rewards(new_data=[5.0, 6.0])
+        episode.set_rewards(new_data=4.0, at_indices=-1, neg_index_as_lookback=True)
+        episode.set_actions(new_data=[1, 2], at_indices=[1, -3])
+        episode.set_observations(new_data=[8, 9], at_indices=slice(0, 2))
+        episode.set_extra_model_outputs(key="v", new_data=0, at_indices=1)
+        assert list(episode.rewards.data) == [4.0, 5.0, 6.0]
+        assert list(episode.actions.data) == [2, 11, 1]
+        assert list(episode.observations.data) == [0, 8, 9, 3]
+        assert list(episode.get_extra_model_outputs("v")) == [8, 0]
+        assert episode.is_numpy == packed
+
+    @pytest.mark.parametrize("packed", [False, True])
+    def test_another_size_or_place_is_an_index_error(self, packed):
+        episode = built(3).to_numpy() if packed else built(3)
+        with pytest.raises(IndexError, match="2 new items for the 3 places"):
+            episode.set_rewards(new_data=[1.0, 2.0])
+        with pytest.raises(IndexError, match="index 3 is out of range"):
+            episode.set_actions(new_data=1, at_indices=3)
+        with pytest.raises(KeyError, match="did you mean 'value'"):
+            episode.set_extra_model_outputs(key="valeu", new_data=1, at_indices=0)
+        assert episode == built(3)
+
+    def test_what_an_array_would_round_is_kept_whole(self):
+        episode = chunk(len_lookback_buffer=0).to_numpy()
+        episode.set_actions(new_data=0.5, at_indices=0)
+        assert list(episode.get_actions()) == [0.5, 11, 12]
+
+    def test_dicts_of_arrays_are_set_as_they_are_read(self):
+        episode = SingleAgentEpisode("e", observations=[{"n": t} for t in range(3)], actions=[0, 0], rewards=[0, 0])
+        episode.to_numpy().set_observations(new_data={"n": np.array([9])}, at_indices=slice(-1, None))
+        assert episode.get_observations(-1) == {"n": 9}
+
+
+class TestColumns:
+    """Programs reach into the tracks as well: `episode.observations` and its siblings."""
+
+    @pytest.mark.parametrize("packed", [False, True])
+    def test_what_is_appended_to_a_track_is_the_episodes(self, packed):
+        episode = chunk(len_lookback_buffer=1, infos=[{"n": n} for n in range(4)])
+        if packed:
+            episode.to_numpy()
+        for track in (episode.observations, episode.actions, episode.rewards, episode.infos):
+            track.append(track[-1])
+        episode.t += 1
+        episode.validate()
+        assert (list(episode.get_observations()), len(episode)) == ([1, 2, 3, 3], 3)
+        assert episode.observations.pop() == 3
+        episode.rewards[0] = 8.0
+        assert (list(episode.get_observations()), episode.get_rewards(0)) == ([1, 2, 3], 8.0)
+        assert (episode.rewards.len_incl_lookback(), episode.rewards.finalized) == (4, packed)
+
+    def test_a_track_can_be_replaced(self):
+        episode = chunk(len_lookback_buffer=1)
+        episode.rewards = [3.0, 4.0, 5.0]
+        episode.observations = episode.observations
+        assert episode.get_return() == 9.0
+        assert repr(episode.rewards) == "Column([3.0] <- lookback(1) | [4.0, 5.0])"
+
+
+class TestData:
+    def test_columns_of_one_length(self):
+        episode = built(2)
+        columns = episode.get_data_dict()
+        assert columns == {
+            "terminateds": [False, False],
+            "truncateds": [False, False],
+            "t": [0, 1],
+            "eps_id": ["e", "e"],
+            "obs": ["o0", "o1"],
+            "infos": [{"i": 0}, {"i": 1}],
+            "actions": [{"a": 0}, {"a": 1}],
+            "rewards": [0.0, 1.0],
+            "value": [0.0, 0.5],
+        }
+        assert {len(column) for column in built(0).get_data_dict().values()} == {0}
+
+    def test_an_info_that_was_empty_can_be_written_to(self):
+        episode = SingleAgentEpisode()
+        episode.add_env_reset(0)
+        episode.get_infos(-1)["x"] = 1
+        episode.get_infos(slice(0, 1))[0]["y"] = 2
+        assert episode.get_infos() == [{"x": 1, "y": 2}]
+
+
+def test_a_forked_child_makes_ids_of_its_own():
+    code = (
+        "import os, sys\nfrom reward_kit.episodes import SingleAgentEpisode as E\n"
+        "child = os.fork()\nif child: os.wait()\nprint(E().id_, flush=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ids = done.stdout.split()
+    assert len(set(ids)) == 2 and all(len(id_) == 32 for id_ in ids)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_pickle_keeps_the_state_and_the_types(packed):
+    episode = SingleAgentEpisode("e")
+    episode.add_env_reset(np.zeros(2))
+    episode.add_env_step(np.ones(2), {"a": 1, "b": [1]}, 1, extra_model_outputs={"v": np.float32(1)})
+    episode.add_env_step(np.ones(2), {"a": 2, "b": [2, 3]}, 0.5, extra_model_outputs={"v": np.float32(2)})
+    if packed:
+        episode.to_numpy()
+    again = pickle.loads(pickle.dumps(episode[0:2]))
+    assert again == episode and again.is_numpy == packed
+    if not packed:
+        assert [type(reward) for reward in again.get_rewards()] == [int, float]
+        assert type(again.get_extra_model_outputs("v", 0)) is np.float32

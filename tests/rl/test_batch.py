@@ -14,7 +14,7 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError
 from reward_kit.rl.batch import to_tensors
-from reward_kit.tokens import TokenBatch, build_rows
+from reward_kit.tokens import TokenBatch, build_rows, pack_rows, row_columns
 from tests.rl.test_trainer import TASK
 from tests.tiny_policy import PAD, TinyPolicy
 
@@ -31,6 +31,14 @@ async def test_real_rows_keep_every_key_shape_and_value() -> None:
     assert {"input_ids", "attention_mask", "action_mask", "loss_mask", "policy_versions"} <= integers
     reals = {"logprobs", "advantages", "returns", "step_rewards"}
     assert {tensors[key].dtype for key in reals} == {torch.float32}
+
+
+async def test_packed_rows_move_as_well() -> None:
+    episodes = await collect_group(RLRolloutWorker(TASK, TinyPolicy()), Sample("one"), 3)
+    packed = pack_rows(row_columns(episodes))
+    tensors = to_tensors(packed, ["input_ids", "position_ids", "row_ids", "logprobs"])
+    assert {tuple(values.shape) for values in tensors.values()} == {(1, packed.cu_seqlens[-1])}
+    assert (tensors["position_ids"][0] == 0).nonzero().flatten().tolist() == packed.cu_seqlens[:-1].tolist()
 
 
 def test_only_what_is_asked_for_is_moved() -> None:

@@ -8,7 +8,9 @@ import pytest
 from reward_kit.agent.models import StepData, steps_of
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError
-from reward_kit.tokens import TokenBatch, TokenItem, build_rows
+from reward_kit.models import Message
+from reward_kit.rl_helpers import ESTIMATORS, with_credit
+from reward_kit.tokens import TokenBatch, TokenItem, build_rows, default_pipeline
 
 PAD = 99
 
@@ -62,11 +64,12 @@ def test_layout(key: str, expected: list[list[float]]) -> None:
 
 
 def test_where_the_policy_has_a_critic_returns_are_what_it_is_to_expect() -> None:
-    first, second = valued(LONG, [0.5, -1.0])
-    steps = [first.model_copy(update={"policy_value_estimate": 3.0}), second]
-    unscored = valued(SHORT, [None])[0].model_copy(update={"policy_value_estimate": 3.0})
-    batch = build_rows([LONG, SHORT], [steps, [unscored]], pad_token_id=PAD).batch
-    np.testing.assert_array_equal(batch["returns"], [[0, 0, 3.5, 3.5, 0, -10.0], [0] * 6])
+    """A + V comes with the credit; rows take `return_to_go` as it is, and V is not added once more."""
+    steps = [[step.model_copy(update={"policy_value_estimate": 3.0}) for step in steps_of(e)] for e in (LONG, SHORT)]
+    credited = with_credit(steps, ESTIMATORS["rloo"](steps, [1.0, 0.5], group_ids=["g", "g"]))
+    batch = build_rows([LONG, SHORT], credited, pad_token_id=PAD).batch
+    np.testing.assert_array_equal(batch["advantages"], [[0, 0, 0.5, 0.5, 0, 0.5], [0, -0.5, 0, 0, 0, 0]])
+    np.testing.assert_array_equal(batch["returns"], [[0, 0, 3.5, 3.5, 0, 3.5], [0, 2.5, 0, 0, 0, 0]])
 
 
 def test_every_array_is_named_in_the_layout_test() -> None:
@@ -109,7 +112,32 @@ def test_names_and_facts() -> None:
     batch = rows()
     assert batch.non_tensor_batch["rollout_id"].tolist() == ["long", "short"]
     assert batch.non_tensor_batch["group_id"].tolist() == ["group of long", "group of short"]
-    assert batch.meta_info == {"pad_token_id": PAD}
+    assert batch.meta_info == {"pad_token_id": PAD, "padding": "right"}
+
+
+def test_what_reward_managers_ask_of_an_episode() -> None:
+    made = SingleAgentEpisode("r")
+    made.add_env_reset("o", {"won": False})
+    image = {"url": "data:image/png;base64,AA=="}
+    made.add_messages([Message(role="user", content=[{"type": "image_url", "image_url": image}])])
+    calls = [{"name": "look", "arguments": {}}, {"name": "go", "arguments": {}}]
+    for step, action in enumerate(({"type": "tool_calls", "calls": calls}, {"type": "tool_call", **calls[0]})):
+        made.tokens.add_turn(step, list(range(4 * step + 1)), [7, 7, 7])
+        made.add_env_step("o", action, 0.0, {"won": True})
+    sample = {"data_source": "rooms", "extra_info": {"split": "train"}}
+    made.custom_data = {"sample": sample, "sample_id": "s", "ground_truth": "4", "stop_reason": "answered"}
+    facts = build_rows([made, SHORT], pad_token_id=PAD, scores=[0.25, None])[[0, 2]].non_tensor_batch
+    assert facts["episode_rewards"][0] == 0.25 and np.isnan(facts["episode_rewards"][1])
+    assert facts["episode_lengths"].tolist() == [2, 1]
+    assert facts["tool_callings"].tolist() == [3, 0]
+    assert facts["data_source"].tolist() == ["rooms", "unknown"]
+    assert facts["extra_info"][0] == {"split": "train", "sample_id": "s", "stop_reason": "answered"}
+    assert facts["reward_model"][0] == {"ground_truth": "4"}
+    assert facts["success"].tolist() == [True, None]
+    assert facts["multi_modal_inputs"].tolist() == [{"image_url": [image]}, {}]
+    assert facts["traj_uid"].tolist() == ["r", "short"]
+    assert facts["uid"].tolist() == ["r", "group of short"]
+    assert facts["ends_episode"].tolist() == [False, True]
 
 
 @pytest.mark.parametrize("index", [slice(1, None), [1], np.array([1]), np.array([False, True])])
@@ -119,7 +147,7 @@ def test_rows_are_taken_by_slice_list_and_mask(index: slice | list[int] | np.nda
     assert len(part) == 1
     assert part.batch["prompt_ids"].tolist() == [[7, PAD]]
     assert part.non_tensor_batch["rollout_id"].tolist() == ["short"]
-    assert part.meta_info == {"pad_token_id": PAD}
+    assert part.meta_info == {"pad_token_id": PAD, "padding": "right"}
 
 
 def test_an_int_gives_one_row_without_the_leading_axis() -> None:
@@ -137,6 +165,26 @@ def test_nothing_to_train_on_is_an_empty_batch() -> None:
     assert len(build_rows([without_tokens], [[]], pad_token_id=PAD)) == 0
     assert len(build_rows([], pad_token_id=PAD)) == 0
     assert len(rows()[[]]) == 0
+
+
+def test_a_row_per_action_has_everything_before_it_as_its_prompt() -> None:
+    batch = build_rows([LONG], [valued(LONG, [0.5, -1.0])], pad_token_id=PAD, per="action")
+    assert batch.batch["prompt_ids"].tolist() == [[1, 2, PAD, PAD, PAD], [1, 2, 3, 4, 5]]
+    assert batch.batch["completion_ids"].tolist() == [[3, 4], [6, PAD]]
+    assert batch.batch["advantages"].tolist() == [[0, 0, 0.5, 0.5, 0, 0], [0, 0, 0, 0, 0, -1.0]]
+    assert batch.non_tensor_batch["step"].tolist() == [0, 1]
+    assert batch.non_tensor_batch["ends_episode"].tolist() == [False, True]
+
+
+def test_options_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="padding is 'right', 'left' or 'outer'; got 'both'"):
+        build_rows([LONG], pad_token_id=PAD, padding="both")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="per 'segment' or per 'action'; got 'turn'"):
+        build_rows([LONG], pad_token_id=PAD, per="turn")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="1 episodes need 1 scores; got 2"):
+        build_rows([LONG], pad_token_id=PAD, scores=[1.0, 2.0])
+    with pytest.raises(ConfigError, match=r"use default_pipeline\(per\)"):
+        build_rows([LONG], pad_token_id=PAD, per="action", pipeline=default_pipeline())
 
 
 def test_steps_must_fit_the_episodes() -> None:

@@ -1,0 +1,175 @@
+"""What one class of episodes costs, as JSON: run by `episodes.py` in our interpreter and in RLlib's, the same for both.
+
+    python episode_costs.py MODULE ROUNDS
+
+Microseconds, best of the rounds; bytes are tracemalloc's, or the length of a pickle.
+"""
+
+import gc
+import importlib
+import json
+import pickle
+import random
+import resource
+import sys
+import time
+import tracemalloc
+
+import numpy as np
+
+began = time.perf_counter()
+module = importlib.import_module(sys.argv[1])
+IMPORT_S = time.perf_counter() - began
+IMPORT_MB = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+Episode = module.SingleAgentEpisode
+ROUNDS = int(sys.argv[2])
+
+TEN_K = 10_000
+letters = random.Random(0)
+
+
+def text(length, number):
+    """A text of its own."""
+    return f"{number} {letters.random()} "[:length].ljust(length, "x")
+
+
+VECTORS = [np.full(4, t, np.float32) for t in range(TEN_K + 1)]
+TEXTS = [text(200, t) for t in range(TEN_K + 1)]
+# Most answers are short and a few are long: 1,001 texts, 0.4 million characters, the longest of 20,000.
+LENGTHS = [20_000 if t % 250 == 0 else letters.randrange(20, 620) for t in range(1_001)]
+MIXED = [text(length, t) for t, length in enumerate(LENGTHS)]
+OBSERVED = [{"role": "tool", "content": TEXTS[t], "tool_call_id": f"call_{t}"} for t in range(TEN_K + 1)]
+CALLS = [{"name": "search", "arguments": json.dumps({"query": f"item {t}"})} for t in range(TEN_K)]
+RAGGED = [{"role": "tool", "content": MIXED[t], "tool_call_id": f"call_{t}"} for t in range(1_001)]
+BACK = {"neg_index_as_lookback": True, "fill": 0.0}
+NUMBERS = [t % 5 for t in range(TEN_K)]
+KINDS = {
+    "vec4": (VECTORS, NUMBERS),
+    "str200": (TEXTS, NUMBERS),
+    "dict": (OBSERVED, CALLS),
+    "mixed text": (MIXED, NUMBERS),
+    "ragged dict": (RAGGED, CALLS),
+}
+# What the imports left behind would be walked through at every collection.
+gc.freeze()
+
+
+def filled(kind, steps, outputs=None):
+    """An episode of so many steps."""
+    observations, actions = KINDS[kind]
+    episode = Episode()
+    episode.add_env_reset(observations[0])
+    for t in range(steps):
+        episode.add_env_step(observations[t + 1], actions[t], 1.0, extra_model_outputs=outputs)
+    return episode
+
+
+def best(call, number, prepare=None):
+    """Microseconds of one call, the best of the rounds of `number` calls."""
+    shortest = float("inf")
+    for _ in range(ROUNDS):
+        arguments = [prepare()] if prepare else []
+        gc.collect()
+        start = time.perf_counter()
+        for _ in range(number):
+            call(*arguments)
+        shortest = min(shortest, time.perf_counter() - start)
+    return shortest / number * 1e6
+
+
+def held(make):
+    """Bytes that what `make` gives holds."""
+    gc.collect()
+    tracemalloc.start()
+    kept = make()
+    gc.collect()
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    del kept
+    return size
+
+
+def building():
+    yield "construct", best(Episode, 2_000)
+    yield "construct and reset", best(lambda: filled("vec4", 0), 2_000)
+    for kind in ("vec4", "str200", "dict"):
+        yield f"add_env_step {kind}, 10k", best(lambda k=kind: filled(k, TEN_K), 1) / TEN_K
+    yield "add_env_step vec4 + 1 output, 10k", best(lambda: filled("vec4", TEN_K, {"value": 0.5}), 1) / TEN_K
+    yield "a whole 10-step dict episode", best(lambda: filled("dict", 10), 300)
+
+
+def storing():
+    for kind, steps in (("vec4", 1_000), ("vec4", TEN_K), ("str200", TEN_K), ("dict", 1_000), ("dict", TEN_K)):
+        yield f"to_numpy {kind}, {steps}", best(Episode.to_numpy, 1, lambda k=kind, n=steps: filled(k, n))
+    for kind in ("mixed text", "ragged dict"):
+        yield f"to_numpy {kind}, 1000", best(Episode.to_numpy, 1, lambda k=kind: filled(k, 1_000))
+    yield "to_numpy dict, 10", best(Episode.to_numpy, 1, lambda: filled("dict", 10))
+
+
+def states():
+    return {
+        "list": filled("vec4", 1_000),
+        "numpy": filled("vec4", 1_000).to_numpy(),
+        "numpy dict": filled("dict", 1_000).to_numpy(),
+    }
+
+
+def reading():
+    hundred = [(7 * i) % 1_000 for i in range(100)]
+    for name, episode in states().items():
+        yield f"get_observations(-1) {name}", best(lambda e=episode: e.get_observations(-1), 2_000)
+        yield f"get_observations(100:200) {name}", best(lambda e=episode: e.get_observations(slice(100, 200)), 500)
+        yield f"get_observations([100 ints]) {name}", best(lambda e=episode: e.get_observations(hundred), 100)
+        yield f"get_rewards(-4:0, fill) {name}", best(lambda e=episode: e.get_rewards(slice(-4, 0), **BACK), 1_000)
+    long = filled("vec4", TEN_K)
+    yield "get_return list, 10k", best(long.get_return, 20)
+    yield "get_return numpy, 10k", best(long.to_numpy().get_return, 20)
+    yield "validate", best(long.validate, 1_000)
+
+
+def chunking():
+    for name, episode in states().items():
+        yield f"episode[100:110] {name}", best(lambda e=episode: e[100:110], 500)
+        yield f"episode[100:200] {name}", best(lambda e=episode: e[100:200], 500)
+        yield f"cut(0) {name}", best(lambda e=episode: e.cut(), 500)
+        if name != "numpy dict":  # RLlib fails on it
+            yield f"cut(10) {name}", best(lambda e=episode: e.cut(10), 500)
+    for steps in (1_000, TEN_K):
+        for stored in (False, True):
+
+            def halves(n=steps, compact=stored):
+                whole = filled("vec4", n)
+                pair = whole[: n // 2], whole[n // 2 :]
+                return [part.to_numpy() for part in pair] if compact else pair
+
+            name = f"concat {steps // 2}+{steps // 2} {'numpy' if stored else 'list'}"
+            yield name, best(lambda pair: pair[0].concat_episode(pair[1]), 1, halves)
+
+
+def pickling():
+    for kind, steps in (("vec4", TEN_K), ("str200", TEN_K), ("dict", TEN_K), ("mixed text", 1_000)):
+        for stored in (False, True):
+            episode = filled(kind, steps)
+            if stored:
+                episode.to_numpy()
+            name = f"{kind} {'numpy' if stored else 'list'}, {steps}"
+            data = pickle.dumps(episode, 5)
+            yield f"pickle dumps {name}", best(lambda e=episode: pickle.dumps(e, 5), 1)
+            yield f"pickle loads {name}", best(lambda d=data: pickle.loads(d), 1)
+            yield f"pickle bytes {name}", len(data)
+    yield "get_state vec4, 10k", best(filled("vec4", TEN_K).get_state, 1)
+
+
+def memory():
+    yield "bytes: an empty episode", held(Episode)
+    for kind, steps in (("vec4", TEN_K), ("dict", TEN_K), ("mixed text", 1_000), ("ragged dict", 1_000)):
+        # The items themselves exist already: what the lists take is the container, what storage takes is all.
+        yield f"bytes a step: {kind} list, {steps}", held(lambda k=kind, n=steps: filled(k, n)) / steps
+        yield f"bytes a step: {kind} numpy, {steps}", held(lambda k=kind, n=steps: filled(k, n).to_numpy()) / steps
+
+
+if __name__ == "__main__":
+    costs = {"import, s": IMPORT_S, "memory after the import, MB": IMPORT_MB}
+    for part in (building, storing, reading, chunking, pickling, memory):
+        costs |= dict(part())
+    print(json.dumps(costs))

@@ -1,0 +1,170 @@
+"""`reward-kit credit`: what each step of a run was worth, by any estimator, from the scores that the run has."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import pydantic
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from reward_kit.cli.numbers import WholeNumber
+from reward_kit.errors import ConfigError, StoreError, did_you_mean
+from reward_kit.models import describe_validation_error
+from reward_kit.runs.credit import RunCredit, assign_credit, extreme_steps, headline, write_section
+from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.overrides import parse_override
+from reward_kit.runs.store import episode_at, is_open_elsewhere
+from reward_kit.task_parts import CreditModel
+
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+_LONGEST_ACTION = 60
+_LONGEST_STATE = 36
+
+
+@click.command(name="credit")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--estimator", metavar="NAME", help="Default: that of the task's `credit:` block, else gigpo.")
+@click.option(
+    "-E",
+    "--option",
+    "options",
+    multiple=True,
+    envvar="REWARD_KIT_CREDIT_OPTION",
+    metavar="KEY=VALUE",
+    help="An option of the estimator, or step_rewards.",
+)
+@click.option("--top", type=WholeNumber(0), default=5, show_default=True, help="Best and worst steps to show.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="REWARD_KIT_CREDIT_JSON",
+    help="Print the facts, and the steps, as JSON on standard output.",
+)
+def command(run: Path, estimator: str | None, options: tuple[str, ...], top: int, as_json: bool) -> None:
+    """Say what each step of RUN was worth: write its credit.jsonl, in place of an earlier one, and show the extremes.
+
+    \b
+    Examples:
+      reward-kit credit runs/my-run
+      reward-kit credit runs/my-run --estimator rloo
+      reward-kit credit runs/my-run -E omega=0.3 -E 'state_hash={name: last_messages, count: 2}'
+    """
+    header = _header(run)
+    asked = dict(parse_override(item, "-E") for item in options)
+    settings = _settings(header, estimator, asked)
+    if is_open_elsewhere(run):
+        raise StoreError(f"{run} is open in another process; wait for it to end")
+    credit = assign_credit(run, settings)
+    write_section(run, credit)
+    best, worst = ([_with_action(row, run, credit) for row in rows] for rows in extreme_steps(run, top))
+    if as_json:
+        click.echo(json.dumps({"run": str(run), **credit.section, "best": best, "worst": worst}))
+    else:
+        _show(credit, best, worst)
+    note = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    for warning in credit.warnings:
+        note.print(f"warning: {warning}", style="yellow")
+    note.print(f"Written to {run / 'credit.jsonl'}")
+
+
+def _header(run: Path) -> RunHeader:
+    if not (run / FILE).is_file():
+        beside = [str(path.parent) for path in run.parent.glob(f"*/{FILE}")]
+        raise ConfigError(f"{run} is no run: it has no {FILE}{did_you_mean(str(run), beside)}")
+    return RunHeader.read(run)
+
+
+def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]) -> CreditModel:
+    """The task's own settings with those of the command line on them; another estimator has options of its own."""
+    if "estimator" in asked:
+        raise ConfigError("-E estimator: write --estimator NAME")
+    try:
+        of_task = CreditModel.model_validate(header.task.get("credit") or {})
+        known = of_task.model_dump()
+        if estimator not in (None, of_task.estimator):
+            known = {"estimator": estimator, "step_rewards": of_task.step_rewards}
+        return CreditModel.model_validate({**known, **asked})
+    except pydantic.ValidationError as error:
+        raise ConfigError("\n".join(f"-E {line}" for line in describe_validation_error(error))) from None
+
+
+def _with_action(row: Mapping[str, Any], run: Path, credit: RunCredit) -> dict[str, Any]:
+    """A line of the file with the action that it is about."""
+    episode = episode_at(run, credit.offsets[row["rollout_id"]])
+    return {**row, "action": episode.get_actions(row["step"])}
+
+
+def _show(credit: RunCredit, best: Sequence[Mapping[str, Any]], worst: Sequence[Mapping[str, Any]]) -> None:
+    # A file or a pipe is as wide as the table needs; a person's terminal is what it is.
+    console = Console(highlight=False, width=None if Console().is_terminal else 160)
+    console.print(Text(headline(credit.section), "bold"))
+    table = Table(box=None, show_header=False)
+    for name, value in _facts(credit.section):
+        table.add_row(Text(name, "dim"), Text(value))
+    console.print(table)
+    for title, rows in (("Best steps", best), ("Worst steps", worst)):
+        if rows:
+            console.print(_steps_table(title, rows))
+    if not best and not worst:
+        console.print("No step was better or worse than its peers.")
+
+
+def _facts(section: Mapping[str, Any]) -> list[tuple[str, str]]:
+    unscored, alone, told = section["unscored"], section["groups_without_peers"], ("trajectories", "unscored", "steps")
+    episodes = f"{section['episodes']}{f', {unscored} of them unscored and without credit' if unscored else ''}"
+    groups = f"{section['groups']}{f', {alone} of them with fewer than two scored episodes' if alone else ''}"
+    figures = {name: value for name, value in section["diagnostics"].items() if name not in (*told, "groups")}
+    shown = {name: f"{value:.1%}" if name.endswith("_share") else f"{value:.3g}" for name, value in figures.items()}
+    return [
+        ("episodes", episodes),
+        ("groups", groups),
+        *((name.replace("_", " "), text) for name, text in shown.items()),
+    ]
+
+
+def _steps_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=Text(title, "bold"), box=box.SIMPLE, title_justify="left")
+    for name in ("A", "A_E", "A_S", "G"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("peers", justify="right")
+    for name in ("episode", "step", "state", "action"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        figures = [_figure(row[name]) for name in ("A", "A_E", "A_S", "return_to_go")]
+        peers = "–" if row["peers"] is None else str(row["peers"])
+        state, action = _short(row["state_key"], _LONGEST_STATE), _short(action_text(row["action"]), _LONGEST_ACTION)
+        table.add_row(*figures, peers, *map(Text, (row["rollout_id"], str(row["step"]), state, action)))
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.3f}"
+
+
+def action_text(action: Mapping[str, Any]) -> str:
+    """An action as one would say it: the text, or the calls."""
+    calls = action.get("calls") or ([action] if "name" in action else [])
+    if calls:
+        return "; ".join(f"{call.get('name')}({_arguments(call.get('arguments'))})" for call in calls)
+    return str(action.get("content", action.get("type", action)))
+
+
+def _arguments(arguments: Any) -> str:
+    if not isinstance(arguments, Mapping):
+        return str(arguments or "")
+    return ", ".join(f"{name}={json.dumps(value, default=str)}" for name, value in arguments.items())
+
+
+def _short(text: Any, length: int) -> str:
+    """One line without what would write to the terminal: a stranger may have chosen the text."""
+    plain = _UNPRINTABLE.sub(" ", str(text))
+    return plain if len(plain) <= length else f"{plain[: length - 1]}…"

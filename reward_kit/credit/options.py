@@ -1,0 +1,64 @@
+"""Checks of estimators' options: one clear error where an option is unknown, out of range or would change nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from reward_kit.errors import ConfigError, did_you_mean
+
+Normalization = Literal["std", "mean", "constant", "leave_one_out"]
+
+
+def check_choice(name: str, choice: object, known: Sequence[str]) -> None:
+    """Refuses a choice that there is not.
+
+    Raises:
+        ConfigError: see above.
+    """
+    if choice not in known:
+        raise ConfigError(f"unknown {name} {choice!r}{did_you_mean(str(choice), known)}")
+
+
+def check_number(name: str, number: object, low: float = -math.inf, high: float = math.inf) -> None:
+    """Refuses what is no finite number in [low, high].
+
+    Raises:
+        ConfigError: see above.
+    """
+    if not isinstance(number, int | float) or not math.isfinite(number):
+        raise ConfigError(f"{name} is a finite number; got {number!r}")
+    if not low <= number <= high:
+        limits = f"in [{low:g}, {high:g}]" if high < math.inf else f"at least {low:g}"
+        raise ConfigError(f"{name} is {limits}; got {number!r}")
+
+
+def check_returns(gamma: float, default_step_reward: float) -> None:
+    """Refuses what G_k cannot be made with.
+
+    Raises:
+        ConfigError: gamma is not in [0, 1], or the default reward is not finite.
+    """
+    check_number("gamma", gamma, 0.0, 1.0)
+    check_number("default_step_reward", default_step_reward)
+
+
+def check_normalization(normalization: str, normalization_constant: float | None, epsilon: float) -> None:
+    """Refuses an unknown name, and a constant where none is used, so that no option is a silent no-op.
+
+    Raises:
+        ConfigError: see above, or epsilon is negative or not finite.
+    """
+    check_choice("normalization", normalization, get_args(Normalization))
+    check_number("epsilon", epsilon, 0.0)
+    if normalization != "constant":
+        if normalization_constant is not None:
+            raise ConfigError(
+                f"normalization_constant is for normalization 'constant'; {normalization!r} takes none, "
+                f"got {normalization_constant!r}"
+            )
+        return
+    check_number("normalization_constant (what 'constant' divides by)", normalization_constant, 0.0)
+    if normalization_constant == 0.0:
+        raise ConfigError("normalization_constant is what 'constant' divides by; got 0")

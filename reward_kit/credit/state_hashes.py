@@ -1,0 +1,287 @@
+"""State hashes: when two steps count as taken in the same state. By name, with options, or any function.
+
+A hash is given as a name ("observation_text"), as a mapping of a name and its options, which is how a task file says it
+(`{name: last_messages, count: 3}`), or as a function of the step's `observation_data`. Named hashes see the whole step.
+None is "state_key".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import json
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, count
+from typing import Any
+
+import numpy as np
+
+from reward_kit.agent.models import StepData
+from reward_kit.credit.step_arrays import Batch, Codes
+from reward_kit.credit.typed_keys import stable_text, typed_key
+from reward_kit.errors import ConfigError, boundary, did_you_mean, kind_of
+from reward_kit.models import Message
+
+StateHash = str | Mapping[str, Any] | Callable[[Any], Any] | None
+Reader = Callable[[StepData], tuple[str, Any]]
+
+DEFAULT = "state_key"
+_READABLE_LENGTH = 80
+
+
+@dataclass(frozen=True, slots=True)
+class NamedHash:
+    """A named hash with its options fixed.
+
+    Attributes:
+        read: where the state of a step was read, and the state; two states share a key only where both are equal.
+        threshold: how similar two texts are to count as one state; None where they have to be equal.
+    """
+
+    read: Reader
+    threshold: float | None = None
+
+
+def check_state_hash(state_hash: StateHash) -> None:
+    """Refuses a hash that cannot be used, before anything is collected.
+
+    Raises:
+        ConfigError: no hash has this name, or an option is unknown, missing or does not fit.
+    """
+    _prepared(state_hash)
+
+
+def anchor_codes(batch: Batch, groups_S: Codes, state_hash: StateHash = None) -> Codes:
+    """(S,) a number for each distinct pair of group and state: equal where two steps share an anchor state.
+
+    Args:
+        batch: the trajectories.
+        groups_S: (S,) the group of every step, numbered from 0.
+        state_hash: see the module.
+
+    Raises:
+        ConfigError: the hash cannot be used, or gave something that cannot be a key.
+    """
+    prepared = _prepared(state_hash)
+    if isinstance(prepared, NamedHash) and prepared.threshold is not None:
+        from reward_kit.credit.similarity import similar_groups  # needs an extra
+
+        return similar_groups(_texts(batch, prepared), groups_S, prepared.threshold)
+    keys = hash_steps(batch, state_hash)
+    # The position at which each key came first; one look-up a key, since long keys are costly to compare.
+    firsts: dict[Hashable, int] = {}
+    states_S = np.fromiter(map(firsts.setdefault, keys, count()), dtype=np.int64, count=len(keys))
+    return groups_S * len(keys) + states_S
+
+
+def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
+    """(S,) the key of every step's state; for "similarity", of the text that is compared.
+
+    Raises:
+        ConfigError: the hash cannot be used, or gave something that cannot be a key.
+    """
+    prepared = _prepared(state_hash)
+    if isinstance(prepared, NamedHash) and prepared.read is _recorded_key:
+        recorded: list[Any] = [step.step_info.get("state_key") for step in chain.from_iterable(batch)]
+        if set(map(type, recorded)) == {str}:  # the usual run, in a tenth of the time
+            return recorded
+    return [(source, typed_key(value)) for source, value in _read(batch, prepared)]
+
+
+def readable_keys(batch: Batch, state_hash: StateHash = None) -> list[str]:
+    """(S,) the key of every step as people and files want it: equal texts for equal keys, and only for those.
+
+    Text stands as it is; where it is long, its beginning and a digest. Anything else is followed by the digest of its
+    typed key. For "similarity" it is the step's own text, since an anchor state has no text of its own.
+
+    Raises:
+        ConfigError: as `hash_steps`.
+    """
+    known: dict[tuple[str, Hashable], str] = {}
+    readable = []
+    for source, value in _read(batch, _prepared(state_hash)):
+        key = (source, typed_key(value))
+        if key not in known:
+            known[key] = _readable(value, key)
+        readable.append(known[key])
+    return readable
+
+
+def _readable(value: Any, key: tuple[str, Hashable]) -> str:
+    is_short = isinstance(value, str) and len(value) <= _READABLE_LENGTH and " #" not in value
+    if is_short:
+        return str(value)
+    text = value if isinstance(value, str) else repr(value)
+    digest = hashlib.sha256(stable_text(key).encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{text[: _READABLE_LENGTH - 16]}… #{digest}" if len(text) > _READABLE_LENGTH else f"{text} #{digest}"
+
+
+# Reading a specification
+
+
+def _prepared(state_hash: StateHash) -> NamedHash | Callable[[Any], Any]:
+    if callable(state_hash):
+        return state_hash
+    options = dict(state_hash) if isinstance(state_hash, Mapping) else {"name": state_hash or DEFAULT}
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"a state hash is a name, a mapping with a name, or a function; got {state_hash!r}")
+    if name not in STATE_HASHES:
+        raise ConfigError(f"unknown state hash {name!r}{did_you_mean(name, STATE_HASHES)}")
+    maker = STATE_HASHES[name]
+    known = inspect.signature(maker).parameters
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"state hash {name!r} has no option {option!r}{did_you_mean(str(option), known)}")
+    missing = [key for key, item in known.items() if item.default is item.empty and key not in options]
+    if missing:
+        raise ConfigError(f"state hash {name!r} needs {missing[0]!r}: {{name: {name}, {missing[0]}: …}}")
+    return maker(**options)
+
+
+def _read(batch: Batch, prepared: NamedHash | Callable[[Any], Any]) -> Iterator[tuple[str, Any]]:
+    """(S,) where the state of each step was read, and the state."""
+    steps = chain.from_iterable(batch)
+    if isinstance(prepared, NamedHash):
+        return map(prepared.read, steps)
+    what = f"the state hash {getattr(prepared, '__name__', type(prepared).__name__)!r}"
+    return (("function", _call(prepared, step, what)) for step in steps)
+
+
+def _call(function: Callable[[Any], Any], step: StepData, what: str) -> Any:
+    with boundary(ConfigError, f"{what}, step {step.system_step_index}"):
+        return function(step.observation_data)
+
+
+# The named hashes
+
+
+def _recorded_key(step: StepData) -> tuple[str, Any]:
+    recorded = step.step_info.get("state_key")
+    # The two kinds of key are told apart, so that no text can be mistaken for a recorded key.
+    return ("state_key", recorded) if recorded is not None else ("observation", step.observation_data)
+
+
+def _observation(step: StepData) -> tuple[str, Any]:
+    return "observation", step.observation_data
+
+
+_READERS: Mapping[str, Reader] = {"observation_text": _observation, "state_key": _recorded_key}
+
+
+def _reader(name: str, of: Any) -> Reader:
+    if not isinstance(of, str) or of not in _READERS:
+        raise ConfigError(f"state hash {name!r}: of is what it reads; got {of!r}{did_you_mean(str(of), _READERS)}")
+    return _READERS[of]
+
+
+def _last_messages(*, count: int) -> NamedHash:
+    """The last `count` messages before the action: role, content, calls; not the calls' ids, which are never equal."""
+    if type(count) is not int or count < 1:
+        raise ConfigError(f"state hash 'last_messages': count is a positive whole number; got {count!r}")
+    return NamedHash(partial(_read_messages, count=count))
+
+
+def _read_messages(step: StepData, *, count: int) -> tuple[str, Any]:
+    history = step.resulting_messages_history
+    # The history goes up to the answers to the action. Each action is one assistant message, so the last is its own.
+    behind = next((i for i in range(len(history) - 1, -1, -1) if history[i].role == "assistant"), len(history))
+    return "messages", [_what_was_said(history[i]) for i in range(max(behind - count, 0), behind)]
+
+
+def _what_was_said(message: Message) -> list[Any]:
+    calls = [call.function for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        calls.append(message.function_call)
+    return [message.role, message.name, message.content, [[call.name, call.arguments] for call in calls]]
+
+
+def _canonical_json() -> NamedHash:
+    """The observation as JSON where it is text: the order of keys and white space do not matter, numbers' types do."""
+    return NamedHash(_read_json)
+
+
+def _read_json(step: StepData) -> tuple[str, Any]:
+    observation = step.observation_data
+    if not isinstance(observation, str):
+        return "json", observation
+    try:
+        value = json.loads(observation)
+        typed_key(value)
+    except (ValueError, RecursionError, ConfigError):  # no JSON, or nested too deeply to be compared: the text it is
+        return "observation", observation
+    return "json", value
+
+
+def _regex(*, replace: Mapping[str, str], of: str = "observation_text") -> NamedHash:
+    """`of` with every match of each pattern replaced, in the order given: times, ids, counters."""
+    if not isinstance(replace, Mapping) or not replace:
+        raise ConfigError(f"state hash 'regex': replace maps patterns to texts; got {replace!r}")
+    rules = [(_pattern(pattern, text), text) for pattern, text in replace.items()]
+    return NamedHash(partial(_read_replaced, read=_reader("regex", of), rules=rules))
+
+
+def _pattern(pattern: Any, text: Any) -> re.Pattern[str]:
+    if not isinstance(pattern, str) or not isinstance(text, str):
+        raise ConfigError(f"state hash 'regex': a pattern and its text are texts; got {pattern!r}: {text!r}")
+    try:
+        compiled = re.compile(pattern)
+        compiled.sub(text, "")  # a text that names a group which the pattern lacks
+    except (re.error, IndexError) as error:
+        raise ConfigError(f"state hash 'regex': {pattern!r}: {text!r}: {error}") from error
+    return compiled
+
+
+def _read_replaced(step: StepData, *, read: Reader, rules: list[tuple[re.Pattern[str], str]]) -> tuple[str, Any]:
+    source, value = read(step)
+    return source, _replaced(value, rules)
+
+
+def _replaced(value: Any, rules: list[tuple[re.Pattern[str], str]]) -> Any:
+    """`value` with every text in it rewritten; keys of mappings are names, and stay."""
+    if isinstance(value, str):
+        for pattern, text in rules:
+            value = pattern.sub(text, value)
+        return value
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(_replaced(item, rules) for item in value)
+    if isinstance(value, dict):
+        return {key: _replaced(item, rules) for key, item in value.items()}
+    return value
+
+
+def _similarity(*, threshold: float = 0.95, of: str = "observation_text") -> NamedHash:
+    """`of`, texts at least this similar being linked; `similarity` says what that means."""
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0.0 < threshold <= 1.0:
+        raise ConfigError(f"state hash 'similarity': threshold is in (0, 1]; got {threshold!r}")
+    if importlib.util.find_spec("rapidfuzz") is None:
+        raise ConfigError("state hash 'similarity' needs rapidfuzz: pip install 'reward-kit[similarity]'")
+    return NamedHash(_reader("similarity", of), float(threshold))
+
+
+def _texts(batch: Batch, prepared: NamedHash) -> list[str]:
+    texts: list[str] = []
+    for source, value in _read(batch, prepared):
+        if not isinstance(value, str):
+            raise ConfigError(
+                f"state hash 'similarity' compares texts; step {len(texts)} of the batch has {kind_of(value)} "
+                f"({source}); use 'observation_text' or 'canonical_json', or a function that gives text"
+            )
+        texts.append(value)
+    return texts
+
+
+STATE_HASHES: Mapping[str, Callable[..., NamedHash]] = {
+    "state_key": lambda: NamedHash(_recorded_key),
+    "observation_text": lambda: NamedHash(_observation),
+    "last_messages": _last_messages,
+    "canonical_json": _canonical_json,
+    "regex": _regex,
+    "similarity": _similarity,
+}
+"""By name, what makes the hash of its options. "state_key": the resource's key as recorded before the action and, where
+there is none, the observation. "observation_text": what was new to the policy in this step."""

@@ -1,0 +1,228 @@
+"""`StepArrays`: what estimators read of a batch of trajectories, as arrays; and discounted sums along trajectories."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reward_kit.agent.models import StepData
+from reward_kit.errors import ConfigError, InvalidResultError
+
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Batch = Sequence[Sequence[StepData]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """A batch of B trajectories with S steps in all, flat and in order.
+
+    What every estimator needs is read once, in `of`; what few need, the properties, each time they are asked for.
+
+    Attributes:
+        steps: (S,) the steps.
+        lengths_B: (B,) steps of each trajectory.
+        scores_B: (B,) NaN where unscored.
+        groups_B: (B,) the group of each trajectory, numbered from 0 in order of appearance.
+        rewards_S: (S,) the base rewards, NaN where unset.
+    """
+
+    steps: list[StepData]
+    lengths_B: Codes
+    scores_B: Floats
+    groups_B: Codes
+    rewards_S: Floats
+
+    @classmethod
+    def of(
+        cls, batch: Batch, scores: Sequence[float | None], group_ids: Sequence[Hashable] | None = None
+    ) -> StepArrays:
+        """The arrays of a batch.
+
+        Args:
+            batch: B trajectories.
+            scores: (B,) None where unscored.
+            group_ids: (B,) the group of each trajectory; None takes `step_info["group_id"]` of the first steps and,
+                without any, one group.
+
+        Raises:
+            ConfigError: there are not as many scores or group ids as trajectories, or only some record a group.
+            InvalidResultError: a score or a base reward is not finite.
+        """
+        lengths_B = np.fromiter(map(len, batch), dtype=np.int64, count=len(batch))
+        scores_B = _scores(batch, scores)
+        groups_B = codes_of(_group_keys(batch, group_ids))
+        steps = list(chain.from_iterable(batch))
+        return cls(steps, lengths_B, scores_B, groups_B, _rewards(steps, lengths_B))
+
+    @property
+    def is_scored_S(self) -> Flags:
+        """(S,) the step's trajectory is scored."""
+        return self.to_steps(~np.isnan(self.scores_B))
+
+    @property
+    def values_S(self) -> Floats:
+        """(S,) what the policy expected, NaN where it gave no value."""
+        # float64 turns None into NaN.
+        return np.array([step.policy_value_estimate for step in self.steps], dtype=np.float64)
+
+    @property
+    def is_valid_S(self) -> Flags:
+        """(S,) False where `step_info["is_action_valid"]` is recorded as False."""
+        flags = [step.step_info.get("is_action_valid") is not False for step in self.steps]
+        return np.array(flags, dtype=np.bool_)
+
+    @property
+    def is_truncated_B(self) -> Flags:
+        """(B,) the trajectory was cut off: its last step records `truncated`, or `terminated` as False.
+
+        One that says it terminated did, and so did one whose steps record neither.
+        """
+        return np.array([_is_truncated(steps) for steps in self._trajectories()], dtype=np.bool_)
+
+    @property
+    def is_terminated_B(self) -> Flags:
+        """(B,) the trajectory ended by itself; one without steps is neither terminated nor truncated."""
+        return ~self.is_truncated_B & (self.lengths_B > 0)
+
+    def to_steps(self, values_B: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """(S,) each trajectory's value on all its steps."""
+        return np.repeat(values_B, self.lengths_B)
+
+    def name_of(self, position: int) -> str:
+        """The step that stands at a position of the flat arrays, for messages."""
+        trajectory, step = place_of(position, self.lengths_B)
+        return f"trajectory {trajectory}, step {step}"
+
+    def sums_B(self, values_S: Floats) -> Floats:
+        """(B,) the sum of each trajectory's values."""
+        codes_S = self.to_steps(np.arange(len(self.lengths_B)))
+        return np.bincount(codes_S, values_S, minlength=len(self.lengths_B)).astype(np.float64, copy=False)
+
+    def _trajectories(self) -> Iterable[list[StepData]]:
+        ends_B = np.cumsum(self.lengths_B).tolist()
+        return (self.steps[end - length : end] for end, length in zip(ends_B, self.lengths_B.tolist(), strict=True))
+
+    def returns_S(self, gamma: float, default: float = 0.0, penalties_S: Floats | None = None) -> Floats:
+        """(S,) G_k = r_k + gamma G_{k+1} of every step; NaN on the steps of an unscored trajectory.
+
+        Args:
+            gamma: the discount.
+            default: what an unset base reward counts.
+            penalties_S: (S,) taken from r_k before discounting.
+
+        Raises:
+            InvalidResultError: a return is not finite.
+        """
+        rewards_S = self.earned_S(default)
+        if penalties_S is not None:
+            rewards_S = rewards_S - penalties_S
+        returns_S = discounted(rewards_S, self.lengths_B, gamma)
+        check_finite(returns_S, self.lengths_B, "a return", missing_S=~self.is_scored_S)
+        return returns_S
+
+    def earned_S(self, default: float = 0.0) -> Floats:
+        """(S,) r_k, the base rewards with their gaps filled; NaN on the steps of an unscored trajectory.
+
+        Only in a trajectory where some base reward is unset do those count as `default`, and the score is added at its
+        last step.
+        """
+        unset_S = np.isnan(self.rewards_S)
+        rewards_S = np.where(unset_S, default, self.rewards_S)
+        ends_B = np.cumsum(self.lengths_B)
+        is_incomplete_B = np.diff(np.cumsum(unset_S)[ends_B[self.lengths_B > 0] - 1], prepend=0) > 0
+        lasts_B = ends_B[self.lengths_B > 0][is_incomplete_B] - 1
+        rewards_S[lasts_B] += self.scores_B[self.lengths_B > 0][is_incomplete_B]
+        return np.where(self.is_scored_S, rewards_S, np.nan)
+
+
+def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
+    """(S,) x_k + decay x_{k+1} + decay² x_{k+2} … to the end of each trajectory."""
+    out_S = values_S.copy()
+    # Longest first, so that the trajectories that have a step this far from their end are the first ones.
+    order_B = np.argsort(-lengths_B, kind="stable")
+    ends_B, lengths = np.cumsum(lengths_B)[order_B], lengths_B[order_B]
+    # What overflows is not finite, and that is for the caller to judge.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for back in range(1, int(lengths.max(initial=0))):
+            at = ends_B[: np.searchsorted(-lengths, -back, side="left")] - 1 - back
+            out_S[at] += decay * out_S[at + 1]
+    return out_S
+
+
+def check_finite(values_S: Floats, lengths_B: Codes, what: str, *, missing_S: Flags) -> None:
+    """Refuses what is not finite.
+
+    Args:
+        values_S: (S,) to check.
+        lengths_B: (B,) to name the trajectory by.
+        what: for the message.
+        missing_S: (S,) where NaN stands for "there is none".
+
+    Raises:
+        InvalidResultError: a value is not finite.
+    """
+    bad_S = ~np.isfinite(values_S) & ~missing_S
+    if bad_S.any():
+        trajectory, step = place_of(int(np.argmax(bad_S)), lengths_B)
+        raise InvalidResultError(f"trajectory {trajectory}: {what} is not finite, at step {step}")
+
+
+def place_of(position: int, lengths_B: Codes) -> tuple[int, int]:
+    """The trajectory, and the step within it, that stand at a position of the flat arrays."""
+    ends_B = np.cumsum(lengths_B)
+    trajectory = int(np.searchsorted(ends_B, position, side="right"))
+    return trajectory, position - int(ends_B[trajectory] - lengths_B[trajectory])
+
+
+def codes_of(keys: Iterable[Hashable]) -> Codes:
+    """(N,) a number for each distinct key, from 0 in order of appearance."""
+    keys = list(keys)
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return np.fromiter(map(numbers.__getitem__, keys), dtype=np.int64, count=len(keys))
+
+
+def _scores(batch: Batch, scores: Sequence[float | None]) -> Floats:
+    """(B,) the scores, NaN where unscored."""
+    if len(scores) != len(batch):
+        raise ConfigError(f"{len(batch)} trajectories need {len(batch)} scores; got {len(scores)}")
+    for index, score in enumerate(scores):
+        if score is not None and not math.isfinite(score):
+            raise InvalidResultError(f"the score of trajectory {index} is {score}; use None where it is unscored")
+    return np.array([math.nan if score is None else score for score in scores], dtype=np.float64)
+
+
+def _group_keys(batch: Batch, group_ids: Sequence[Hashable] | None) -> Sequence[Hashable]:
+    """(B,) the group of each trajectory."""
+    if group_ids is not None:
+        if len(group_ids) != len(batch):
+            raise ConfigError(f"{len(batch)} trajectories need {len(batch)} group ids; got {len(group_ids)}")
+        return group_ids
+    recorded = [steps[0].step_info.get("group_id") if steps else None for steps in batch]
+    # A trajectory that broke before its first step has nothing to record, and nothing to earn.
+    without = [index for index, steps in enumerate(batch) if steps and recorded[index] is None]
+    if without and any(group_id is not None for group_id in recorded):
+        raise ConfigError(f"trajectory {without[0]} records no group_id while others do; give group_ids")
+    return recorded
+
+
+def _rewards(steps: Sequence[StepData], lengths_B: Codes) -> Floats:
+    """(S,) the base rewards, NaN where unset."""
+    rewards = [step.base_reward for step in steps]
+    rewards_S = np.array(rewards, dtype=np.float64)
+    if not np.isfinite(rewards_S).all():
+        is_unset_S = np.array([reward is None for reward in rewards], dtype=np.bool_)
+        check_finite(rewards_S, lengths_B, "a base reward", missing_S=is_unset_S)
+    return rewards_S
+
+
+def _is_truncated(steps: Sequence[StepData]) -> bool:
+    info = steps[-1].step_info if steps else {}
+    return not info.get("terminated") and (bool(info.get("truncated")) or info.get("terminated") is False)

@@ -1,0 +1,397 @@
+"""`MultiAgentEpisode`: what several agents did in one environment, each in its own time.
+
+The names and meanings are those of RLlib's class on its new API stack. Each agent has a `SingleAgentEpisode` of its
+own; an agent need not act, nor see anything, at every step of the environment. What an agent did and has not seen the
+answer to *hangs* until it does (`multi_agent_track`).
+
+Indices follow the grammar of `columns`, in steps of the environment; with `env_steps=False` in each agent's own steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from reward_kit.episodes.columns import same_value
+from reward_kit.episodes.multi_agent_given import AgentDicts, Collected, Flags, Given, collect
+from reward_kit.episodes.multi_agent_reading import ALL, MultiAgentRecord
+from reward_kit.episodes.multi_agent_state import PLAIN, restore, state_of
+from reward_kit.episodes.multi_agent_track import AgentID, AgentTrack, Move
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import EpisodeError
+
+DEFAULT_MODULE = "default_policy"
+ByAgent = Mapping[Any, Any]
+ModuleOf = Callable[[Any, "MultiAgentEpisode"], Any]
+_NOTHING: ByAgent = {}
+
+
+def _default_module(agent_id: AgentID, episode: MultiAgentEpisode) -> str:
+    return DEFAULT_MODULE
+
+
+class MultiAgentEpisode(MultiAgentRecord):
+    """One episode of several agents, or a chunk of one.
+
+    Args:
+        id_: unique; a random one by default.
+        observations: for each step of the environment a dict of agents' observations; T + 1 of them.
+        observation_space: each agent's own, by agent.
+        infos: as `observations`.
+        actions: T dicts, or T + 1 where the last actions hang.
+        action_space: each agent's own, by agent.
+        rewards: as `actions`.
+        terminateds: which agents' tasks ended, `__all__` for the episode; True for all. An agent that has not acted on
+            its last observation while the others went on counts as terminated too.
+        truncateds: which agents were cut off; as `terminateds`.
+        extra_model_outputs: as `actions`; each agent's is a dict.
+        env_t_started: the environment's time of the first observation after the lookback.
+        agent_t_started: each agent's own time there.
+        len_lookback_buffer: how many of the given steps are lookback; "auto" means all of them.
+        agent_episode_ids: the ids of the agents' episodes; random ones by default.
+        agent_module_ids: which module acts for which agent, as far as known.
+        agent_to_module_mapping_fn: gives the module of an agent, from its id and this episode; asked once for each.
+
+    Raises:
+        EpisodeError: the lists do not fit together.
+    """
+
+    def __init__(
+        self,
+        id_: str | None = None,
+        *,
+        observations: AgentDicts | None = None,
+        observation_space: ByAgent | None = None,
+        infos: AgentDicts | None = None,
+        actions: AgentDicts | None = None,
+        action_space: ByAgent | None = None,
+        rewards: AgentDicts | None = None,
+        terminateds: Mapping[AgentID, bool] | bool = False,
+        truncateds: Mapping[AgentID, bool] | bool = False,
+        extra_model_outputs: AgentDicts | None = None,
+        env_t_started: int | None = None,
+        agent_t_started: Mapping[AgentID, int] | None = None,
+        len_lookback_buffer: int | Literal["auto"] = "auto",
+        agent_episode_ids: Mapping[AgentID, str] | None = None,
+        agent_module_ids: ByAgent | None = None,
+        agent_to_module_mapping_fn: ModuleOf | None = None,
+    ) -> None:
+        given = Given.of(observations, infos, actions, rewards, extra_model_outputs)
+        steps = max(len(given.observations) - 1, 0)
+        lookback = steps if len_lookback_buffer == "auto" else min(len_lookback_buffer, steps)
+        if lookback < 0:
+            raise EpisodeError(f"a lookback cannot be negative, got {len_lookback_buffer}")
+        started = env_t_started or 0
+        super().__init__(id_, started, started + steps - lookback, lookback)
+        self.observation_space, self.action_space = observation_space or {}, action_space or {}
+        self.agent_to_module_mapping_fn = agent_to_module_mapping_fn or _default_module
+        self._modules |= agent_module_ids or {}
+        flags = Flags(_by_agent(terminateds), _by_agent(truncateds))
+        self.is_terminated, self.is_truncated = (bool(each.get(ALL)) for each in flags)
+        agents, self._rewards_begin = collect(given, self._first)
+        for agent, collected in agents.items():
+            options = {"id_": (agent_episode_ids or {}).get(agent), "t_started": (agent_t_started or {}).get(agent)}
+            self._add_given(agent, collected, flags.of(agent), options)
+        self.validate()
+
+    def _add_given(self, agent: AgentID, given: Collected, done: tuple[bool, bool], options: dict[str, Any]) -> None:
+        terminated, truncated = done
+        if given.action is None and given.env_ts[-1] < self.env_t:
+            terminated = terminated or not truncated
+        if len(given.env_ts) == 1 and (terminated or truncated):
+            return  # It did nothing here, and will do nothing.
+        lookback = bisect_left(given.env_ts, self.env_t_started)
+        options |= {"terminated": terminated, "truncated": truncated, "len_lookback_buffer": lookback}
+        episode = self._new_episode(agent, **options, **given.columns())
+        self._tracks[agent] = given.track(episode)
+
+    def _new_episode(self, agent: AgentID, **options: Any) -> SingleAgentEpisode:
+        spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
+        options |= {name: space[agent] for name, space in spaces.items() if agent in space}
+        return SingleAgentEpisode(
+            agent_id=agent, module_id=self.module_for(agent), multi_agent_episode_id=self.id_, **options
+        )
+
+    # Building
+
+    def add_env_reset(self, *, observations: ByAgent, infos: ByAgent | None = None) -> None:
+        """Begin with the environment's first observations.
+
+        Args:
+            observations: of the agents that see something at first.
+            infos: of some of these agents.
+
+        Raises:
+            EpisodeError: the episode has begun already.
+        """
+        if self.is_reset or self.is_done or self.env_t:
+            raise EpisodeError(f"episode {self.id_}: add_env_reset comes first and once; it has {self._size()}")
+        for agent, observation in observations.items():
+            self._enter(agent, observation, (infos or _NOTHING).get(agent))
+        self._start_time = time.perf_counter()
+
+    def _enter(self, agent: AgentID, observation: Any, infos: Mapping[str, Any] | None) -> None:
+        episode = self._new_episode(agent)
+        episode.add_env_reset(observation, infos)
+        self._tracks[agent] = AgentTrack(episode, [self.env_t])
+
+    def add_env_step(
+        self,
+        observations: ByAgent,
+        actions: ByAgent,
+        rewards: ByAgent,
+        infos: ByAgent | None = None,
+        *,
+        terminateds: Mapping[AgentID, bool] | None = None,
+        truncateds: Mapping[AgentID, bool] | None = None,
+        extra_model_outputs: ByAgent | None = None,
+    ) -> None:
+        """Add one step of the environment; where it is refused, nothing of it is kept.
+
+        Args:
+            observations: of the agents that see something after it. An agent's first observation lets it enter.
+            actions: of the agents that acted; one that sees nothing leaves its action hanging.
+            rewards: also of agents that neither acted nor saw anything: they add up to the next complete step.
+            infos: of the agents that see something.
+            terminateds: whose task ended; `__all__` ends the episode. An agent that acted and sees nothing more keeps
+                its last observation for the next one.
+            truncateds: who was cut off; such an agent needs a last observation if it acted.
+            extra_model_outputs: of the agents that acted; each a dict.
+
+        Raises:
+            EpisodeError: the episode is over, or an agent's part of it cannot be; the message names the agent.
+        """
+        if self.is_done:
+            raise EpisodeError(f"episode {self.id_} is over and takes no further step; it has {self._size()}")
+        flags = Flags(terminateds or _NOTHING, truncateds or _NOTHING)
+        data = (observations, actions, rewards, infos or _NOTHING, extra_model_outputs or _NOTHING)
+        moves = self._moves(*data, flags)
+        self.env_t += 1
+        for agent, move in moves.items():
+            track = self._tracks.get(agent)
+            if track is not None:
+                track.take(move, self.env_t)
+            else:
+                self._take_of_stranger(agent, move)
+        self._end(flags)
+        self._last_step_time = time.perf_counter()
+        if self._start_time is None:
+            self._start_time = self._last_step_time
+
+    def _moves(
+        self, observations: ByAgent, actions: ByAgent, rewards: ByAgent, infos: ByAgent, outputs: ByAgent, flags: Flags
+    ) -> dict[AgentID, Move]:
+        """Each agent's part of a step, checked."""
+        agents: dict[AgentID, Any] = {**observations, **actions, **rewards}
+        is_flagged = True in flags.terminated.values() or True in flags.truncated.values()
+        if is_flagged:
+            ends = any(each.get(ALL) for each in flags)
+            agents |= {**flags.terminated, **flags.truncated, **(self._tracks if ends else {})}
+            agents.pop(ALL, None)
+        moves = {}
+        for agent in agents:
+            done = flags.of(agent) if is_flagged else (False, False)
+            moves[agent] = move = Move(
+                observations.get(agent),
+                actions.get(agent),
+                rewards.get(agent),
+                infos.get(agent),
+                outputs.get(agent),
+                *done,
+                agent in rewards,
+            )
+            if agent in self._tracks:
+                self._tracks[agent].check(move)
+            elif move.action is not None:
+                raise EpisodeError(f"agent {agent!r} acts and has seen nothing yet; its first observation comes before")
+        return moves
+
+    def _take_of_stranger(self, agent: AgentID, move: Move) -> None:
+        """An agent that had seen nothing before: it enters, or is only given a reward."""
+        if move.terminated or move.truncated:
+            self._rewards_begin.pop(agent, None)
+            return
+        if move.reward is not None:
+            self._rewards_begin[agent] = self._rewards_begin.get(agent, 0.0) + move.reward
+        if move.observation is not None:
+            self._enter(agent, move.observation, move.infos)
+
+    def _end(self, flags: Flags) -> None:
+        """Set the episode's own flags: as told, or where no agent is left."""
+        self.is_terminated, self.is_truncated = (bool(each.get(ALL)) for each in flags)
+        is_flagged = True in flags.terminated.values() or True in flags.truncated.values()
+        if (
+            is_flagged
+            and not self.is_done
+            and self._tracks
+            and all(track.episode.is_done for track in self._tracks.values())
+        ):
+            self.is_terminated = any(track.episode.is_terminated for track in self._tracks.values())
+            self.is_truncated = not self.is_terminated
+
+    def validate(self) -> None:
+        """Check every agent's part, and that it fits the environment's time.
+
+        Raises:
+            EpisodeError: the message says which agent's does not, and why.
+        """
+        for track in self._tracks.values():
+            track.validate(self._first, self.env_t_started, self.env_t)
+
+    def module_for(self, agent_id: Any) -> Any:
+        """The module that acts for an agent; the mapping function is asked once, also before the agent enters."""
+        if agent_id not in self._modules:
+            self._modules[agent_id] = self.agent_to_module_mapping_fn(agent_id, self)
+        return self._modules[agent_id]
+
+    # Chunks
+
+    def to_numpy(self) -> MultiAgentEpisode:
+        """Store every agent's tracks compactly, in place; reading and adding go on as before."""
+        for track in self._tracks.values():
+            track.episode.to_numpy()
+        self._was_converted = True
+        return self
+
+    def finalize(self) -> MultiAgentEpisode:
+        """The same as `to_numpy`."""
+        return self.to_numpy()
+
+    def __getitem__(self, slice_: slice) -> MultiAgentEpisode:
+        if not isinstance(slice_, slice):
+            raise TypeError(f"episode[a:b] gives a chunk; for one step use get_observations({slice_!r}) and its like")
+        return self.slice(slice_)
+
+    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> MultiAgentEpisode:
+        """The chunk between two steps of the environment, with what was there before it as lookback.
+
+        An action whose answer came after the chunk hangs in it. An agent that saw nothing in the chunk is not in it.
+
+        Args:
+            slice_: of the environment's steps, clipped as a list's is; its step is 1.
+            len_lookback_buffer: how much lookback it gets, where there is so much; as much as this one by default.
+
+        Raises:
+            EpisodeError: the slice's step is not 1, or the lookback negative.
+        """
+        if slice_.step not in (None, 1):
+            raise EpisodeError(f"an episode of several agents is sliced with a step of 1, not {slice_.step}")
+        start, stop, _ = slice_.indices(len(self))
+        start, stop = self.env_t_started + start, self.env_t_started + max(start, stop)
+        chunk = self._chunk(start, stop, self._lookback if len_lookback_buffer is None else len_lookback_buffer)
+        chunk.is_terminated = self.is_terminated and stop == self.env_t
+        chunk.is_truncated = self.is_truncated and stop == self.env_t
+        return chunk
+
+    def cut(self, len_lookback_buffer: int = 0) -> MultiAgentEpisode:
+        """The chunk of no steps that continues this one; what hangs here hangs there.
+
+        Args:
+            len_lookback_buffer: how many of the environment's steps are its lookback. It gets more where an agent that
+                is not done saw nothing in these, so that each has the observation it goes on from.
+
+        Raises:
+            EpisodeError: the episode is over, or the lookback negative.
+        """
+        if self.is_done:
+            raise EpisodeError(f"episode {self.id_} is over and has no successor; it has {self._size()}")
+        waits = [self.env_t - t.env_ts[-1] for t in self._tracks.values() if not t.episode.is_done]
+        needed = len_lookback_buffer if len_lookback_buffer < 0 else max([len_lookback_buffer, *waits])
+        return self._chunk(self.env_t, self.env_t, needed)
+
+    def _chunk(self, start: int, stop: int, lookback: int) -> MultiAgentEpisode:
+        if lookback < 0:
+            raise EpisodeError(f"episode {self.id_}: a lookback cannot be negative, got {lookback}")
+        chunk = MultiAgentEpisode(
+            self.id_,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            agent_module_ids=self._modules,
+            agent_to_module_mapping_fn=self.agent_to_module_mapping_fn,
+        )
+        chunk._lookback = min(lookback, start - self._first)
+        chunk.env_t_started, chunk.env_t = start, stop
+        chunk.custom_data = copy.deepcopy(self.custom_data)
+        chunk._was_converted = self.is_numpy
+        for agent, track in self._tracks.items():
+            part = track.window(chunk._first, start, stop, is_start=start == self.env_t_started)
+            if part is not None:
+                chunk._tracks[agent] = part
+        return chunk
+
+    def concat_episode(self, other: MultiAgentEpisode) -> None:
+        """Add the chunk that follows this one; where it does not fit, nothing of it is added.
+
+        An action that hangs here is completed where the other chunk begins with what its agent saw next, so that
+        `episode[:t]` and `episode[t:]` make the episode again.
+
+        Raises:
+            EpisodeError: the chunks are of two episodes, this one is over, or the other does not begin where it stops.
+        """
+        if other.id_ != self.id_ or self.is_done or other.env_t_started != self.env_t:
+            raise EpisodeError(
+                f"episode {self.id_!r} ({self._size()}) stops at step {self.env_t} of the environment; what follows it "
+                f"has the same id and begins there, and this is {other.id_!r} from step {other.env_t_started}"
+            )
+        other.validate()
+        for agent, track in other._tracks.items():
+            if agent in self._tracks:
+                self._tracks[agent].check_follower(track)
+        for agent, track in other._tracks.items():
+            mine = self._tracks.get(agent)
+            if mine is not None:
+                mine.concat(track)
+            elif part := track.window(other.env_t_started, other.env_t_started, other.env_t, is_start=True):
+                self._tracks[agent] = part
+        for agent, reward in other._rewards_begin.items():
+            self._rewards_begin[agent] = self._rewards_begin.get(agent, 0.0) + reward
+        self.env_t, self._modules = other.env_t, {**other._modules, **self._modules}
+        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
+        self.custom_data |= other.custom_data
+        self._earlier_s, self._start_time = self.get_duration_s() + other.get_duration_s(), None
+        self.validate()
+
+    # States
+
+    def get_state(self) -> dict[str, Any]:
+        """The whole episode as JSON-safe values; `from_state` gives an equal one. Nothing is shared with it.
+
+        Spaces and the mapping function are not part of it; the modules found so far are.
+        """
+        return state_of(self)
+
+    @classmethod
+    def from_state(
+        cls, state: Mapping[str, Any], *, agent_to_module_mapping_fn: ModuleOf | None = None
+    ) -> MultiAgentEpisode:
+        """The inverse of `get_state`.
+
+        Args:
+            state: of `get_state`, also after a way through JSON.
+            agent_to_module_mapping_fn: for agents that have yet to enter.
+
+        Raises:
+            EpisodeError: the state is of another version, or a field is missing.
+        """
+        episode = cls(agent_to_module_mapping_fn=agent_to_module_mapping_fn)
+        restore(episode, state)
+        episode.validate()
+        return episode
+
+    def __eq__(self, other: object) -> bool:
+        """The same record; the clock, the spaces and the mapping function do not count."""
+        if not isinstance(other, MultiAgentEpisode):
+            return NotImplemented
+        return all(same_value(getattr(self, name), getattr(other, name)) for name in _COMPARED)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_COMPARED = (*PLAIN, "_lookback", "_tracks", "_modules", "_rewards_begin", "custom_data")
+
+
+def _by_agent(flags: Mapping[AgentID, bool] | bool) -> Mapping[AgentID, bool]:
+    return {ALL: flags} if isinstance(flags, bool) else flags

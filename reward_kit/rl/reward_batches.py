@@ -1,0 +1,258 @@
+"""What a reward manager reads of a batch in the shape of verl's `DataProto`, and where in it rewards are placed.
+
+A batch is anything with `batch` (tensors or NumPy arrays by name) and `non_tensor_batch`: verl's own `DataProto`, our
+`TokenBatch`, or that with its arrays moved by `to_tensors`. In verl's names rewards lie on the axis of `responses`; in
+ours on that of `action_mask`, where all our arrays lie.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from reward_kit.errors import ConfigError, did_you_mean
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+_BLOCK = 512  # columns looked at together; 256 to 1024 take about the same time
+
+
+@dataclass(frozen=True)
+class RewardBatch:
+    """A batch as reward managers see it. A token is *valid* where the policy sampled it and it is no padding.
+
+    Attributes:
+        arrays: the tensors of the batch.
+        others: its `non_tensor_batch`.
+        actions_BT: not 0 where the policy sampled, on the axis of the rewards.
+        attention_BT: not 0 on tokens, on the same axis; None where the batch does not say.
+    """
+
+    arrays: Mapping[str, Tensor]
+    others: Mapping[str, Any]
+    actions_BT: Tensor
+    attention_BT: Tensor | None
+
+    @classmethod
+    def of(cls, data: Any) -> RewardBatch:
+        """Read a batch; nothing of it is copied.
+
+        Raises:
+            ConfigError: an array is missing, or has the shape of none of the axes.
+        """
+        wanted = ("responses", "prompts", "response_mask", "action_mask", "attention_mask", "step_rewards")
+        arrays = tensors_of(data, (*wanted, "input_ids", "completion_mask"))
+        mask = next((arrays[key] for key in ("response_mask", "action_mask") if key in arrays), None)
+        attention = arrays.get("attention_mask")
+        if "responses" in arrays:
+            width = arrays["responses"].shape[1]
+            attention = _last_columns("attention_mask", attention, width)
+            mask = _last_columns("response_mask", mask, width) if mask is not None else attention
+        if mask is None:
+            known = ", ".join(sorted(map(str, data.batch.keys()))) or "nothing"
+            raise ConfigError(
+                "a reward manager needs 'responses' with 'attention_mask' or 'response_mask' (verl's names), or "
+                f"'action_mask' (ours); the batch has {known}"
+            )
+        if attention is not None and attention.shape != mask.shape:
+            raise ConfigError(f"'attention_mask' is {tuple(attention.shape)} where actions are {tuple(mask.shape)}")
+        return cls(arrays, data.non_tensor_batch or {}, mask, None if attention is mask else attention)
+
+    def __len__(self) -> int:
+        return len(self.actions_BT)
+
+    @cached_property
+    def last_B(self) -> Ints:
+        """The column of each row's last valid token; -1 where it has none."""
+        last = last_nonzero(self.actions_BT)
+        if self.attention_BT is not None and len(last):
+            # What is sampled is hardly ever padding: one look at each row's last token, and the rest only if need be.
+            rows = torch.arange(len(last), device=self.device)
+            columns = torch.from_numpy(last).to(self.device).clamp(min=0)
+            on_padding = (self.attention_BT[rows, columns] == 0).cpu().numpy() & (last >= 0) if self.width else last > 0
+            if on_padding.any():
+                last[on_padding] = last_nonzero(self.valid_BT[torch.from_numpy(on_padding).to(self.device)])
+        return last
+
+    @cached_property
+    def valid_BT(self) -> Tensor:
+        """(B,T) true on valid tokens."""
+        valid = self.actions_BT != 0
+        return valid if self.attention_BT is None else valid & (self.attention_BT != 0)
+
+    @property
+    def is_empty_B(self) -> Bools:
+        """Rows without a valid token."""
+        empty: Bools = self.last_B < 0
+        return empty
+
+    @property
+    def device(self) -> torch.device:
+        """Where the inputs are, and the rewards will be."""
+        return self.actions_BT.device
+
+    @property
+    def width(self) -> int:
+        """The number of columns."""
+        return self.actions_BT.shape[1]
+
+    def column(self, name: str) -> Any | None:
+        """(B,) the entry of `non_tensor_batch`, None where there is none.
+
+        Raises:
+            ConfigError: it has not one item per row.
+        """
+        values = self.others.get(name)
+        if values is not None and (np.ndim(values) == 0 or len(values) != len(self)):
+            raise ConfigError(f"non_tensor_batch[{name!r}] has one item per row, which are {len(self)}")
+        return values
+
+    def numbers(self, name: str) -> Floats:
+        """(B,) numbers of `non_tensor_batch`; NaN where an item is None.
+
+        Raises:
+            ConfigError: they are not there, or one is no number, or infinite.
+        """
+        values = self.column(name)
+        if values is None:
+            raise ConfigError(f"non_tensor_batch has no {name!r}{did_you_mean(name, map(str, self.others))}")
+        return as_numbers(values, f"non_tensor_batch[{name!r}]")
+
+    @cached_property
+    def episodes_B(self) -> Ints:
+        """(B,) which episode a row is of, counted from 0: by `traj_uid`; without it every row is an episode."""
+        uids = self.column("traj_uid")
+        if uids is None:
+            return np.arange(len(self))
+        codes: dict[Any, int] = {}
+        return np.array([codes.setdefault(uid, len(codes)) for uid in uids], dtype=np.int64)
+
+    @cached_property
+    def ends_B(self) -> Bools:
+        """(B,) true on the row that ends its episode: by `ends_episode`; else the last one with a valid token."""
+        said = self.column("ends_episode")
+        if said is not None:
+            return np.asarray(said, dtype=np.bool_)
+        rows = np.flatnonzero(~self.is_empty_B)
+        last = np.full(len(self), -1)
+        last[self.episodes_B[rows]] = rows  # of several rows the last one stays
+        ends: Bools = last[self.episodes_B] == np.arange(len(self))
+        return ends
+
+    def placed(self, scores_B: Floats) -> Tensor:
+        """(B,T) float32 on the inputs' device: each score on its row's last valid token; 0 elsewhere.
+
+        Args:
+            scores_B: NaN where a row gets none. One without a valid token gets none in any case.
+        """
+        rewards = torch.zeros(self.actions_BT.shape, dtype=torch.float32, device=self.device)
+        rows = np.flatnonzero(~np.isnan(scores_B) & ~self.is_empty_B)
+        if len(rows):
+            places = [torch.from_numpy(places).to(self.device) for places in (rows, self.last_B[rows])]
+            rewards[places[0], places[1]] = torch.from_numpy(scores_B[rows]).to(self.device, torch.float32)
+        return rewards
+
+    def action_ends(self) -> tuple[Ints, Ints]:
+        """The rows and columns of each action's last token, row by row. An action is an unbroken run of valid tokens.
+
+        Needs the whole mask on this machine, unlike `last_B`.
+        """
+        valid = self.valid_BT.cpu().numpy()
+        ends = valid.copy()
+        ends[:, :-1] &= ~valid[:, 1:]
+        rows, columns = np.nonzero(ends)
+        return rows, columns
+
+    def ids(self, row: int) -> tuple[list[int], list[int]]:
+        """The token ids of a row's prompt and of what followed it, without padding."""
+        if "responses" in self.arrays:
+            prompts, responses = self.arrays.get("prompts"), self.arrays["responses"]
+            width = responses.shape[1]
+            prompt = prompts[row] if prompts is not None else responses[row, :0]
+            attention = self.arrays.get("attention_mask")
+            if attention is None:
+                return prompt.tolist(), responses[row][self.actions_BT[row] != 0].tolist()
+            is_token = attention[row] != 0
+            before = is_token[: len(is_token) - width] if len(is_token) > width else torch.ones_like(prompt) != 0
+            return prompt[before].tolist(), responses[row][is_token[-width:] if width else slice(0)].tolist()
+        if "input_ids" not in self.arrays:
+            raise ConfigError("the batch has neither 'responses' nor 'input_ids': there is nothing to decode")
+        ids, later = self.arrays["input_ids"][row], self.arrays.get("completion_mask", self.actions_BT)[row] != 0
+        is_token = self.attention_BT[row] != 0 if self.attention_BT is not None else torch.ones_like(later)
+        return ids[is_token & ~later].tolist(), ids[is_token & later].tolist()
+
+
+def tensors_of(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
+    """Those of the named arrays that the batch has, as tensors that share their memory."""
+    present = set(data.batch.keys())  # a TensorDict does not answer `in`
+    return {name: as_tensor(data.batch[name]) for name in names if name in present}
+
+
+def as_tensor(values: Any) -> Tensor:
+    """The same values as a tensor, in the same memory."""
+    with warnings.catch_warnings():
+        # Nothing is written to it, so an array that may not be written to is as good.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.as_tensor(values)
+
+
+def as_numbers(values: Any, what: str) -> Floats:
+    """(N,) float64 of numbers, 0-d tensors and None, which becomes NaN.
+
+    Raises:
+        ConfigError: one is something else, or infinite; `what` names them.
+    """
+    try:
+        given = values.tolist() if hasattr(values, "tolist") else list(values)
+        numbers = np.array([np.nan if value is None else float(value) for value in given], dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what} holds something that is no number: {error}") from error
+    if np.isinf(numbers).any():
+        row = int(np.flatnonzero(np.isinf(numbers))[0])
+        raise ConfigError(f"{what} is infinite in row {row}; leave it unscored with NaN or None")
+    return numbers
+
+
+def last_nonzero(mask_BT: Tensor) -> Ints:
+    """(B,) the last column that is not 0, -1 where there is none.
+
+    On a CPU it looks at blocks of columns from the end, and at each row only until it is found: a fifth of the time of
+    one pass over booleans made of the whole.
+    """
+    if mask_BT.device.type != "cpu":
+        columns = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+        found = torch.where(mask_BT != 0, columns, -1)
+        pad = found.new_full((len(found), 1), -1)
+        return torch.cat([pad, found], dim=1).amax(1).cpu().numpy().astype(np.int64)
+    mask = mask_BT.detach()
+    values = (mask != 0 if mask.is_floating_point() else mask).numpy()
+    last = np.full(len(values), -1, dtype=np.int64)
+    pending = np.arange(len(values))
+    for high in range(values.shape[1], 0, -_BLOCK):
+        low = max(0, high - _BLOCK)
+        block = values[:, low:high] if len(pending) == len(values) else values[pending, low:high]
+        is_here = np.bitwise_or.reduce(block, axis=1) != 0
+        last[pending[is_here]] = high - 1 - (block[is_here] != 0)[:, ::-1].argmax(axis=1)
+        pending = pending[~is_here]
+        if not len(pending):
+            break
+    return last
+
+
+def _last_columns(name: str, values: Tensor | None, width: int) -> Tensor | None:
+    """What lies on the axis of the responses: the last columns where it covers the prompts too."""
+    if values is None or values.shape[1] == width:
+        return values
+    if values.shape[1] < width:
+        raise ConfigError(f"{name!r} has {values.shape[1]} columns, fewer than the {width} of 'responses'")
+    return values[:, values.shape[1] - width :]

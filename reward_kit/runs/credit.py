@@ -1,0 +1,246 @@
+"""`credit.jsonl`: what each step of a run was worth, from its stored episodes and scores, and what `summary.json` says.
+
+All of it comes from the files of the run, in which secrets are blotted out already, and all of it is written anew each
+time: a kill leaves the old file or the new one, and a step never has two lines. Lines are ordered by group and rollout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pydantic
+
+from reward_kit.agent.models import StopReason
+from reward_kit.credit.diagnostics import credit_diagnostics
+from reward_kit.episodes.json_codec import TAG
+from reward_kit.episodes.record import attempt_of, episode_from_record
+from reward_kit.errors import ConfigError, Failure, StoreError
+from reward_kit.models import EvaluateResult
+from reward_kit.reward_agent.scoring import Scored
+from reward_kit.rl_processing import Aligned, CreditAssigner, CreditBatch
+from reward_kit.runs.files import read_json, write_atomically
+from reward_kit.runs.store import RunStore, placed_episodes, read_credit, read_scores
+from reward_kit.runs.tasks import assigner_of
+from reward_kit.task_parts import CreditModel
+
+FILE = "credit.jsonl"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunCredit:
+    """What came of assigning credit to a run.
+
+    Attributes:
+        section: `credit` of `summary.json`: the estimator, all its options, the scores it read and the diagnostics.
+        offsets: where the line of each episode begins in `episodes.jsonl`.
+    """
+
+    section: Mapping[str, Any]
+    offsets: Mapping[str, int]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is wrong with the credit, each with its cause and what to do."""
+        return list(self.section["warnings"])
+
+
+def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
+    """Write the `credit.jsonl` of the run at `path`, in place of an earlier one.
+
+    Args:
+        path: the run, open in no other process.
+        credit: the estimator and its options.
+
+    Raises:
+        ConfigError: the estimator refuses its options or these episodes, or none of them is scored.
+        StoreError: a file of the run is damaged or cannot be written.
+    """
+    assigner = assigner_of(credit)
+    stored = _stored(path, assigner)
+    if all(episode.aligned.score is None for episode in stored):
+        raise ConfigError(f"none of the {len(stored)} episodes in {path} is scored, so no step can be credited")
+    batch = assigner.advantages(CreditBatch.of(episode.aligned for episode in stored))
+    write_atomically(path / FILE, map(_line, batch.rows()))
+    section = _section(assigner, batch, stored)
+    return RunCredit(section, {episode.aligned.rollout_id: episode.offset for episode in stored})
+
+
+def write_section(path: Path, credit: RunCredit) -> None:
+    """Put the `credit` section into the run's `summary.json`; the rest of it stays.
+
+    Raises:
+        StoreError: it is damaged or cannot be written.
+    """
+    summary = read_json(path / "summary.json") if (path / "summary.json").exists() else {"schema_version": 1}
+    RunStore(path).write_summary({"policies": [], **summary, "credit": credit.section})
+
+
+def settings_of(path: Path) -> CreditModel | None:
+    """The settings with which the steps of a run were credited last; None where they never were, or nobody can tell."""
+    try:
+        section = read_json(path / "summary.json").get("credit")
+        if section is None:
+            return None
+        told = {key: section[key] for key in ("estimator", "step_rewards")}
+        return CreditModel.model_validate({**section["options"], **told})
+    except (StoreError, KeyError, TypeError, pydantic.ValidationError):  # none, or a damaged one, which is written anew
+        return None
+
+
+def headline(section: Mapping[str, Any]) -> str:
+    """The credit of a run in one line: which estimator, how many steps, and how many of them share their state.
+
+    Args:
+        section: `credit` of `summary.json`.
+    """
+    weights = {key: section["options"].get(key) for key in ("omega", "step_weight", "gamma")}
+    shown = ", ".join(f"{key} {value:g}" for key, value in weights.items() if value is not None)
+    share = section["diagnostics"].get("peer_share")
+    peers = f", {share:.1%} of the scored ones share their state with another" if share is not None else ""
+    steps = f"{section['steps']:,} steps of {section['episodes']:,} episodes"
+    return f"Credit by {section['estimator']}{f' ({shown})' if shown else ''}: {steps}{peers}"
+
+
+def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The lines of the best and of the worst steps by A, at most `count` each; no step is both, nor one of A = 0.
+
+    Raises:
+        StoreError: the run's `credit.jsonl` is damaged.
+    """
+    best = heapq.nlargest(count, (row for row in read_credit(path) if (row["A"] or 0.0) > 0.0), key=_advantage)
+    worst = heapq.nsmallest(count, (row for row in read_credit(path) if (row["A"] or 0.0) < 0.0), key=_advantage)
+    return best, worst
+
+
+def _advantage(row: Mapping[str, Any]) -> float:
+    return float(row["A"])
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **row}, separators=(",", ":"), allow_nan=False)
+    return text.encode("ascii") + b"\n"
+
+
+# Reading
+
+
+class _StoredEpisode(NamedTuple):
+    """The latest attempt of one episode."""
+
+    aligned: Aligned
+    attempt: int
+    rollout_index: int
+    offset: int
+
+
+def _stored(path: Path, assigner: CreditAssigner) -> list[_StoredEpisode]:
+    """The episodes of a run with their base rewards and scores, a group after the other.
+
+    One that the run's budget cut off is no result, and is left out.
+    """
+    scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(path)}
+    is_lean = _reads_recorded_keys(assigner)
+    latest: dict[str, tuple[int, _StoredEpisode | None]] = {}
+    for offset, record in placed_episodes(path):
+        rollout_id, attempt = record["rollout_id"], attempt_of(record)
+        if latest.get(rollout_id, (-1, None))[0] > attempt:
+            continue
+        found = None
+        if record["stop_reason"] != StopReason.RUN_LIMIT:
+            scored = _scored(rollout_id, scores.get((rollout_id, attempt)))
+            aligned = assigner.align_one(episode_from_record(_lean(record) if is_lean else record), scored)
+            found = _StoredEpisode(aligned, attempt, record["rollout_index"] or 0, offset)
+        latest[rollout_id] = attempt, found
+    stored = [episode for _, episode in latest.values() if episode is not None]
+    return sorted(stored, key=lambda one: (one.aligned.group_id, one.rollout_index, one.aligned.rollout_id))
+
+
+def _scored(rollout_id: str, record: Mapping[str, Any] | None) -> Scored:
+    """A line of `scores.jsonl` as the score it was; without one the episode waits for it."""
+    if record is None:
+        return Scored(rollout_id)
+    result, failure = record.get("result"), record.get("failure")
+    return Scored(
+        rollout_id,
+        EvaluateResult.model_validate(result) if result is not None else None,
+        Failure.from_json(failure) if failure is not None else None,
+    )
+
+
+def _reads_recorded_keys(assigner: CreditAssigner) -> bool:
+    """Whether states are told apart by the keys that resources gave, or not at all."""
+    state_hash = assigner.options.get("state_hash")
+    name = state_hash.get("name") if isinstance(state_hash, Mapping) else state_hash
+    return name in (None, "state_key")
+
+
+def _lean(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record without what no estimator reads, so that a run needs memory for its steps, not its conversations.
+
+    Where a step has no recorded key, its observation stands in for it, which may lie in a message.
+    """
+    if any(step.get("state_key") is None for step in record["steps"]):
+        return record
+    steps = [
+        {
+            **{key: value for key, value in step.items() if key != "observation"},
+            "action": {},
+            "info": _plain(step.get("info") or {}),
+            "outputs": {key: value for key, value in (step.get("outputs") or {}).items() if key != "raw_policy_output"},
+        }
+        for step in record["steps"]
+    ]
+    final = {"final": {"info": _plain(record["final"].get("info") or {})}} if "final" in record else {}
+    return {**record, **final, "messages": [], "steps": steps}
+
+
+def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers, flags and names among the infos; not what tools and users said."""
+    return {key: value for key, value in info.items() if not isinstance(value, dict | list) or TAG in value}
+
+
+# What the summary says
+
+
+def _section(assigner: CreditAssigner, batch: CreditBatch, stored: Sequence[_StoredEpisode]) -> dict[str, Any]:
+    assert batch.credit is not None  # the assigner has just set it
+    diagnostics = credit_diagnostics(batch.credit, [len(steps) for steps in batch.steps], batch.scores, batch.group_ids)
+    members = Counter(batch.group_ids)
+    scored = Counter(group for group, score in zip(batch.group_ids, batch.scores, strict=True) if score is not None)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "estimator": assigner.estimator,
+        "step_rewards": assigner.step_rewards,
+        "options": dict(assigner.options),
+        "scores_sha256": _digest(stored),
+        "episodes": len(stored),
+        "unscored": sum(score is None for score in batch.scores),
+        "groups": len(members),
+        "groups_without_peers": sum(scored[group] < 2 for group in members),
+        "steps": sum(map(len, batch.steps)),
+        "diagnostics": {name.removeprefix("credit/"): figure for name, figure in diagnostics.summary().items()},
+        "anchor_sizes": {str(size): count for size, count in diagnostics.anchor_sizes.items()},
+        "warnings": diagnostics.warnings(),
+    }
+
+
+def _digest(stored: Iterable[_StoredEpisode]) -> str:
+    """Which scores were read: where a run has others by now, its credit is of yesterday."""
+    whole = hashlib.sha256()
+    for line in _told(stored):
+        whole.update(line)
+    return whole.hexdigest()
+
+
+def _told(stored: Iterable[_StoredEpisode]) -> Iterator[bytes]:
+    for episode in stored:
+        told = [episode.aligned.rollout_id, episode.attempt, episode.aligned.score]
+        yield json.dumps(told).encode("ascii") + b"\n"

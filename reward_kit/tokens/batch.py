@@ -1,0 +1,216 @@
+"""`TokenBatch`: training rows in the shape of verl's `DataProto`, with the operations that trainers use on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.tokens import widths
+from reward_kit.tokens.columns import Array, Ints
+from reward_kit.tokens.joining import check_same_keys, merged_meta, united
+
+RowIndex = slice | Sequence[int] | Array
+
+
+class TokenItem(NamedTuple):
+    """One row of a `TokenBatch`: the same keys without the leading axis."""
+
+    batch: dict[str, Array]
+    non_tensor_batch: dict[str, Any]
+    meta_info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Training rows, in the shape of verl's `DataProto`. No operation changes a batch; each gives another.
+
+    Attributes:
+        batch: arrays whose first axis is the row; see `tokens.layout`.
+        non_tensor_batch: (B,) arrays of anything; see `tokens.connectors`.
+        meta_info: facts about the whole batch: `pad_token_id`, `padding`.
+
+    Raises:
+        ConfigError: the arrays have different numbers of rows.
+    """
+
+    batch: dict[str, Array]
+    non_tensor_batch: dict[str, Array] = field(default_factory=dict)
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes = {key: len(values) for key, values in (*self.batch.items(), *self.non_tensor_batch.items())}
+        if len(set(sizes.values())) > 1:
+            raise ConfigError(f"the arrays of a batch have one number of rows; got {sizes}")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.batch.values()), next(iter(self.non_tensor_batch.values()), ())))
+
+    @overload
+    def __getitem__(self, index: int | np.integer[Any]) -> TokenItem: ...
+    @overload
+    def __getitem__(self, index: RowIndex) -> TokenBatch: ...
+    def __getitem__(self, index: int | np.integer[Any] | RowIndex) -> TokenItem | TokenBatch:
+        """The row at an int; the rows of a slice, of a list of ints or of a boolean mask, as a batch.
+
+        Raises:
+            IndexError: a row is out of range, or a mask is not as long as the batch.
+        """
+        rows = index if isinstance(index, int | np.integer | slice) else np.asarray(index)
+        if isinstance(rows, np.ndarray) and not rows.size and rows.dtype != np.bool_:
+            rows = rows.astype(np.int64)
+        batch = {key: values[rows] for key, values in self.batch.items()}
+        others = {key: values[rows] for key, values in self.non_tensor_batch.items()}
+        if isinstance(rows, int | np.integer):
+            return TokenItem(batch, others, dict(self.meta_info))
+        return TokenBatch(batch, others, dict(self.meta_info))
+
+    def __iter__(self) -> Iterator[TokenItem]:
+        return (self[index] for index in range(len(self)))
+
+    def lengths(self) -> Ints:
+        """(B,) the number of tokens in each row.
+
+        Raises:
+            ConfigError: there is no `attention_mask`.
+        """
+        _check_known(["attention_mask"], self.batch, "batch")
+        lengths: Ints = np.count_nonzero(self.batch["attention_mask"], axis=1).astype(np.int64)
+        return lengths
+
+    def select(
+        self,
+        keys: Sequence[str] | None = None,
+        non_tensor_keys: Sequence[str] | None = None,
+        meta_info_keys: Sequence[str] | None = None,
+    ) -> TokenBatch:
+        """Only these keys; None leaves all of that part.
+
+        Raises:
+            ConfigError: a key is not there.
+        """
+        parts = []
+        for wanted, part, what in (
+            (keys, self.batch, "batch"),
+            (non_tensor_keys, self.non_tensor_batch, "non_tensor_batch"),
+            (meta_info_keys, self.meta_info, "meta_info"),
+        ):
+            _check_known(wanted or (), part, what)
+            parts.append(dict(part) if wanted is None else {key: part[key] for key in wanted})
+        return TokenBatch(*parts)
+
+    def rename(self, names: Mapping[str, str]) -> TokenBatch:
+        """The same under other names.
+
+        Args:
+            names: the old name of an array, in `batch` or `non_tensor_batch`, and its new one.
+
+        Raises:
+            ConfigError: an old name is not there, or two arrays would have one name.
+        """
+        _check_known(names, {**self.batch, **self.non_tensor_batch}, "batch")
+        parts = []
+        for part in (self.batch, self.non_tensor_batch):
+            new = [names.get(key, key) for key in part]
+            if doubled := sorted({key for key in new if new.count(key) > 1}):
+                raise ConfigError(f"two arrays would have the name {doubled[0]!r}")
+            parts.append(dict(zip(new, part.values(), strict=True)))
+        return TokenBatch(parts[0], parts[1], dict(self.meta_info))
+
+    def union(self, other: TokenBatch) -> TokenBatch:
+        """The keys of both batches, which have the same rows.
+
+        Raises:
+            ConfigError: they have different numbers of rows, or a key in both does not hold the same.
+        """
+        if len(self) != len(other):
+            raise ConfigError(f"a union is of the same rows; got {len(self)} and {len(other)}")
+        batch = united(self.batch, other.batch, "batch")
+        others = united(self.non_tensor_batch, other.non_tensor_batch, "non_tensor_batch")
+        return TokenBatch(batch, others, merged_meta([self.meta_info, other.meta_info]))
+
+    @staticmethod
+    def concat(batches: Sequence[TokenBatch]) -> TokenBatch:
+        """The rows of all of them, one batch after another, padded to the widest.
+
+        `meta_info` holds everything that any of them says; what several say has to be the same.
+
+        Raises:
+            ConfigError: there are none, their keys differ, or their facts contradict each other.
+        """
+        if not batches:
+            raise ConfigError("there is nothing to concatenate; give at least one batch")
+        check_same_keys([one.batch for one in batches], "batch")
+        check_same_keys([one.non_tensor_batch for one in batches], "non_tensor_batch")
+        meta = merged_meta([one.meta_info for one in batches])
+        others = {
+            key: np.concatenate([one.non_tensor_batch[key] for one in batches]) for key in batches[0].non_tensor_batch
+        }
+        return TokenBatch(widths.joined([one.batch for one in batches], meta), others, meta)
+
+    def repeat(self, times: int, interleave: bool = True) -> TokenBatch:
+        """Every row `times` times.
+
+        Args:
+            times: how often.
+            interleave: a row's copies stand together; else the whole batch follows itself.
+
+        Raises:
+            ConfigError: `times` is negative.
+        """
+        if times < 0:
+            raise ConfigError(f"times is at least 0; got {times}")
+        rows = np.arange(len(self))
+        return self[np.repeat(rows, times) if interleave else np.tile(rows, times)]
+
+    def reorder(self, order: Sequence[int] | Array) -> TokenBatch:
+        """The rows in another order.
+
+        Args:
+            order: which row comes first, which second, ….
+
+        Raises:
+            ConfigError: a row is left out or comes twice.
+        """
+        places = np.asarray(order, dtype=np.int64)
+        if not np.array_equal(np.sort(places), np.arange(len(self))):
+            raise ConfigError(f"an order names each of the {len(self)} rows once; got {places.tolist()}")
+        return self[places]
+
+    def split(self, size: int) -> list[TokenBatch]:
+        """Parts of `size` rows each; the last has what is left.
+
+        Raises:
+            ConfigError: `size` is below 1.
+        """
+        if size < 1:
+            raise ConfigError(f"a part has at least 1 row; got {size}")
+        return [self[start : start + size] for start in range(0, len(self), size)]
+
+    def chunk(self, chunks: int) -> list[TokenBatch]:
+        """So many parts, whose sizes differ by at most one. No row is left out, copied or made up to even them out.
+
+        Raises:
+            ConfigError: there would be parts without rows.
+        """
+        if not 1 <= chunks <= len(self):
+            raise ConfigError(f"{len(self)} rows make 1 to {len(self)} parts; got {chunks}")
+        return [self[part] for part in np.array_split(np.arange(len(self)), chunks)]
+
+    def trim(self) -> TokenBatch:
+        """Without the columns that are padding in every row, as after taking the short rows of a batch.
+
+        Raises:
+            ConfigError: the batch does not say where its padding is.
+        """
+        batch = widths.trimmed(self.batch, self.meta_info)
+        return TokenBatch(batch, dict(self.non_tensor_batch), dict(self.meta_info))
+
+
+def _check_known(wanted: Sequence[str] | Mapping[str, str], part: Mapping[str, Any], what: str) -> None:
+    for key in wanted:
+        if key not in part:
+            raise ConfigError(f"there is no {key!r} in {what}{did_you_mean(key, part)}")

@@ -1,0 +1,299 @@
+"""From episodes to rows in small steps, each a function from `Columns` to `Columns`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.segments import ActionSpan, EpisodeTokens
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import ConfigError, EpisodeError
+from reward_kit.tokens.columns import Array, Columns, Floats, Ints, ranges
+
+STD_FLOOR = 1e-6
+
+
+class _Stream(NamedTuple):
+    """The tokens of all episodes, one after another; every segment is contiguous there."""
+
+    tokens: dict[str, Array]  # (N,)
+    starts: Ints  # of each segment
+    prompt_lengths: Ints  # all before its first action
+    acts: Array  # whether it has one
+    owners: Ints  # the place of its episode
+    numbers: Ints  # its number in its episode
+    # Of each action: its `step`, `place` on the axis of all steps, `start`, `stop`, `version`, and `row`, the
+    # place of its segment in `starts`.
+    actions: dict[str, Ints]
+
+    @property
+    def lengths(self) -> Ints:
+        return np.diff(self.starts, append=len(self.tokens["input_ids"]))
+
+
+def segment_rows(columns: Columns) -> Columns:
+    """One row per segment with an action: a prompt, and the completion `a1 o1 a2 o2 … aN`.
+
+    Adds the token columns `input_ids`, `completion_mask`, `action_mask`, `logprobs`, `policy_versions` and `step`, and
+    the row column `segment`.
+
+    Raises:
+        EpisodeError: an episode's tokens belong to a step that is not among its steps.
+    """
+    stream = _stream(columns)
+    made = columns.with_rows(stream.lengths, stream.prompt_lengths, stream.owners)
+    completion_mask = np.ones(len(stream.tokens["step"]), dtype=np.int8)
+    completion_mask[ranges(stream.starts, stream.prompt_lengths)] = 0
+    made = made.adding(tokens={**stream.tokens, "completion_mask": completion_mask}, rows={"segment": stream.numbers})
+    # In a chunk of an episode a segment may be context and nothing more.
+    return made if stream.acts.all() else made.taking(stream.acts)
+
+
+def action_rows(columns: Columns) -> Columns:
+    """One row per action: everything before it in its segment is the prompt, its tokens are the completion.
+
+    Earlier actions are part of the prompt, and all that says where the policy sampled is off there, so that a sampled
+    token counts in exactly one row. An action without tokens has no row. Adds the columns of `segment_rows`, and the
+    row column `step`, the action's number in its episode.
+
+    Raises:
+        EpisodeError: an episode's tokens belong to a step that is not among its steps.
+    """
+    stream = _stream(columns)
+    sampled = stream.actions["stop"] > stream.actions["start"]
+    step, start, stop, segment = (stream.actions[key][sampled] for key in ("step", "start", "stop", "row"))
+    begin = stream.starts[segment]
+    made = columns.with_rows(stop - begin, start - begin, stream.owners[segment])
+    places = ranges(begin, made.lengths_B)
+    in_prompt = places < np.repeat(start, made.lengths_B)
+    tokens = {key: values[places] for key, values in stream.tokens.items()}
+    for key, off in (("step", -1), ("policy_versions", -1), ("action_mask", 0), ("logprobs", 0.0)):
+        tokens[key][in_prompt] = off
+    tokens["completion_mask"] = (~in_prompt).astype(np.int8)
+    return made.adding(tokens=tokens, rows={"segment": stream.numbers[segment], "step": step})
+
+
+def _stream(columns: Columns) -> _Stream:
+    recorded = [episode.tokens for episode in columns.episodes]
+    sizes = np.array([len(tokens) for tokens in recorded], dtype=np.int64)
+    offsets = np.cumsum(sizes) - sizes
+    counts = np.array([len(tokens.segments) for tokens in recorded], dtype=np.int64)
+    first_rows = np.cumsum(counts) - counts
+    owners = np.repeat(np.arange(len(recorded)), counts)
+    segments = [segment for tokens in recorded for segment in tokens.segments]
+    actions = _actions(columns, recorded, offsets, first_rows)
+    starts = np.array([segment.start for segment in segments], dtype=np.int64) + offsets[owners]
+    firsts = starts + np.diff(starts, append=sizes.sum())
+    firsts[actions["row"][::-1]] = actions["start"][::-1]  # of several actions the first one stays
+    return _Stream(
+        tokens=_sampled(recorded, actions),
+        starts=starts,
+        prompt_lengths=firsts - starts,
+        acts=np.isin(np.arange(len(segments)), actions["row"]),
+        owners=owners,
+        numbers=np.arange(len(segments)) - first_rows[owners],
+        actions=actions,
+    )
+
+
+def _actions(columns: Columns, recorded: list[EpisodeTokens], offsets: Ints, first_rows: Ints) -> dict[str, Ints]:
+    fields = ActionSpan._fields
+    spans = np.fromiter(chain.from_iterable(span for tokens in recorded for span in tokens.spans), dtype=np.int64)
+    table = dict(zip(fields, spans.reshape(-1, len(fields)).T, strict=True))
+    actors = np.repeat(np.arange(len(recorded)), [len(tokens.spans) for tokens in recorded])
+    _check_steps(columns, table["step"], actors)
+    return {
+        "step": table["step"],
+        "place": table["step"] + columns.step_starts_E[actors],
+        "start": table["start"] + offsets[actors],
+        "stop": table["stop"] + offsets[actors],
+        "row": table["segment"] + first_rows[actors],
+        "version": table["policy_version"],
+    }
+
+
+def _sampled(recorded: list[EpisodeTokens], actions: dict[str, Ints]) -> dict[str, Array]:
+    """The (N,) columns."""
+    # `np.concatenate` copies: a view would keep the episode from growing.
+    ids = np.concatenate([np.zeros(0, np.int32), *(np.asarray(tokens.ids) for tokens in recorded)])
+    logprobs = np.concatenate([np.zeros(0), *(np.asarray(tokens.logprobs) for tokens in recorded)])
+    step, versions = np.full(len(ids), -1, dtype=np.int32), np.full(len(ids), -1, dtype=np.int32)
+    lengths = actions["stop"] - actions["start"]
+    places = ranges(actions["start"], lengths)
+    step[places] = np.repeat(actions["place"].astype(np.int32), lengths)
+    versions[places] = np.repeat(actions["version"].astype(np.int32), lengths)
+    action_mask = (step >= 0).astype(np.int8)
+    tokens = {"input_ids": ids, "action_mask": action_mask, "logprobs": logprobs, "policy_versions": versions}
+    return {**tokens, "step": step}
+
+
+def _check_steps(columns: Columns, steps: Ints, actors: Ints) -> None:
+    known = np.diff(columns.step_starts_E)
+    wrong = np.flatnonzero((steps < 0) | (steps >= known[actors]))
+    if len(wrong):
+        owner, step = int(actors[wrong[0]]), int(steps[wrong[0]])
+        rollout_id = columns.episodes[owner].id_
+        raise EpisodeError(f"episode {rollout_id}: tokens of step {step}, but only {known[owner]} steps are given")
+
+
+def step_values(columns: Columns) -> Columns:
+    """Adds the step columns `advantage`, `return_to_go` and `base_reward`, NaN where a step has none."""
+    keys = ("advantage", "return_to_go", "base_reward")
+    if columns.step_data is None:
+        return columns.adding(steps={key: np.full(int(columns.step_starts_E[-1]), np.nan) for key in keys})
+    steps = [step for steps in columns.step_data for step in steps]
+    # float64 turns None into NaN.
+    return columns.adding(
+        steps={key: np.array([getattr(step, key) for step in steps], dtype=np.float64) for key in keys}
+    )
+
+
+def standardised_advantages(columns: Columns) -> Columns:
+    """The step column `advantage` less its mean, over its standard deviation (unbiased, + 1e-6), steps counting alike.
+
+    Not in the default pipeline, because estimators normalise. Put it behind `step_values`: there an action counts once,
+    however many tokens it has. Equal advantages become 0.
+    """
+    advantages_S = columns.steps["advantage"]
+    known_S = advantages_S[~np.isnan(advantages_S)]
+    if not len(known_S):
+        return columns
+    if known_S.min() == known_S.max():
+        return columns.adding(steps={"advantage": np.where(np.isnan(advantages_S), np.nan, 0.0)})
+    scaled_S = (advantages_S - known_S.mean()) / (known_S.std(ddof=1) + STD_FLOOR)
+    return columns.adding(steps={"advantage": scaled_S})
+
+
+def credit_on_tokens(columns: Columns) -> Columns:
+    """The step columns on their tokens; nothing is normalised here or later.
+
+    Adds the token columns `advantages` and `returns` (on all tokens of an action), `step_rewards` (on its last one) and
+    `loss_mask` (1 where `completion_mask` and `action_mask` are and the action has an advantage).
+    """
+    step = columns.tokens["step"]
+    sampled = np.flatnonzero(step >= 0)
+    acting = step[sampled]
+    # An action's tokens are contiguous and no other row has them.
+    last = sampled[np.append(acting[1:], -1) != acting]
+    advantages = columns.steps["advantage"][acting]
+    loss_mask = np.zeros(len(step), dtype=np.int8)
+    loss_mask[sampled] = ~np.isnan(advantages)
+    loss_mask *= columns.tokens["completion_mask"] * columns.tokens["action_mask"]
+    added: dict[str, Array] = {
+        "advantages": _placed(len(step), sampled, advantages),
+        "returns": _placed(len(step), sampled, columns.steps["return_to_go"][acting]),
+        "step_rewards": _placed(len(step), last, columns.steps["base_reward"][step[last]]),
+        "loss_mask": loss_mask,
+    }
+    return columns.adding(tokens=added)
+
+
+def _placed(size: int, places: Ints, values: Floats) -> Floats:
+    placed = np.zeros(size)
+    placed[places] = np.where(np.isnan(values), 0.0, values)
+    return placed
+
+
+def identities(columns: Columns) -> Columns:
+    """Whose row it is.
+
+    Adds the row columns `rollout_id` and `group_id`; `traj_uid` and `uid`, verl's names for the two, where an episode
+    without a group is a group of its own; and `ends_episode`, true on the last row of an episode with a sampled token.
+    """
+    owners = columns.episodes_B
+    rollouts = _objects([episode.id_ for episode in columns.episodes])
+    groups = _objects([facts_of(episode).get("group_id") for episode in columns.episodes])
+    uids = _objects([group or rollout for group, rollout in zip(groups, rollouts, strict=True)])
+    named = {"rollout_id": rollouts, "group_id": groups, "traj_uid": rollouts, "uid": uids}
+    acts = _per_row_any(columns.tokens["action_mask"], columns.starts_B, columns.lengths_B)
+    last = np.full(len(columns.episodes), -1, dtype=np.int64)
+    last[owners[acts]] = np.flatnonzero(acts)  # of several rows the last one stays
+    ends = np.arange(len(owners)) == last[owners]
+    return columns.adding(rows={key: values[owners] for key, values in named.items()} | {"ends_episode": ends})
+
+
+def _per_row_any(mask: Array, starts: Ints, lengths: Ints) -> Array:
+    counted = np.cumsum(np.append(0, mask), dtype=np.int64)
+    found: Array = counted[starts + lengths] > counted[starts]
+    return found
+
+
+def episode_facts(columns: Columns) -> Columns:
+    """What reward managers ask of a row's episode.
+
+    Adds the row columns
+    `episode_rewards` (the score, NaN where unscored), `episode_lengths` (policy actions), `data_source` (the sample's,
+    "unknown" without), `extra_info` (the sample's, with `sample_id` and `stop_reason`), `reward_model` (a dict with the
+    `ground_truth`), `success` (what the environment said last, None where it said nothing), `tool_callings` (tool calls
+    made) and `multi_modal_inputs` (the parts of the messages that are not text, by their type).
+    """
+    owners = columns.episodes_B
+    lengths_E = np.array([len(episode) for episode in columns.episodes], dtype=np.int64)
+    calls_E = np.array([_tool_calls(episode) for episode in columns.episodes], dtype=np.int64)
+    facts_E = [_facts(episode) for episode in columns.episodes]
+    # Every row has dicts of its own: a key set in one is set in no other.
+    rows = [{key: dict(v) if isinstance(v, dict) else v for key, v in facts_E[owner].items()} for owner in owners]
+    added = {key: _objects([row[key] for row in rows]) for key in _FACTS}
+    added |= {"episode_rewards": columns.scores_E[owners]}
+    added |= {"episode_lengths": lengths_E[owners], "tool_callings": calls_E[owners]}
+    return columns.adding(rows=added)
+
+
+_FACTS = ("data_source", "extra_info", "reward_model", "success", "multi_modal_inputs")
+
+
+def _facts(episode: SingleAgentEpisode) -> dict[str, Any]:
+    facts = facts_of(episode)
+    sample = facts.get("sample") or {}
+    given = sample.get("extra_info")
+    ending = {"sample_id": facts.get("sample_id"), "stop_reason": facts.get("stop_reason")}
+    return {
+        "data_source": sample.get("data_source") or "unknown",
+        "extra_info": {**(given if isinstance(given, Mapping) else {}), **ending},
+        "reward_model": {"ground_truth": facts.get("ground_truth")},
+        "success": _success(episode),
+        "multi_modal_inputs": _other_parts(episode),
+    }
+
+
+def _success(episode: SingleAgentEpisode) -> bool | None:
+    for info in reversed(episode.get_infos() if episode.is_reset else []):
+        for key in ("success", "won"):
+            if info.get(key) is not None:
+                return bool(info[key])
+    return None
+
+
+def _tool_calls(episode: SingleAgentEpisode) -> int:
+    actions = [action for action in episode.get_actions() if isinstance(action, Mapping)]
+    several = [len(action.get("calls") or ()) for action in actions if action.get("type") == "tool_calls"]
+    return sum(several) + [action.get("type") for action in actions].count("tool_call")
+
+
+def _other_parts(episode: SingleAgentEpisode) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for message in episode.messages:
+        for part in message.content if isinstance(message.content, list) else ():
+            if (kind := part.get("type")) not in (None, "text"):
+                found.setdefault(kind, []).append(part.get(kind, part))
+    return found
+
+
+def _objects(values: list[Any]) -> Array:
+    """(B,) of any objects. `np.array` would take lists apart."""
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+def check_complete(columns: Columns) -> None:
+    """Every column that a layout needs is there.
+
+    Raises:
+        ConfigError: one is missing; the message says which.
+    """
+    missing = [key for key in ("input_ids", "completion_mask") if key not in columns.tokens]
+    if missing:
+        raise ConfigError(f"no token column {missing[0]!r}: the pipeline needs segment_rows or action_rows")

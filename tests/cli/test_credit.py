@@ -1,0 +1,314 @@
+"""`reward-kit credit`, and the `credit:` block of a task: what is written, what is shown, and what is refused where."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from reward_kit.cli.credit import action_text, command
+from reward_kit.credit.state_hashes import STATE_HASHES
+from reward_kit.errors import ConfigError, StoreError
+from reward_kit.rl_helpers import ESTIMATORS
+from reward_kit.rl_processing import CreditAssigner
+from reward_kit.runs.files import read_json
+from reward_kit.runs.store import RunStore, read_credit
+from tests.cli.project import Project
+from tests.runs.stored_run import episode, make_run, score
+
+REWARD = """
+from reward_kit import EvaluateResult, reward_function
+
+@reward_function
+def uneven(messages, rollout_id: str) -> EvaluateResult:
+    return EvaluateResult(score=float(rollout_id.endswith("0")))
+"""
+
+
+def call(*arguments: str, **options: Any) -> Result:
+    options.setdefault("catch_exceptions", False)
+    return CliRunner().invoke(command, arguments, **options)
+
+
+def stored_run(folder: Path, **task: Any) -> Path:
+    """A run of one group: a and b part in s0, and c is unscored."""
+    episodes = [episode("a", ["s0", "s1"]), episode("b", ["s0", "s2"], index=1), episode("c", ["s0"], index=2)]
+    return make_run(folder, episodes, [score("a", 1.0), score("b", 0.0), score("c", None)], **task)
+
+
+def estimates(run: Path) -> tuple[str, dict[str, Any]]:
+    section = read_json(run / "summary.json")["credit"]
+    return section["estimator"], section["options"]
+
+
+# The command
+
+
+def test_it_credits_every_step_of_a_run_and_shows_the_extremes(tmp_path: Path) -> None:
+    run = stored_run(tmp_path)
+    done = call(str(run))
+    assert done.exit_code == 0
+    assert done.stdout.startswith(
+        "Credit by gigpo (omega 0.5, gamma 0.95): 5 steps of 3 episodes, 50.0% of the scored ones share"
+    )
+    assert "3, 1 of them unscored and without credit" in done.stdout
+    best = next(line for line in done.stdout.splitlines() if "a.0" in line)
+    assert best.split() == ["+0.707", "+0.707", "+0.707", "+0.950", "1", "a", "0", "s0", "a.0"]
+    assert "Written to" in done.stderr
+    assert [row["A"] is None for row in read_credit(run)] == [False] * 4 + [True]
+    assert estimates(run)[0] == "gigpo"
+
+
+def test_as_json_it_is_one_object_with_the_actions_of_the_extremes(tmp_path: Path) -> None:
+    run = stored_run(tmp_path)
+    told = json.loads(call(str(run), "--json", "--top", "1").stdout)
+    assert (told["run"], told["steps"], told["unscored"]) == (str(run), 5, 1)
+    ((best,), (worst,)) = told["best"], told["worst"]
+    assert (best["action"]["content"], worst["action"]["content"]) == ("a.0", "b.0")
+    assert {key: told[key] for key in read_json(run / "summary.json")["credit"]} == read_json(run / "summary.json")[
+        "credit"
+    ]
+
+
+def test_the_settings_are_the_tasks_with_those_of_the_command_line_on_them(tmp_path: Path) -> None:
+    run = stored_run(tmp_path, credit={"estimator": "gigpo", "omega": 0.25, "gamma": 0.5})
+    call(str(run), "-E", "gamma=0.75", "-E", "state_hash={name: last_messages, count: 2}")
+    name, options = estimates(run)
+    assert (name, options["omega"], options["gamma"]) == ("gigpo", 0.25, 0.75)
+    assert options["state_hash"] == {"name": "last_messages", "count": 2}
+
+
+def test_another_estimator_has_options_of_its_own(tmp_path: Path) -> None:
+    run = stored_run(tmp_path, credit={"omega": 0.25, "step_rewards": "environment"})
+    call(str(run), "--estimator", "rloo")
+    assert estimates(run)[0] == "rloo"
+    assert read_json(run / "summary.json")["credit"]["step_rewards"] == "environment"
+    call(str(run), "--estimator", "gigpo")
+    assert estimates(run)[1]["omega"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--estimator", "gigpoo"], "unknown estimator 'gigpoo'; did you mean 'gigpo'"),
+        (["-E", "omgea=0.5"], "gigpo has no option 'omgea'; did you mean 'omega'"),
+        (["-E", "gamma='0.5'"], "gigpo, option 'gamma': Input should be a valid number"),
+        (["-E", "gamma"], "-E 'gamma': write key=value"),
+        (["-E", "step_rewards=env"], "-E step_rewards: Input should be 'reward_function' or 'environment'"),
+        (["-E", "estimator=rloo"], "-E estimator: write --estimator NAME"),
+        (["--estimator", "gae"], r"rollout a.*policy_value_estimate"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(tmp_path: Path, arguments: list[str], message: str) -> None:
+    run = stored_run(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        call(str(run), *arguments)
+    assert not (run / "credit.jsonl").exists()
+
+
+def test_a_misspelt_run_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    run = stored_run(tmp_path)
+    with pytest.raises(ConfigError, match=re.escape(f"is no run: it has no run.json; did you mean '{run}'")):
+        call(str(tmp_path / "rum"))
+
+
+def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
+    run = stored_run(tmp_path)
+    with RunStore(run), pytest.raises(StoreError, match="is open in another process"):
+        call(str(run))
+
+
+def test_where_nothing_differs_it_is_said_and_there_is_no_table(tmp_path: Path) -> None:
+    episodes = [episode("a", ["s0"]), episode("b", ["s0"], index=1)]
+    run = make_run(tmp_path, episodes, [score("a", 1.0), score("b", 1.0)])
+    done = call(str(run))
+    assert "No step was better or worse than its peers." in done.stdout and "Best steps" not in done.stdout
+    assert "warning: " in done.stderr
+
+
+def test_where_no_states_are_shared_it_warns_and_an_estimator_without_states_does_not(tmp_path: Path) -> None:
+    episodes = [episode("a", ["s0", "s1"]), episode("b", ["s2", "s3"], index=1)]
+    run = make_run(tmp_path, episodes, [score("a", 1.0), score("b", 0.0)])
+    assert "warning: 0.0% of the steps share their state with another" in call(str(run)).stderr
+    (warning,) = read_json(run / "summary.json")["credit"]["warnings"]
+    assert "another state_hash" in warning
+    assert "warning" not in call(str(run), "--estimator", "rloo").stderr
+
+
+def test_a_group_of_one_is_told_plainly(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path, [episode("a", ["s0"]), episode("b", ["s0"], group="h")], [score("a", 1.0), score("b", 0.0)]
+    )
+    done = call(str(run))
+    assert "2, 2 of them with fewer than two scored episodes" in done.stdout
+    assert "warning: every group has one scored trajectory" in done.stderr
+
+
+def test_what_a_stranger_wrote_does_not_reach_the_terminal(tmp_path: Path) -> None:
+    episodes = [episode("a", ["\x1b[31m s0"]), episode("b", ["\x1b[31m s0"], index=1)]
+    run = make_run(tmp_path, episodes, [score("a", 1.0), score("b", 0.0)])
+    assert "\x1b" not in call(str(run)).stdout
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        ({"type": "text", "content": "Paris"}, "Paris"),
+        ({"type": "tool_call", "name": "move", "arguments": {"way": "up", "n": 2}}, 'move(way="up", n=2)'),
+        ({"type": "tool_calls", "calls": [{"name": "a"}, {"name": "b", "arguments": "{"}]}, "a(); b({)"),
+        ({"type": "terminate"}, "terminate"),
+    ],
+)
+def test_an_action_is_said_as_one_would(action: dict[str, Any], text: str) -> None:
+    assert action_text(action) == text
+
+
+# The block of a task
+
+
+def uneven_project(folder: Path, **task: Any) -> Project:
+    project = Project(folder, rows=2, reward_function_path="uneven.py:uneven", **task)
+    (folder / "uneven.py").write_text(REWARD)
+    return project
+
+
+def test_a_task_that_asks_for_credit_has_it_when_its_run_is_over(tmp_path: Path) -> None:
+    project = uneven_project(tmp_path, credit={"omega": 0.25, "gamma": 0.5, "state_hash": "observation_text"})
+    done = project.call("run", "task.yaml", "--json", "--display", "none")
+    assert done.returncode == 0, done.stderr
+    run = project.run_path()
+    told = json.loads(done.stdout)["credit"]
+    assert told == read_json(run / "summary.json")["credit"]
+    assert (told["options"]["omega"], told["options"]["state_hash"]) == (0.25, "observation_text")
+    assert (
+        "Credit by gigpo (omega 0.25, gamma 0.5): 8 steps of 4 episodes, 100.0% of the scored ones share" in done.stderr
+    )
+    assert f"reward-kit credit runs/{run.name}" in done.stderr
+    assert sorted({row["A"] > 0 for row in read_credit(run)}) == [False, True]
+
+
+def test_the_credit_of_a_resumed_run_is_of_all_its_scores(tmp_path: Path) -> None:
+    project = uneven_project(tmp_path)
+    project.call("run", "task.yaml", "--display", "none", "-T", "run_limits.steps=3", "--max-concurrency", "1")
+    run = project.run_path()
+    assert not (run / "credit.jsonl").exists()
+    call(str(run), "--estimator", "rloo")
+    before = estimates(run), len(list(read_credit(run)))
+    done = project.call("run", "--resume", str(run), "-T", "run_limits.steps=null", "--display", "none")
+    assert done.returncode == 0, done.stderr
+    assert (estimates(run), len(list(read_credit(run)))) == (before[0], 8) and before[1] < 8
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("credit:\n  estimator: gigpo\n  omgea: 0.5\n", "14: credit.omgea: gigpo has no option 'omgea'; did you mean"),
+        ("credit: gigpoo\n", "12: credit.estimator: unknown estimator 'gigpoo'; did you mean 'gigpo'"),
+        ("credit:\n  gamma: 0.5\n  estimator: rlo\n", "14: credit.estimator: unknown estimator 'rlo'"),
+        ("credit:\n  gamma: 0.5\n  omega: 1.5\n", "14: credit.omega: convex takes omega in"),
+        ("credit:\n  gamma: 0.5\n  state_hash: {name: regexp}\n", "14: credit.state_hash: unknown state hash 'regexp'"),
+        ("credit:\n  step_rewards: env\n", "13: credit.step_rewards: Input should be 'reward_function'"),
+    ],
+)
+def test_what_is_wrong_with_the_block_is_told_with_its_line(tmp_path: Path, block: str, message: str) -> None:
+    head = (
+        "name: t\nreward_function_path: reward.py:right\nground_truth: x\nmessages:\n  - role: user\n    content: x\n"
+    )
+    head += "policy:\n  type: scripted\n  actions:\n    - type: text\n      content: x\n"
+    Project(tmp_path)
+    (tmp_path / "task.yaml").write_text(head + block)
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / 'task.yaml'}:{message}")
+
+
+def load(folder: Path, **overrides: Any) -> Any:
+    from reward_kit.runs.tasks import load_task
+
+    return load_task(folder / "task.yaml", overrides)
+
+
+def test_a_block_on_the_command_line_is_told_of_there(tmp_path: Path) -> None:
+    Project(tmp_path)
+    with pytest.raises(ConfigError, match=r"-T: credit\.omega: convex takes omega"):
+        load(tmp_path, **{"credit.omega": 3.0})
+    assert load(tmp_path, **{"credit": "rloo"}).definition.credit.estimator == "rloo"
+
+
+def test_a_task_without_a_reward_has_nothing_to_credit(tmp_path: Path) -> None:
+    Project(tmp_path, reward_function_path=None, credit={"omega": 0.5})
+    with pytest.raises(ConfigError, match="credit has no effect: the task has no reward_function_path"):
+        load(tmp_path)
+
+
+def test_an_estimator_that_misses_something_costs_the_exit_code_and_not_the_run(tmp_path: Path) -> None:
+    project = uneven_project(tmp_path, credit="gae")
+    done = project.call("run", "task.yaml", "--display", "none")
+    assert done.returncode == 2
+    assert "No credit was assigned: rollout " in done.stderr and "policy_value_estimate" in done.stderr
+    assert read_json(project.run_path() / "summary.json")["policies"][0]["scored"] == 4
+    assert "mean score" in done.stdout
+
+
+# The guide
+
+GUIDE = (Path(__file__).parent.parent.parent / "docs" / "credit.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
+
+
+def test_the_commands_of_the_guide_work(tmp_path: Path) -> None:
+    run = stored_run(tmp_path)
+    typed = [line[2:] for block in blocks("console") for line in block.splitlines()]
+    commands = [shlex.split(line.replace("runs/my-run", str(run))) for line in typed]
+    assert [command[0] for command in commands] == ["reward-kit"] * 3 + ["jq"] * 2
+    for words in commands[:3]:
+        assert call(*words[2:]).exit_code == 0
+    if shutil.which("jq") is not None:
+        table, states = (subprocess.run(words, capture_output=True, text=True, check=True) for words in commands[3:])
+        assert [line.split("\t")[1] for line in table.stdout.splitlines()] == ["b", "b"]
+        assert {state["n"] for state in json.loads(states.stdout)} == {1, 3}
+
+
+def test_the_block_of_the_guide_is_one(tmp_path: Path) -> None:
+    (block,) = blocks("yaml")
+    Project(tmp_path, **yaml.safe_load(block))
+    assert load(tmp_path).definition.credit.options()["state_hash"] == "observation_text"
+
+
+def test_the_hashes_of_the_guide_exist(tmp_path: Path) -> None:
+    section = GUIDE.split("## Which states are the same")[1].split("## Reading")[0]
+    named = [yaml.safe_load(text) for text in re.findall(r"^\| `(\S[^`]*)`", section, re.MULTILINE)]
+    hashes = [one for one in named if isinstance(one, dict) or one in STATE_HASHES]
+    assert len(hashes) == 6
+    for state_hash in hashes:
+        assert CreditAssigner(state_hash=state_hash).options["state_hash"] == state_hash
+
+
+def test_the_guide_knows_every_estimator_and_what_its_options_count() -> None:
+    section = GUIDE.split("## Which estimator")[1].split("## Which states")[0]
+    rows = {row[0]: row[1] for row in re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", section, re.MULTILINE)}
+    assert rows.keys() == ESTIMATORS.keys()
+    for estimator, told in rows.items():
+        options = CreditAssigner(estimator).options
+        for name, value in re.findall(r"`(\w+)` ([\w.]+)", told):
+            assert str(options[name]).removesuffix(".0") == value, (estimator, name)
+
+
+def test_the_program_of_the_guide_finds_where_actions_matter(tmp_path: Path) -> None:
+    run = stored_run(tmp_path)
+    call(str(run), "-E", "gamma=1.0")
+    (code,) = (block for block in blocks("python") if "def crossroads" in block)
+    known: dict[str, Any] = {"__name__": "guide"}
+    exec(compile(code, "credit.md", "exec"), known)
+    assert known["crossroads"](run) == {"s0": 1.0, "s1": 0.0, "s2": 0.0}

@@ -1,0 +1,149 @@
+"""Advantages written on paths alone: formulas beside which estimators are held, and faults that must be found.
+
+Plain Python on lists, as far from the estimators' arrays as can be. Each takes the paths of a group, and gives one list
+of advantages for each path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import stdev
+
+from tests.credit.tabular import Path
+
+Formula = Callable[[Sequence[Path]], list[list[float]]]
+
+
+def mean_of(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def last_turn(group: Sequence[Path]) -> int:
+    return max(len(path.turns) for path in group)
+
+
+def summed_from_each(rewards: Sequence[float]) -> list[float]:
+    return [math.fsum(rewards[k:]) for k in range(len(rewards))]
+
+
+# Right
+
+
+def unit(values: Sequence[float]) -> list[float]:
+    """Less the mean, over the unbiased deviation; zeros where all are equal."""
+    if len(set(values)) < 2:
+        return [0.0] * len(values)
+    return [(value - mean_of(values)) / stdev(values) for value in values]
+
+
+def on_every_turn(group: Sequence[Path], values: Sequence[float]) -> list[list[float]]:
+    return [[value] * len(path.turns) for path, value in zip(group, values, strict=True)]
+
+
+def turn_by_turn(group: Sequence[Path], values: Sequence[float]) -> list[list[float]]:
+    left = iter(values)
+    return [[next(left) for _ in path.turns] for path in group]
+
+
+def all_returns(group: Sequence[Path]) -> list[float]:
+    return [value for path in group for value in path.returns]
+
+
+def scores_by_deviation(group: Sequence[Path]) -> list[list[float]]:
+    return on_every_turn(group, unit([path.score for path in group]))
+
+
+def scores_by_deviation_of_turns(group: Sequence[Path]) -> list[list[float]]:
+    return turn_by_turn(group, unit([path.score for path in group for _ in path.turns]))
+
+
+def scores_less_mean_by_length(group: Sequence[Path]) -> list[list[float]]:
+    mean = mean_of([path.score for path in group for _ in path.turns])
+    return on_every_turn(group, [path.score - mean for path in group])
+
+
+def returns_by_deviation(group: Sequence[Path]) -> list[list[float]]:
+    return turn_by_turn(group, unit(all_returns(group)))
+
+
+def returns_less_mean(group: Sequence[Path]) -> list[list[float]]:
+    return turn_by_turn(group, less_the_mean(all_returns(group)))
+
+
+def returns_by_state(
+    group: Sequence[Path], measure: Callable[[Sequence[float]], list[float]] = unit
+) -> list[list[float]]:
+    """Each return among those of the group's visits to the same state."""
+    visits = [(turn.state, value) for path in group for turn, value in zip(path.turns, path.returns, strict=True)]
+    peers = {state: iter(measure([value for s, value in visits if s == state])) for state, _ in visits}
+    return turn_by_turn(group, [next(peers[state]) for state, _ in visits])
+
+
+def less_the_mean(values: Sequence[float]) -> list[float]:
+    return [value - mean_of(values) for value in values]
+
+
+def less_the_others(values: Sequence[float]) -> list[float]:
+    if len(values) < 2:
+        return [0.0]
+    return [value - mean_of([*values[:i], *values[i + 1 :]]) for i, value in enumerate(values)]
+
+
+# The unit that a large group measures in
+
+
+def deviation_of_scores(group: Sequence[Path]) -> float:
+    return stdev([path.score for path in group])
+
+
+def deviation_of_scores_by_length(group: Sequence[Path]) -> float:
+    return stdev([path.score for path in group for _ in path.turns])
+
+
+def deviation_of_returns(group: Sequence[Path]) -> float:
+    return stdev(all_returns(group))
+
+
+def one(_group: Sequence[Path]) -> float:
+    return 1.0
+
+
+# Wrong
+
+
+def centred_by_turn(group: Sequence[Path]) -> list[list[float]]:
+    """verl issue 7244: rewards centred among those that reached the turn, then summed to the own last turn."""
+    means = [mean_of([path.turns[k].reward for path in group if k < len(path.turns)]) for k in range(last_turn(group))]
+    return [
+        summed_from_each([turn.reward - mean for turn, mean in zip(path.turns, means, strict=False)]) for path in group
+    ]
+
+
+def centred_by_turn_of_others(group: Sequence[Path]) -> list[list[float]]:
+    """The same with the means of the others: how many are subtracted still depends on the own last turn."""
+    advantages = []
+    for i, path in enumerate(group):
+        others = [*group[:i], *group[i + 1 :]]
+        means = [
+            mean_of([other.turns[k].reward for other in others if k < len(other.turns)])
+            for k in range(last_turn(group))
+        ]
+        advantages.append(summed_from_each([turn.reward - mean for turn, mean in zip(path.turns, means, strict=False)]))
+    return advantages
+
+
+def returns_among_those_who_got_here(group: Sequence[Path]) -> list[list[float]]:
+    """G_k above the mean G_k of those that reached turn k: the fewer they are, the less the turn counts."""
+    means = [mean_of([path.returns[k] for path in group if k < len(path.turns)]) for k in range(last_turn(group))]
+    return [[value - mean for value, mean in zip(path.returns, means, strict=False)] for path in group]
+
+
+def score_by_length(group: Sequence[Path]) -> list[list[float]]:
+    """The score shared out among the turns."""
+    return [[path.score / len(path.turns)] * len(path.turns) for path in group]
+
+
+def one_turn_late(group: Sequence[Path]) -> list[list[float]]:
+    """Each turn gets what was earned after it."""
+    return [[*path.returns[1:], 0.0] for path in group]

@@ -1,0 +1,293 @@
+"""Tasks small enough to enumerate: every path with its probability, and what an estimator's gradient is on average.
+
+Nothing is sampled. An expectation over groups of n paths is a sum over all multisets of n paths, so a test on it needs
+no confidence interval: equal means equal to the last digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations_with_replacement
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from reward_kit.agent.models import StepData
+
+Floats = npt.NDArray[np.float64]
+Estimate = Callable[..., Any]
+
+
+class Branch(NamedTuple):
+    """One way in which an action may turn out; without a next state the task has ended."""
+
+    probability: float
+    reward: float
+    next_state: str | None
+
+
+class Turn(NamedTuple):
+    """An action, the state it was taken in, and the reward it brought."""
+
+    state: str
+    action: int
+    reward: float
+
+
+class Path(NamedTuple):
+    """A whole episode and its probability under the policy. `next_state` is where a truncated one was cut off."""
+
+    probability: float
+    turns: tuple[Turn, ...]
+    next_state: str | None
+
+    @property
+    def score(self) -> float:
+        """The sum of its rewards."""
+        return math.fsum(turn.reward for turn in self.turns)
+
+    @property
+    def returns(self) -> list[float]:
+        """What was earned from each turn on."""
+        return [math.fsum(turn.reward for turn in self.turns[k:]) for k in range(len(self.turns))]
+
+
+@dataclass(frozen=True)
+class TabularTask:
+    """A task of a few states, with the policy that plays it: for each state, the chance of each action.
+
+    The policy's parameters are its logits, one for each state and action, flattened to a vector of length P.
+    """
+
+    branches: Mapping[tuple[str, int], Sequence[Branch]]
+    policy: Mapping[str, Sequence[float]]
+    start: str
+    horizon: int
+
+    @cached_property
+    def logits_P(self) -> Floats:
+        """The logarithms of the policy's chances."""
+        return np.log(np.array(list(self.policy.values()), dtype=np.float64)).ravel()
+
+    def rows(self, state: str) -> slice:
+        """Where the logits of `state` lie in the vector."""
+        row, width = list(self.policy).index(state), len(self.policy[state])
+        return slice(row * width, (row + 1) * width)
+
+    def chances(self, state: str, logits_P: Floats | None = None) -> Floats:
+        """The softmax of the state's logits, these or the own ones."""
+        exponentials = np.exp((self.logits_P if logits_P is None else logits_P)[self.rows(state)])
+        return np.asarray(exponentials / exponentials.sum())
+
+    def paths(self, logits_P: Floats | None = None) -> list[Path]:
+        """Every path, under these logits or the policy's own."""
+        return list(self._paths(Path(1.0, (), self.start), self.logits_P if logits_P is None else logits_P))
+
+    def _paths(self, path: Path, logits_P: Floats) -> Iterator[Path]:
+        state = path.next_state
+        if state is None or len(path.turns) == self.horizon:
+            yield path
+            return
+        for action, chance in enumerate(self.chances(state, logits_P).tolist()):
+            for probability, reward, next_state in self.branches[state, action]:
+                turns = (*path.turns, Turn(state, action, reward))
+                yield from self._paths(Path(path.probability * chance * probability, turns, next_state), logits_P)
+
+    def score_functions(self, path: Path) -> Floats:
+        """(K, P) each turn's gradient of log pi(a_k | s_k) by the logits: one_hot(a_k) - pi in its state's rows."""
+        gradients_KP = np.zeros((len(path.turns), len(self.logits_P)))
+        for k, turn in enumerate(path.turns):
+            rows = self.rows(turn.state)
+            gradients_KP[k, rows] = -self.chances(turn.state)
+            gradients_KP[k, rows.start + turn.action] += 1.0
+        return gradients_KP
+
+    def policy_gradient(self) -> Floats:
+        """(P,) the exact gradient of the expected score: the mean of score times the sum of the score functions."""
+        terms = [path.probability * path.score * self.score_functions(path).sum(axis=0) for path in self.paths()]
+        return np.asarray(np.sum(terms, axis=0))
+
+    def values(self) -> dict[tuple[str, int], float]:
+        """The expected return from each state on, by state and turn: what a perfect critic says."""
+        reached: Counter[tuple[str, int]] = Counter()
+        earned: Counter[tuple[str, int]] = Counter()
+        for path in self.paths():
+            for k, (turn, value) in enumerate(zip(path.turns, path.returns, strict=True)):
+                reached[turn.state, k] += path.probability  # type: ignore[assignment]
+                earned[turn.state, k] += path.probability * value  # type: ignore[assignment]
+        return {key: earned[key] / reached[key] for key in reached}
+
+    def values_without_a_limit(self) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
+        """The expected return from each state, and from each action in it, when nothing cuts an episode off."""
+        values = dict.fromkeys(self.policy, 0.0)
+        # Each round brings the values closer by the chance that an episode goes on.
+        for _ in range(1_000):
+            worth = {
+                (state, action): math.fsum(
+                    probability * (reward + (values[next_state] if next_state else 0.0))
+                    for probability, reward, next_state in ways
+                )
+                for (state, action), ways in self.branches.items()
+            }
+            values = {s: math.fsum(p * worth[s, a] for a, p in enumerate(ps)) for s, ps in self.policy.items()}
+        return values, worth
+
+    def unrolled(self) -> TabularTask:
+        """The same task with the turn written into the state, so that no path comes to a state twice."""
+        branches, policy = {}, {}
+        for k in range(self.horizon):
+            for (state, action), ways in self.branches.items():
+                later = [way._replace(next_state=way.next_state and f"{way.next_state}{k + 1}") for way in ways]
+                branches[f"{state}{k}", action] = later
+                policy[f"{state}{k}"] = self.policy[state]
+        return TabularTask(branches, policy, f"{self.start}0", self.horizon)
+
+
+def steps_of(
+    path: Path,
+    values: Mapping[tuple[str, int], float] | None = None,
+    last_info: Mapping[str, Any] = MappingProxyType({}),
+) -> list[StepData]:
+    """The path as an estimator sees it, with a critic's values by state and turn, and what its last step records."""
+    return [
+        StepData(
+            system_step_index=k,
+            observation_data=turn.state,
+            action_taken={"type": "text", "content": str(turn.action)},
+            base_reward=turn.reward,
+            policy_value_estimate=None if values is None else values[turn.state, k],
+            is_done=k == len(path.turns) - 1,
+            step_info=dict(last_info) if k == len(path.turns) - 1 else {},
+        )
+        for k, turn in enumerate(path.turns)
+    ]
+
+
+def groups_of(paths: Sequence[Path], size: int) -> Iterator[tuple[float, list[Path]]]:
+    """Every multiset of `size` paths, with the probability that independent episodes give it."""
+    for indices in combinations_with_replacement(range(len(paths)), size):
+        orders = math.factorial(size)
+        for count in Counter(indices).values():
+            orders //= math.factorial(count)
+        group = [paths[index] for index in indices]
+        yield orders * math.prod(path.probability for path in group), group
+
+
+def population(task: TabularTask, size: int) -> list[Path]:
+    """`size` paths, each as often as its probability says: a group as large groups become in the limit."""
+    counts = [(path, path.probability * size) for path in task.paths()]
+    assert all(abs(count - round(count)) < 1e-9 for _, count in counts), "the probabilities are no multiples of 1/size"
+    return [path for path, count in counts for _ in range(round(count))]
+
+
+class Batch(NamedTuple):
+    """Groups of paths, laid out for an estimator, and each step's weight in the expected gradient."""
+
+    steps: list[list[StepData]]
+    scores: list[float]
+    group_ids: list[Hashable]
+    weights_S: Floats
+    score_functions_SP: Floats
+
+    def gradient(self, advantages_S: Floats) -> Floats:
+        """(P,) the mean over groups of the group's mean of sum_k grad log pi(a_k | s_k) A_k."""
+        return np.asarray((self.weights_S * advantages_S) @ self.score_functions_SP)
+
+
+def batch_of(
+    task: TabularTask, groups: Sequence[tuple[float, Sequence[Path]]], as_steps: Callable[[Path], list[StepData]]
+) -> Batch:
+    """The groups one after another, `as_steps` saying what an estimator sees of each path."""
+    steps, gradients = {}, {}
+    for path in {path for _, group in groups for path in group}:
+        steps[path], gradients[path] = as_steps(path), task.score_functions(path)
+    members = [(number, weight / len(group), path) for number, (weight, group) in enumerate(groups) for path in group]
+    return Batch(
+        [steps[path] for _, _, path in members],
+        [path.score for _, _, path in members],
+        [number for number, _, _ in members],
+        np.concatenate([np.full(len(path.turns), weight) for _, weight, path in members]),
+        np.concatenate([gradients[path] for _, _, path in members]),
+    )
+
+
+def expected_gradient(
+    task: TabularTask,
+    estimate: Estimate,
+    size: int,
+    *,
+    as_steps: Callable[[Path], list[StepData]] = steps_of,
+    one_by_one: bool = False,
+) -> Floats:
+    """(P,) the expectation of the gradient that `estimate` gives with groups of `size` episodes.
+
+    Args:
+        task: what is played.
+        estimate: `(batch, scores, group_ids=...) -> StepCredit`.
+        size: the episodes of a group.
+        as_steps: what the estimator sees of a path.
+        one_by_one: call it once for each group, for estimators whose statistics cross the groups of a batch.
+    """
+    groups = list(groups_of(task.paths(), size))
+    total = np.zeros(len(task.logits_P))
+    for part in [[group] for group in groups] if one_by_one else [groups]:
+        batch = batch_of(task, part, as_steps)
+        total += batch.gradient(estimate(batch.steps, batch.scores, group_ids=batch.group_ids).advantages_S)
+    return total
+
+
+def limit_gradient(task: TabularTask, estimate: Estimate, size: int) -> Floats:
+    """(P,) the gradient from one group that holds every path in proportion to its probability."""
+    batch = batch_of(task, [(1.0, population(task, size))], steps_of)
+    return batch.gradient(estimate(batch.steps, batch.scores, group_ids=batch.group_ids).advantages_S)
+
+
+def formula_gradient(task: TabularTask, formula: Callable[[Sequence[Path]], list[list[float]]], size: int) -> Floats:
+    """(P,) the expectation again, from a formula written on paths alone: one list of advantages for each path."""
+    total = np.zeros(len(task.logits_P))
+    for weight, group in groups_of(task.paths(), size):
+        for path, advantages in zip(group, formula(group), strict=True):
+            total += weight / size * (np.array(advantages) @ task.score_functions(path))
+    return total
+
+
+def cosine(a: Floats, b: Floats) -> float:
+    """The cosine of the angle between two gradients."""
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+def error_of(gradient: Floats, exact: Floats) -> float:
+    """The length of the difference, in lengths of the exact gradient."""
+    return float(np.linalg.norm(gradient - exact) / np.linalg.norm(exact))
+
+
+def slopes_of(function: Callable[[Floats], float], at_P: Floats, h: float = 1e-5) -> Floats:
+    """(P,) central differences."""
+    moves = np.eye(len(at_P)) * h
+    return np.array([(function(at_P + move) - function(at_P - move)) / (2 * h) for move in moves])
+
+
+# In every state one action may end the task: how long an episode is depends on the policy. Paths can come back to a
+# state, and rewards on the way have both signs, so that neither length nor the number of visits is neutral.
+LOOPS = TabularTask(
+    {
+        ("a", 0): [Branch(1.0, 0.25, None)],
+        ("a", 1): [Branch(1.0, 0.0, "b")],
+        ("b", 0): [Branch(1.0, 0.5, "a")],
+        ("b", 1): [Branch(0.5, 1.0, None), Branch(0.5, -0.25, "c")],
+        ("c", 0): [Branch(1.0, 0.75, None)],
+        ("c", 1): [Branch(1.0, -0.5, "b")],
+    },
+    {"a": (0.25, 0.75), "b": (0.5, 0.5), "c": (0.25, 0.75)},
+    "a",
+    horizon=4,
+)
+# The same, with the turn in the state: no path sees a state twice.
+UNROLLED = LOOPS.unrolled()
+TASKS = {"loops": LOOPS, "unrolled": UNROLLED}

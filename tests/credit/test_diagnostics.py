@@ -1,0 +1,109 @@
+"""Diagnostics of a batch's credit: what is counted, what takes no part, and what is warned of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reward_kit.credit.diagnostics import CreditDiagnostics, anchor_values, credit_diagnostics
+from reward_kit.credit.step_credit import StepCredit
+
+NAN = float("nan")
+
+
+def credit(advantages: list[float], anchors: list[int], returns: list[float] | None = None) -> StepCredit:
+    advantages_S = np.array(advantages)
+    returns_S = np.array(returns if returns is not None else advantages)
+    return StepCredit(advantages_S, advantages_S, advantages_S, returns_S, np.array(anchors, dtype=np.int64))
+
+
+def healthy() -> CreditDiagnostics:
+    return credit_diagnostics(credit([1.0, 0.0, -1.0, 0.5], [4, 5, 4, 6]), [2, 2], [1.0, 0.0])
+
+
+def test_peers_anchors_and_zeros_are_counted():
+    found = healthy()
+    assert found.anchor_sizes == {1: 2, 2: 1}
+    assert (found.steps_with_peer, found.steps_with_other_peer, found.zero_advantages) == (2, 2, 1)
+    assert found.summary() == {
+        "credit/trajectories": 2,
+        "credit/unscored": 0,
+        "credit/steps": 4,
+        "credit/groups": 1,
+        "credit/tied_groups_share": 0.0,
+        "credit/single_groups_share": 0.0,
+        "credit/zero_advantage_share": 0.25,
+        "credit/anchors": 3,
+        "credit/anchor_size_mean": 4 / 3,
+        "credit/anchor_size_max": 2,
+        "credit/peer_share": 0.5,
+        "credit/other_peer_share": 0.5,
+    }
+    assert found.warnings() == []
+
+
+def test_a_peer_of_the_same_trajectory_is_told_from_one_of_another():
+    found = credit_diagnostics(credit([1.0, 0.0, -1.0, 0.5], [4, 4, 5, 5]), [2, 2], [1.0, 0.0])
+    assert (found.steps_with_peer, found.steps_with_other_peer) == (4, 0)
+    assert "each only meets itself" in found.warnings()[0]
+
+
+def test_unscored_trajectories_take_no_part():
+    found = credit_diagnostics(credit([1.0, NAN, NAN, NAN], [4, 4, 4, 4]), [1, 2, 1], [1.0, None, None])
+    assert (found.trajectories, found.unscored, found.steps) == (1, 2, 1)
+    assert (found.anchor_sizes, found.steps_with_peer, found.zero_advantages) == ({1: 1}, 0, 0)
+    assert found.warnings()[0] == "2 of 3 trajectories are unscored and take no part: look at the scores' failures"
+
+
+def test_without_a_score_there_are_no_shares():
+    found = credit_diagnostics(credit([NAN], [0]), [1], [None], ["g"])
+    assert found.summary() == {
+        "credit/trajectories": 0,
+        "credit/unscored": 1,
+        "credit/steps": 0,
+        "credit/groups": 0,
+    }
+    assert found.warnings() == ["no trajectory is scored, so nothing has credit: look at the scores' failures"]
+
+
+def test_an_estimator_without_states_has_no_peers_to_warn_of():
+    found = credit_diagnostics(credit([1.0, -1.0], [-1, -1]), [1, 1], [1.0, 0.0])
+    assert not found.uses_states
+    assert "credit/peer_share" not in found.summary()
+    assert found.warnings() == []
+
+
+@pytest.mark.parametrize(("shared", "warned"), [(4, True), (5, False)])
+def test_under_five_percent_of_steps_with_a_peer_warns(shared, warned):
+    anchors = [0] * shared + list(range(1, 101 - shared))
+    found = credit_diagnostics(credit([1.0] * 100, anchors), [1] * 100, [1.0, 0.0] * 50)
+    assert [warning.startswith("4.0% of the steps share") for warning in found.warnings()] == [True] * warned
+
+
+def test_ties_and_groups_of_one_are_told():
+    one = credit([0.0] * 4, [0, 0, 1, 1])
+    tied = credit_diagnostics(one, [1] * 4, [1.0, 1.0, 0.0, 0.0], ["a", "a", "b", "b"])
+    assert (tied.tied_groups, tied.single_groups) == (2, 0)
+    assert tied.warnings()[0].startswith("in every group all scores are equal")
+    single = credit_diagnostics(one, [1] * 4, [1.0, None, 0.0, None], ["a", "a", "b", "b"])
+    assert (single.tied_groups, single.single_groups) == (0, 2)
+    assert single.warnings()[0].startswith("every group has one scored trajectory")
+    mixed = credit_diagnostics(one, [1] * 4, [1.0, 1.0, 0.0, 0.5], ["a", "a", "b", "b"])
+    assert mixed.summary()["credit/tied_groups_share"] == 0.5
+    assert mixed.warnings() == []
+
+
+def test_nearly_equal_scores_are_no_tie():
+    found = credit_diagnostics(credit([0.0, 0.0], [0, 0]), [1, 1], [0.1, 0.1 + 1e-12])
+    assert found.tied_groups == 0
+
+
+def test_anchor_values_are_mean_returns_in_order_of_appearance():
+    values = anchor_values(credit([0.0] * 5, [9, 2, 9, 2, -1], [1.0, 4.0, 2.0, NAN, 7.0]))
+    assert [(v.anchor, v.first_step, v.count, v.mean_return) for v in values] == [(9, 0, 2, 1.5), (2, 1, 1, 4.0)]
+
+
+def test_an_empty_batch_has_diagnostics():
+    found = credit_diagnostics(credit([], []), [], [])
+    assert found.summary()["credit/steps"] == 0
+    assert anchor_values(credit([], [])) == []

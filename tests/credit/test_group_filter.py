@@ -1,0 +1,148 @@
+"""Dynamic sampling as specification: which groups are dropped and why, and what a refill collects again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reward_kit.credit.group_filter import DropReason, FilteredGroups, GroupRefill, filter_groups
+from reward_kit.errors import ConfigError, InvalidResultError
+
+
+def test_groups_with_equal_scores_are_dropped():
+    found = filter_groups([1.0, 0.0, 1.0, 1.0], ["a", "a", "b", "b"])
+    assert found.kept == ["a"]
+    assert found.dropped == {"b": DropReason.TIED}
+    assert found.kept_B == [0, 1]
+
+
+def test_members_need_not_be_neighbours():
+    found = filter_groups([1.0, 0.5, 0.0, 0.5], ["a", "b", "a", "b"])
+    assert found.kept == ["a"]
+    assert found.kept_B == [0, 2]
+
+
+def test_scores_that_differ_below_float32_are_no_tie():
+    low, high = 0.5, 0.5 + 1e-12
+    assert np.float32(low) == np.float32(high)
+    assert filter_groups([low, high], ["a", "a"]).kept == ["a"]
+
+
+def test_a_group_of_one_is_dropped_for_what_it_is_and_others_stay():
+    found = filter_groups([1.0, 1.0, 0.0], ["alone", "a", "a"])
+    assert found.kept == ["a"]
+    assert found.dropped == {"alone": DropReason.NO_SIGNAL}
+
+
+def test_a_tie_with_step_signal_is_kept_where_asked():
+    scores, ids = [1.0, 1.0, 0.0, 0.0], ["a", "a", "b", "b"]
+    steps = [[0.0, 0.7], [-0.7], [0.0], [0.0, 0.0]]
+    assert filter_groups(scores, ids, keep_step_signal=True, step_advantages=steps).kept == ["a"]
+    assert filter_groups(scores, ids).kept == []
+
+
+def test_the_step_signal_of_an_unscored_member_does_not_count():
+    steps = [[0.0], [0.0], [0.3], [None], [float("nan")]]
+    found = filter_groups([1.0, 1.0, None, 1.0, 1.0], ["a"] * 5, keep_step_signal=True, step_advantages=steps)
+    assert found.dropped == {"a": DropReason.TIED}
+
+
+def test_the_band_keeps_groups_by_their_mean_score():
+    scores, ids = [0.0, 0.2, 0.0, 1.0, 0.8, 1.0], ["hard", "hard", "fair", "fair", "easy", "easy"]
+    found = filter_groups(scores, ids, band=(0.2, 0.8))
+    assert found.kept == ["fair"]
+    assert found.dropped == {"hard": DropReason.BELOW_BAND, "easy": DropReason.ABOVE_BAND}
+    assert filter_groups(scores, ids, band=(0.1, 0.9)).kept == ["hard", "fair", "easy"]
+
+
+def test_unscored_members_are_ignored_or_drop_their_group():
+    scores, ids = [1.0, 0.0, None, 1.0, None], ["a", "a", "a", "b", "b"]
+    assert filter_groups(scores, ids).dropped == {"b": DropReason.NO_SIGNAL}
+    found = filter_groups(scores, ids, unscored="drop")
+    assert found.dropped == {"a": DropReason.UNSCORED_MEMBER, "b": DropReason.UNSCORED_MEMBER}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"group_ids": ["a"]}, "2 scores need 2 group ids; got 1"),
+        ({"band": (0.8, 0.2)}, "band is two numbers"),
+        ({"unscored": "dropp"}, "did you mean 'drop'"),
+        ({"keep_step_signal": True}, "keep_step_signal needs step_advantages of 2 trajectories; got none"),
+        ({"keep_step_signal": True, "step_advantages": [[0.0]]}, "of 2 trajectories; got 1"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        filter_groups([1.0, 0.0], **{"group_ids": ["a", "a"], **arguments})
+
+
+def test_a_score_that_is_not_finite_is_refused():
+    with pytest.raises(InvalidResultError, match="the score of trajectory 1 is nan"):
+        filter_groups([1.0, float("nan")], ["a", "a"])
+
+
+# Refilling
+
+
+def verdict(**is_kept: bool) -> FilteredGroups:
+    scores = [score for kept in is_kept.values() for score in ((0.0, 1.0) if kept else (1.0, 1.0))]
+    return filter_groups(scores, [name for name in is_kept for _ in range(2)])
+
+
+def episodes(verdict: FilteredGroups) -> dict[object, str]:
+    return {group: f"episodes of {group}" for group in verdict.members}
+
+
+def test_only_missing_groups_are_collected_again():
+    refill = GroupRefill(wanted=3, max_tries=3)
+    first = verdict(a=True, b=False, c=True)
+    refill.add(episodes(first), first)
+    assert refill.missing == 1
+    second = verdict(d=True)
+    refill.add(episodes(second), second)
+    outcome = refill.outcome()
+    assert outcome.groups == ["episodes of a", "episodes of c", "episodes of d"]
+    assert outcome.is_complete and outcome.tries == 2 and not outcome.surplus
+
+
+def test_surplus_is_trimmed_kept_in_order_and_used_first_next_time():
+    refill = GroupRefill(wanted=1, max_tries=1)
+    found = verdict(a=True, b=True, c=True)
+    refill.add(episodes(found), found)
+    outcome = refill.outcome()
+    assert (outcome.groups, outcome.surplus) == (["episodes of a"], ["episodes of b", "episodes of c"])
+    again = GroupRefill(wanted=3, max_tries=1, surplus=outcome.surplus)
+    assert again.missing == 1
+
+
+def test_the_last_try_is_filtered_and_the_outcome_says_what_is_missing():
+    refill = GroupRefill(wanted=2, max_tries=2)
+    for found in (verdict(a=True, b=False), verdict(c=False)):
+        refill.add(episodes(found), found)
+    outcome = refill.outcome()
+    assert refill.is_exhausted and not outcome.is_complete
+    assert (outcome.groups, outcome.missing) == (["episodes of a"], 1)
+    assert outcome.dropped == {DropReason.TIED: 2}
+    assert outcome.describe() == "1 of 2 groups after 2 collections; dropped: 2 tied"
+    with pytest.raises(ConfigError, match="all 2 tries are used up"):
+        refill.add(episodes(found), found)
+
+
+def test_the_same_group_id_may_come_again_in_a_later_collection():
+    refill = GroupRefill(wanted=2, max_tries=2)
+    for text in ("first", "second"):
+        refill.add({"a": text}, verdict(a=True))
+    assert refill.outcome().groups == ["first", "second"]
+
+
+def test_a_verdict_on_other_groups_is_refused():
+    refill = GroupRefill(wanted=2, max_tries=2)
+    with pytest.raises(ConfigError, match=r"only in one: \['a', 'b'\]"):
+        refill.add({"a": ""}, verdict(b=True))
+
+
+@pytest.mark.parametrize("options", [{"wanted": 0, "max_tries": 1}, {"wanted": 1, "max_tries": True}])
+def test_a_refill_of_nothing_is_refused(options):
+    with pytest.raises(ConfigError, match="is a positive whole number"):
+        GroupRefill(**options)

@@ -1,0 +1,391 @@
+"""What the gradient of each estimator converges to, proved by enumeration.
+
+From a group of n episodes the gradient is the mean over the episodes of sum_k grad log pi(a_k | s_k) A_k. Beside g, the
+exact gradient of the expected score, with gamma = 1 and epsilon = 0, its expectation is:
+
+| estimator | expected from groups of n | as n grows |
+|---|---|---|
+| rloo; grpo, gigpo ω=1 by leave_one_out | g | g |
+| discounted_returns | g | g |
+| turn_level_grpo | g | g |
+| gae, λ=1, or any λ with the true values | g | g |
+| grpo, gigpo ω=1 by mean; gpg on one group | g (n−1)/n | g |
+| grpo, gigpo ω=1 by std | at cosine 0.96 | g/σ |
+| reinforce_plus_plus_baseline on one group | at cosine 0.96 | g/σ |
+| reinforce_plus_plus on one group | at cosine 0.97 | g/σ, of the returns |
+| discounted_returns, baseline mean | at cosine 0.99 | g |
+| opo | at cosine 0.94 | g |
+| gigpo ω=1 by std, episode_statistics step | at cosine 0.84 | g/σ, of the scores by length |
+| gigpo ω=0 by leave_one_out, no state twice | each state's part of g times its chance of company, 1 − (1−p)^(n−1) | g |
+| gigpo ω=0 by mean, no state twice | each state's part times the expected (m−1)/m of its m visits | g |
+| gigpo ω=0 by leave_one_out or mean, states come back | at cosine 0.97 | g |
+| gigpo ω=0 by std | at cosine 0.88 | each state's part over its own σ |
+| grpo_passk | 1/n of the gradient of the expected best of n | – |
+
+"At cosine": biased, and so far from the direction of g, at least, on both tasks with n = 2 and 3. Between ω = 0 and 1
+gigpo is the mixture of its two rows. A baseline that leaves out the whole episode is exact, however long the others
+are; one that contains its score shrinks; one that weighs it by its own length, or by its visits, tilts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import combinations_with_replacement
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reward_kit.agent.models import StepData
+from reward_kit.credit.step_credit import StepCredit
+from reward_kit.rl_helpers import ESTIMATORS, gigpo_credit
+from tests.credit.path_formulas import (
+    Formula,
+    centred_by_turn,
+    centred_by_turn_of_others,
+    deviation_of_returns,
+    deviation_of_scores,
+    deviation_of_scores_by_length,
+    less_the_mean,
+    less_the_others,
+    one,
+    one_turn_late,
+    returns_among_those_who_got_here,
+    returns_by_deviation,
+    returns_by_state,
+    returns_less_mean,
+    score_by_length,
+    scores_by_deviation,
+    scores_by_deviation_of_turns,
+    scores_less_mean_by_length,
+)
+from tests.credit.tabular import (
+    LOOPS,
+    TASKS,
+    UNROLLED,
+    Floats,
+    Path,
+    TabularTask,
+    batch_of,
+    cosine,
+    error_of,
+    expected_gradient,
+    formula_gradient,
+    groups_of,
+    limit_gradient,
+    population,
+    slopes_of,
+    steps_of,
+)
+
+POPULATION = 256
+GROUP_SIZES = (2, 3)
+ACROSS_GROUPS = {"gpg", "reinforce_plus_plus", "reinforce_plus_plus_baseline"}
+NOTE = FilePath(__file__).parents[2] / "development" / "notes" / "estimators.md"
+
+EXACT = 1e-12
+"""How far two enumerations of the same number may be apart."""
+
+task_of_each_kind = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+group_sizes = pytest.mark.parametrize("size", GROUP_SIZES)
+
+
+def gigpo(**options: Any) -> Callable[..., StepCredit]:
+    return partial(gigpo_credit, **{"gamma": 1.0, "epsilon": 0.0, **options})
+
+
+# The ground that the other tests stand on
+
+
+@task_of_each_kind
+def test_the_exact_gradient_is_the_slope_of_the_expected_score(task: TabularTask) -> None:
+    def expected_score(logits_P: Floats) -> float:
+        return math.fsum(path.probability * path.score for path in task.paths(logits_P))
+
+    slopes_P = slopes_of(expected_score, task.logits_P)
+    np.testing.assert_allclose(task.policy_gradient(), slopes_P, atol=1e-9, rtol=0)
+    assert np.linalg.norm(task.policy_gradient()) > 0.1
+
+
+@task_of_each_kind
+@group_sizes
+def test_the_groups_are_all_there_are(task: TabularTask, size: int) -> None:
+    assert math.fsum(path.probability for path in task.paths()) == pytest.approx(1.0, abs=1e-15)
+    assert math.fsum(weight for weight, _ in groups_of(task.paths(), size)) == pytest.approx(1.0, abs=1e-15)
+    assert len({len(path.turns) for path in task.paths()}) == task.horizon
+
+
+# What the equality of enumerated numbers finds
+
+PLANTED = (centred_by_turn, centred_by_turn_of_others, returns_among_those_who_got_here, score_by_length, one_turn_late)
+
+
+@task_of_each_kind
+@pytest.mark.parametrize("formula", PLANTED)
+def test_a_planted_fault_is_found(task: TabularTask, formula: Formula) -> None:
+    assert error_of(formula_gradient(task, formula, 3), task.policy_gradient()) > 0.05
+
+
+@task_of_each_kind
+def test_the_formulas_side_finds_nothing_where_there_is_nothing(task: TabularTask) -> None:
+    found = formula_gradient(task, lambda group: [path.returns for path in group], 3)
+    assert error_of(found, task.policy_gradient()) < EXACT
+
+
+# Exact at every size
+
+Claim = tuple[str, dict[str, Any], Callable[[int], float]]
+
+
+def whole(_size: int) -> float:
+    return 1.0
+
+
+def shrunk(size: int) -> float:
+    """What is left of a score after a mean that contains it: (n - 1) / n."""
+    return (size - 1) / size
+
+
+EXACT_CLAIMS: list[Claim] = [
+    ("rloo", {}, whole),
+    ("grpo", {"normalization": "leave_one_out"}, whole),
+    ("gigpo", {"omega": 1.0, "gamma": 1.0, "normalization": "leave_one_out"}, whole),
+    ("gigpo", {"omega": 1.0, "gamma": 1.0, "normalization": "leave_one_out", "episode_statistics": "step"}, whole),
+    ("discounted_returns", {"gamma": 1.0}, whole),
+    ("turn_level_grpo", {"gamma": 1.0}, whole),
+    ("grpo", {"normalization": "mean"}, shrunk),
+    ("grpo", {"normalization": "constant", "normalization_constant": 4.0}, lambda size: shrunk(size) / 4.0),
+    ("gpg", {}, shrunk),
+]
+
+
+def without_rewards(path: Path) -> list[StepData]:
+    """Only the score is known."""
+    return [step.model_copy(update={"base_reward": None}) for step in steps_of(path)]
+
+
+@task_of_each_kind
+@group_sizes
+@pytest.mark.parametrize("as_steps", [steps_of, without_rewards])
+@pytest.mark.parametrize(("name", "options", "factor"), EXACT_CLAIMS)
+def test_it_is_the_exact_gradient(
+    task: TabularTask,
+    size: int,
+    as_steps: Callable[[Path], list[StepData]],
+    name: str,
+    options: dict[str, Any],
+    factor: Callable[[int], float],
+) -> None:
+    estimate = partial(ESTIMATORS[name], **options)
+    found = expected_gradient(task, estimate, size, as_steps=as_steps, one_by_one=name in ACROSS_GROUPS)
+    assert error_of(found, factor(size) * task.policy_gradient()) < EXACT
+
+
+# Biased in small groups: the expectation of the formula, written once more, and how far it points away
+
+STEP_STD = {"omega": 1.0, "gamma": 1.0, "epsilon": 0.0, "episode_statistics": "step"}
+LEAVE_ONE_OUT = {"omega": 0.0, "gamma": 1.0, "normalization": "leave_one_out"}
+FORMULAS: list[tuple[str, dict[str, Any], Formula, float]] = [
+    ("grpo", {"epsilon": 0.0}, scores_by_deviation, 0.96),
+    ("reinforce_plus_plus_baseline", {"epsilon": 0.0}, scores_by_deviation, 0.96),
+    ("reinforce_plus_plus", {"gamma": 1.0, "epsilon": 0.0}, returns_by_deviation, 0.97),
+    ("opo", {}, scores_less_mean_by_length, 0.94),
+    ("discounted_returns", {"gamma": 1.0, "baseline": "mean"}, returns_less_mean, 0.99),
+    ("gigpo", {"omega": 1.0, "gamma": 1.0, "epsilon": 0.0}, scores_by_deviation, 0.96),
+    ("gigpo", STEP_STD, scores_by_deviation_of_turns, 0.84),
+    ("gigpo", {"omega": 0.0, "gamma": 1.0, "epsilon": 0.0}, returns_by_state, 0.88),
+    ("gigpo", LEAVE_ONE_OUT, partial(returns_by_state, measure=less_the_others), 0.96),
+    ("gigpo", {**LEAVE_ONE_OUT, "normalization": "mean"}, partial(returns_by_state, measure=less_the_mean), 0.94),
+]
+
+
+@task_of_each_kind
+@group_sizes
+@pytest.mark.parametrize(("name", "options", "formula", "least_cosine"), FORMULAS)
+def test_it_is_the_expectation_of_its_formula(
+    task: TabularTask, size: int, name: str, options: dict[str, Any], formula: Formula, least_cosine: float
+) -> None:
+    estimate = partial(ESTIMATORS[name], **options)
+    found = expected_gradient(task, estimate, size, one_by_one=name in ACROSS_GROUPS)
+    assert error_of(found, formula_gradient(task, formula, size)) < EXACT
+    assert least_cosine < cosine(found, task.policy_gradient()) < 1.0 - 1e-4
+
+
+@task_of_each_kind
+def test_groups_that_share_a_scale_gpg_counts_the_tied_ones(task: TabularTask) -> None:
+    """Of two groups, one is counted twice where the other is tied: gpg divides by the share that tells anything."""
+    groups = list(groups_of(task.paths(), 2))
+    tied = math.fsum(weight for weight, (a, b) in groups if a.score == b.score)
+    found = np.zeros(len(task.logits_P))
+    for (p, first), (q, second) in combinations_with_replacement(groups, 2):
+        weight = p * q if first is second else 2 * p * q
+        batch = batch_of(task, [(weight / 2, first), (weight / 2, second)], steps_of)
+        found += batch.gradient(ESTIMATORS["gpg"](batch.steps, batch.scores, group_ids=batch.group_ids).advantages_S)
+    assert 0.05 < tied < 0.95
+    assert error_of(found, 0.5 * (1.0 + tied) * task.policy_gradient()) < EXACT
+
+
+# In the limit: one group in which every path is as frequent as it is probable
+
+
+LIMITS: list[tuple[str, dict[str, Any], Callable[[Sequence[Path]], float]]] = [
+    ("grpo", {"normalization": "mean"}, one),
+    ("grpo", {"epsilon": 0.0}, deviation_of_scores),
+    ("reinforce_plus_plus_baseline", {"epsilon": 0.0}, deviation_of_scores),
+    ("reinforce_plus_plus", {"gamma": 1.0, "epsilon": 0.0}, deviation_of_returns),
+    ("opo", {}, one),
+    ("gpg", {}, one),
+    ("discounted_returns", {"gamma": 1.0, "baseline": "mean"}, one),
+    ("gigpo", STEP_STD, deviation_of_scores_by_length),
+    ("gigpo", {"omega": 0.5, "gamma": 1.0, "normalization": "mean"}, one),
+]
+
+
+@task_of_each_kind
+@pytest.mark.parametrize(("name", "options", "unit_of"), LIMITS)
+def test_it_points_along_the_exact_gradient_in_the_limit(
+    task: TabularTask, name: str, options: dict[str, Any], unit_of: Callable[[Sequence[Path]], float]
+) -> None:
+    found = limit_gradient(task, partial(ESTIMATORS[name], **options), POPULATION)
+    assert error_of(found * unit_of(population(task, POPULATION)), task.policy_gradient()) < EXACT
+
+
+# GiGPO's second part: actions beside those taken in the same state
+
+
+def visits(task: TabularTask) -> dict[str, float]:
+    """The chance that an episode comes to a state."""
+    states = {turn.state for path in task.paths() for turn in path.turns}
+    return {
+        state: math.fsum(path.probability for path in task.paths() if any(turn.state == state for turn in path.turns))
+        for state in states
+    }
+
+
+def by_state(task: TabularTask, factors: dict[str, float]) -> Floats:
+    """The exact gradient with the part of each state times its factor."""
+    gradient_P = np.zeros(len(task.logits_P))
+    for state, factor in factors.items():
+        gradient_P[task.rows(state)] = factor * task.policy_gradient()[task.rows(state)]
+    return gradient_P
+
+
+@group_sizes
+def test_anchors_leave_one_out_counts_a_state_by_the_chance_of_company(size: int) -> None:
+    found = expected_gradient(UNROLLED, gigpo(omega=0.0, normalization="leave_one_out"), size)
+    company = {state: 1.0 - (1.0 - chance) ** (size - 1) for state, chance in visits(UNROLLED).items()}
+    assert error_of(found, by_state(UNROLLED, company)) < EXACT
+
+
+@group_sizes
+def test_anchors_mean_counts_a_state_by_the_expected_share_of_others(size: int) -> None:
+    def share(chance: float) -> float:
+        others = range(size)
+        weights = [math.comb(size - 1, m) * chance**m * (1 - chance) ** (size - 1 - m) for m in others]
+        return math.fsum(weight * m / (m + 1) for m, weight in zip(others, weights, strict=True))
+
+    found = expected_gradient(UNROLLED, gigpo(omega=0.0, normalization="mean"), size)
+    assert error_of(found, by_state(UNROLLED, {state: share(p) for state, p in visits(UNROLLED).items()})) < EXACT
+
+
+@group_sizes
+@pytest.mark.parametrize("normalization", ["leave_one_out", "mean"])
+def test_anchors_of_paths_that_come_back_are_biased(size: int, normalization: str) -> None:
+    """An episode's second visit to a state is a peer of its first, and what the first action did is in it."""
+    found = expected_gradient(LOOPS, gigpo(omega=0.0, normalization=normalization), size)
+    assert 0.97 < cosine(found, LOOPS.policy_gradient()) < 0.999
+    # Every episode begins in a: company is certain there, and yet its part is not whole.
+    if normalization == "leave_one_out":
+        assert error_of(found[LOOPS.rows("a")], LOOPS.policy_gradient()[LOOPS.rows("a")]) > 0.01
+
+
+@task_of_each_kind
+def test_anchors_are_exact_in_the_limit(task: TabularTask) -> None:
+    found = limit_gradient(task, gigpo(omega=0.0, normalization="mean"), POPULATION)
+    assert error_of(found, task.policy_gradient()) < EXACT
+
+
+@task_of_each_kind
+def test_anchors_by_deviation_measure_each_state_in_its_own_unit(task: TabularTask) -> None:
+    returns: dict[str, list[float]] = {}
+    for path in population(task, POPULATION):
+        for turn, value in zip(path.turns, path.returns, strict=True):
+            returns.setdefault(turn.state, []).append(value)
+    units = {state: 1.0 / float(np.std(values, ddof=1)) for state, values in returns.items()}
+    assert error_of(limit_gradient(task, gigpo(omega=0.0), POPULATION), by_state(task, units)) < EXACT
+
+
+# The critic
+
+
+@task_of_each_kind
+@pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
+def test_gae_is_exact_with_the_true_values(task: TabularTask, lam: float) -> None:
+    found = expected_gradient(task, gae(lam), 1, as_steps=partial(steps_of, values=task.values()))
+    assert error_of(found, task.policy_gradient()) < EXACT
+
+
+@task_of_each_kind
+def test_gae_with_wrong_values_is_exact_only_without_trust(task: TabularTask) -> None:
+    def wrong(path: Path) -> list[StepData]:
+        return steps_of(path, {key: 0.3 + len(key[0]) for key in task.values()})
+
+    assert error_of(expected_gradient(task, gae(1.0), 1, as_steps=wrong), task.policy_gradient()) < EXACT
+    assert error_of(expected_gradient(task, gae(0.0), 1, as_steps=wrong), task.policy_gradient()) > 0.5
+
+
+def gae(lam: float) -> Callable[..., StepCredit]:
+    return partial(ESTIMATORS["gae"], gamma=1.0, lam=lam)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
+def test_gae_bootstraps_what_was_cut_off_and_nothing_else(lam: float) -> None:
+    """The turns that were taken get the gradient that they have in the task without a limit."""
+    values, worth = LOOPS.values_without_a_limit()
+    exact = np.zeros(len(LOOPS.logits_P))
+    for path in LOOPS.paths():
+        weights_K = path.probability * np.array([worth[turn.state, turn.action] for turn in path.turns])
+        exact += weights_K @ LOOPS.score_functions(path)
+
+    def cut_off(path: Path) -> list[StepData]:
+        ended = path.next_state is None
+        # A terminated path carries one too, which must not be read.
+        info = {"terminated": ended, "truncated": not ended, "bootstrap_value": values[path.next_state or "a"]}
+        return steps_of(path, {(turn.state, k): values[turn.state] for k, turn in enumerate(path.turns)}, info)
+
+    assert error_of(expected_gradient(LOOPS, gae(lam), 1, as_steps=cut_off), exact) < EXACT
+    assert error_of(exact, LOOPS.policy_gradient()) > 0.05
+
+
+# The best of the group
+
+
+@task_of_each_kind
+@group_sizes
+def test_pass_at_k_is_the_slope_of_the_expected_best_of_the_group(task: TabularTask, size: int) -> None:
+    def expected_best(logits_P: Floats) -> float:
+        groups = groups_of(task.paths(logits_P), size)
+        return math.fsum(weight * max(path.score for path in group) for weight, group in groups)
+
+    found = size * expected_gradient(task, ESTIMATORS["grpo_passk"], size)
+    np.testing.assert_allclose(found, slopes_of(expected_best, task.logits_P), atol=1e-9, rtol=0)
+    assert cosine(found, task.policy_gradient()) < 0.95
+
+
+# The table
+
+
+def test_every_estimator_has_a_row_in_the_table() -> None:
+    proved = {claim[0] for claim in EXACT_CLAIMS} | {formula[0] for formula in FORMULAS} | {"gae", "grpo_passk"}
+    rows = [line.split("|")[1] for line in (__doc__ or "").splitlines() if line.startswith("| ")]
+    named = {name for name in ESTIMATORS if any(name in re.split(r"[ ,;]+", row) for row in rows)}
+    assert proved == named == set(ESTIMATORS)
+
+
+def test_the_note_has_the_same_table() -> None:
+    table = [line for line in (__doc__ or "").splitlines() if line.startswith("|")]
+    assert [line for line in NOTE.read_text(encoding="utf-8").splitlines() if line.startswith("|")] == table

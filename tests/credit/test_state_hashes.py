@@ -1,0 +1,278 @@
+"""State hashes as specification: which steps share a state under each name, and what is refused early."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward_kit.agent.models import History, StepData
+from reward_kit.credit.state_hashes import anchor_codes, check_state_hash, hash_steps, readable_keys, typed_key
+from reward_kit.errors import ConfigError
+from reward_kit.models import Message
+
+
+def step(state: object = "s", history: list[Message] | None = None, **info: object) -> StepData:
+    return StepData(
+        system_step_index=0,
+        observation_data=state,
+        action_taken={"type": "text", "content": ""},
+        resulting_messages_history=history or [],
+        step_info=info,
+    )
+
+
+def share(one: StepData, two: StepData, state_hash: object) -> bool:
+    first, second = anchor_codes([[one], [two]], np.zeros(2, dtype=np.int64), state_hash)
+    assert (hash_steps([[one, two]], state_hash)[0] == hash_steps([[one, two]], state_hash)[1]) == (first == second)
+    return bool(first == second)
+
+
+# Keys
+
+
+APART = [1, 1.0, True, "1", None, b"1", np.int64(1), np.int32(1), [1], (1,), {1}, frozenset({1}), {"1": 1}, [["1", 1]]]
+
+
+@pytest.mark.parametrize("other", range(len(APART)))
+def test_keys_keep_types_apart(other):
+    assert [typed_key(value) == typed_key(APART[other]) for value in APART].count(True) == 1
+
+
+def test_arrays_keep_their_shape_and_type_apart():
+    square = np.array([[1, 2], [3, 4]])
+    assert typed_key(square) != typed_key(square.ravel())
+    assert typed_key(square) != typed_key(square.astype(np.int32))
+    assert typed_key(square) == typed_key(np.asfortranarray(square))
+
+
+def test_a_dict_is_not_the_list_of_its_pairs_and_its_order_does_not_matter():
+    assert typed_key({"a": 1, "b": 2}) != typed_key([("a", 1), ("b", 2)])
+    assert typed_key({"a": 1, "b": 2}) == typed_key({"b": 2, "a": 1})
+
+
+def test_numbers_that_do_not_equal_themselves_are_equal_as_keys():
+    for value in (float("nan"), np.float32("nan"), np.datetime64("NaT")):
+        assert typed_key(value) == typed_key(type(value)(str(value)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_tensors_are_keys_by_type_shape_and_content(dtype):
+    tensor = torch.tensor([[1, 0], [1, 1]]).to(dtype)
+    assert typed_key(tensor) == typed_key(tensor.clone())
+    assert typed_key(tensor) != typed_key(tensor.flatten())
+    assert typed_key(tensor) != typed_key(1 - tensor.long())
+    assert typed_key(tensor) != typed_key(tensor.numpy() if dtype is not torch.bfloat16 else tensor.float())
+
+
+def test_a_tensor_that_needs_gradients_or_is_sparse_is_a_key():
+    weights = torch.eye(2, requires_grad=True)
+    assert typed_key(weights) == typed_key(torch.eye(2).to_sparse())
+
+
+def test_reading_keys_does_not_import_torch():
+    code = "import sys, reward_kit.credit.state_hashes as h; h.typed_key([1]); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_can_be_no_key_is_refused():
+    with pytest.raises(ConfigError, match="gave an object; give text"):
+        typed_key([object()])
+    endless: list[object] = []
+    endless.append(endless)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        typed_key(endless)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.floats(-2, 2) | st.sampled_from(["", "1", "a"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def same(a: object, b: object) -> bool:
+    """Equality as a reader means it: type, shape and content."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return repr(a) == repr(b)
+
+
+@given(st.tuples(plain, plain) | plain.map(lambda value: (value, value)))
+def test_keys_are_equal_exactly_where_values_are(pair):
+    assert (typed_key(pair[0]) == typed_key(pair[1])) == same(*pair)
+
+
+# Groups
+
+
+def test_a_state_is_never_shared_between_groups():
+    batch = [[step("x"), step("y")], [step("x")], [step("x")]]
+    assert anchor_codes(batch, np.array([0, 0, 0, 1])).tolist()[0] == anchor_codes(batch, np.array([0, 0, 0, 1]))[2]
+    assert len(set(anchor_codes(batch, np.array([0, 0, 0, 1])).tolist())) == 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("xyz"), st.none() | st.sampled_from("xk")), max_size=12))
+def test_anchors_agree_with_a_loop_over_pairs(rows):
+    batch = [[step(text, state_key=key)] for _, text, key in rows]
+    anchors = anchor_codes(batch, np.array([group for group, _, _ in rows], dtype=np.int64))
+    names = [(group, key is None, text if key is None else key) for group, text, key in rows]
+    for i, one in enumerate(names):
+        assert [anchors[i] == anchor for anchor in anchors] == [one == other for other in names]
+
+
+def test_an_empty_batch_has_no_anchors():
+    for state_hash in (None, "similarity", str):
+        assert anchor_codes([], np.zeros(0, dtype=np.int64), state_hash).tolist() == []
+
+
+# Named hashes
+
+
+def test_the_default_is_the_recorded_key_and_else_the_observation():
+    assert share(step("a", state_key="k"), step("b", state_key="k"), None)
+    assert not share(step("k"), step("other", state_key="k"), "state_key")
+    assert not share(step("a", state_key="k"), step("b", state_key="k"), "observation_text")
+
+
+def said(role: str, content: str, **more: object) -> Message:
+    return Message(role=role, content=content, **more)
+
+
+def test_last_messages_are_those_before_the_action():
+    opening = [said("system", "rules"), said("user", "go")]
+    left = step(history=[*opening, said("assistant", "left"), said("user", "a wall")])
+    right = step(history=[*opening, said("assistant", "right"), said("user", "a door")])
+    assert share(left, right, {"name": "last_messages", "count": 2})
+    other = step(history=[said("system", "no rules"), said("user", "go"), said("assistant", "left")])
+    assert share(left, other, {"name": "last_messages", "count": 1})
+    assert not share(left, other, {"name": "last_messages", "count": 2})
+
+
+def test_last_messages_tell_calls_apart_but_not_their_ids():
+    def after(call_id: str, arguments: str) -> StepData:
+        call = {"id": call_id, "function": {"name": "look", "arguments": arguments}}
+        messages = [said("assistant", "", tool_calls=[call]), said("tool", "seen", tool_call_id=call_id)]
+        return step(history=History([*messages, said("assistant", "done"), said("user", "later")], 3))
+
+    assert share(after("c1", "{}"), after("c2", "{}"), {"name": "last_messages", "count": 2})
+    assert not share(after("c1", "{}"), after("c1", '{"at": 1}'), {"name": "last_messages", "count": 2})
+
+
+def test_a_growing_history_leaves_singletons_where_its_last_message_does_not():
+    messages = [said("user", "look"), said("assistant", "a"), said("user", "look"), said("assistant", "b")]
+    early, late = step(history=messages[:2]), step(history=messages)
+    assert share(early, late, {"name": "last_messages", "count": 1})
+    assert not share(early, late, {"name": "last_messages", "count": 9})
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "shared"),
+    [
+        ('{"a": 1, "b": 2}', '{ "b":2,\n"a":1 }', True),
+        ('{"a": 1}', '{"a": 1.0}', False),
+        ('{"a": 1}', '{"a": true}', False),
+        ('{"a": 1}', {"a": 1}, True),
+        ('{"a": 1', '{"a": 1', True),
+        ('{"a": 1', '{"a":1', False),
+        ('"x"', "x", False),
+        ("[" * 100_000, "[" * 100_000, True),
+        ("[" * 400 + "]" * 400, "[" * 400 + " ]" * 400, True),
+    ],
+)
+def test_canonical_json_reads_text(one, two, shared):
+    assert share(step(one), step(two), "canonical_json") == shared
+
+
+def test_regex_normalises_times_and_ids():
+    spec = {"name": "regex", "replace": {r"\d\d:\d\d": "TIME", r"id=(\w)\w*": r"id=\1"}}
+    assert share(step("12:30 id=a17"), step("09:15 id=a4"), spec)
+    assert not share(step("12:30 id=a17"), step("09:15 id=b4"), spec)
+    assert share(step({"at": ["12:30"]}), step({"at": ["09:15"]}), spec)
+    assert not share(step("x", state_key="12:30"), step("y", state_key="09:15"), spec)
+    assert share(step("x", state_key=("12:30", 1)), step("y", state_key=("09:15", 1)), {**spec, "of": "state_key"})
+
+
+def test_similarity_shares_a_state_among_near_texts():
+    long = "You are in the hall. " * 20
+    codes = anchor_codes([[step(long + "12:30"), step(long + "09:15"), step("cellar")]], np.zeros(3, int), "similarity")
+    assert codes[0] == codes[1] != codes[2]
+
+
+def test_a_function_sees_the_observation_and_its_failure_names_it():
+    assert share(step({"room": "hall", "t": 1}), step({"room": "hall", "t": 2}), lambda seen: seen["room"])
+
+    def room(seen):
+        return seen["room"]
+
+    with pytest.raises(ConfigError, match="the state hash 'room', step 0: KeyError"):
+        hash_steps([[step({})]], room)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("state_keys", "unknown state hash 'state_keys'; did you mean 'state_key'"),
+        (3, "a state hash is a name, a mapping with a name, or a function; got 3"),
+        ({"count": 3}, "a state hash is a name"),
+        ("last_messages", "needs 'count': {name: last_messages, count: …}"),
+        ({"name": "last_messages", "counts": 3}, "no option 'counts'; did you mean 'count'"),
+        ({"name": "last_messages", "count": 0}, "count is a positive whole number; got 0"),
+        ({"name": "last_messages", "count": True}, "count is a positive whole number"),
+        ({"name": "state_key", "of": "x"}, "has no option 'of'"),
+        ({"name": "regex", "replace": {}}, "replace maps patterns to texts"),
+        ({"name": "regex", "replace": {"(": ""}}, "missing \\)"),
+        ({"name": "regex", "replace": {"a": r"\2"}}, "invalid group reference"),
+        ({"name": "regex", "replace": {"a": 1}}, "are texts"),
+        ({"name": "regex", "replace": {"a": ""}, "of": "state"}, "did you mean 'state_key'"),
+        ({"name": "similarity", "threshold": 0}, "threshold is in"),
+        ({"name": "similarity", "threshold": 95}, "threshold is in"),
+    ],
+)
+def test_a_wrong_specification_is_refused_before_any_step_is_seen(spec, message):
+    with pytest.raises(ConfigError, match=message):
+        check_state_hash(spec)
+
+
+def test_similarity_refuses_what_is_no_text():
+    with pytest.raises(ConfigError, match="compares texts; step 1 of the batch has a dict"):
+        anchor_codes([[step("a"), step({})]], np.zeros(2, dtype=np.int64), "similarity")
+
+
+# Readable keys
+
+
+def test_readable_keys_are_text_shortened_by_a_digest():
+    long, other = "x" * 500, "x" * 499 + "y"
+    short, first, second, data = readable_keys([[step("at the door"), step(long), step(other), step({"a": 1})]])
+    assert short == "at the door"
+    assert first.startswith("xxx") and len(first) <= 80 and first != second
+    assert data.startswith("{'a': 1} #")
+
+
+def test_readable_keys_are_the_same_in_every_process():
+    expected = readable_keys([[step({"b": {1, 2, 3}, "a": np.arange(3)})]])[0]
+    code = (
+        "import numpy as np\nfrom reward_kit.agent.models import StepData\n"
+        "from reward_kit.credit.state_hashes import readable_keys\n"
+        "step = StepData(system_step_index=0, observation_data={'b': {1, 2, 3}, 'a': np.arange(3)}, action_taken={})\n"
+        "print(readable_keys([[step]])[0])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == expected
+
+
+@given(st.lists(plain, max_size=5))
+def test_readable_keys_are_equal_exactly_where_keys_are(values):
+    batch = [[step(value) for value in values]]
+    keys, readable = hash_steps(batch, "observation_text"), readable_keys(batch, "observation_text")
+    assert [[a == b for b in keys] for a in keys] == [[a == b for b in readable] for a in readable]

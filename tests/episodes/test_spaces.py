@@ -1,0 +1,39 @@
+"""Fills and one-hot vectors by the attributes of a space, without Gymnasium, and with it."""
+
+import numpy as np
+import pytest
+
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.episodes.spaces import dummy, one_hot
+from reward_kit.errors import EpisodeError
+
+spaces = pytest.importorskip("gymnasium.spaces")
+
+
+def test_one_hot_vectors_count_from_the_spaces_start():
+    # RLlib fails on the last of them.
+    assert one_hot(np.array([1, 3]), spaces.Discrete(3, start=1)).tolist() == [[1, 0, 0], [0, 0, 1]]
+
+
+def test_several_numbers_lie_side_by_side():
+    assert one_hot(np.array([[1, 0]]), spaces.MultiDiscrete([2, 3])).tolist() == [[0, 1, 1, 0, 0]]
+
+
+def test_what_is_not_discrete_stays_as_it_is():
+    item = np.ones(3, np.int8)
+    assert one_hot(item, spaces.MultiBinary(3)) is item
+
+
+def test_a_number_outside_and_a_missing_space_are_told():
+    with pytest.raises(EpisodeError, match=r"Discrete\(3\) has no one-hot vector"):
+        one_hot(3, spaces.Discrete(3))
+    episode = SingleAgentEpisode(observations=[0, 1], actions=[0], rewards=[0.0], len_lookback_buffer=0)
+    with pytest.raises(EpisodeError, match="one_hot_discrete=True needs the space"):
+        episode.get_actions(0, one_hot_discrete=True)
+
+
+def test_a_dummy_has_the_structure_of_its_space():
+    space = spaces.Dict(a=spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 1, (2,)))), b=spaces.Text(3))
+    made = dummy(space, 0.0, one_hot=True)
+    assert made["a"][0].tolist() == [0.0, 0.0]
+    assert (made["a"][1].tolist(), made["a"][1].dtype, made["b"]) == ([0.0, 0.0], np.float32, 0.0)

@@ -1,0 +1,67 @@
+"""One mapping between our names and verl's, and a batch with the shapes that verl's code indexes by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from reward_kit.errors import ConfigError
+from reward_kit.tokens import TokenBatch, build_rows, verl_batch
+from reward_kit.tokens.names import VERL_NAMES
+from tests.tokens.made_episodes import PAD, Played, batches, play
+
+quick = settings(max_examples=40, deadline=None)
+
+
+def outer(made: list[Played]) -> TokenBatch:
+    return build_rows([one.episode for one in made], [one.steps for one in made], pad_token_id=PAD, padding="outer")
+
+
+def test_shapes_and_places() -> None:
+    long = play("long", [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6])], [{"advantage": 1.0}, {"advantage": 2.0}])
+    batch = verl_batch(outer([long, play("short", [([7], [8])])])).batch
+    assert batch["prompts"].tolist() == [[1, 2], [PAD, 7]]
+    assert batch["responses"].tolist() == [[3, 4, 5, 6], [8, PAD, PAD, PAD]]
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6], [PAD, 7, 8, PAD, PAD, PAD]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5], [0, 0, 1, 0, 0, 0]]
+    assert batch["response_mask"].tolist() == [[1, 1, 0, 1], [1, 0, 0, 0]]
+    assert batch["advantages"].tolist() == [[1, 1, 0, 2], [0, 0, 0, 0]]
+
+
+@quick
+@given(made=batches())
+def test_nothing_is_lost_on_the_way(made: list[Played]) -> None:
+    ours = outer(made)
+    theirs = verl_batch(ours)
+    prompt = ours.batch["prompt_ids"].shape[1]
+    for key, values in ours.batch.items():
+        found = theirs.batch[VERL_NAMES.get(key, key)]
+        np.testing.assert_array_equal(found, values if found.shape == values.shape else values[:, prompt:])
+        if found.shape != values.shape:
+            # What is cut off says nothing: the policy samples in completions only.
+            assert (values[:, :prompt] == (-1 if key == "policy_versions" else 0)).all()
+    assert {values.shape[1] for key, values in theirs.batch.items() if key.startswith(("response", "rollout"))} == {
+        theirs.batch["responses"].shape[1]
+    }
+
+
+@quick
+@given(made=batches())
+def test_under_the_other_names_batches_join_and_trim_as_well(made: list[Played]) -> None:
+    whole = verl_batch(outer(made))
+    first, rest = verl_batch(outer(made[:1])), verl_batch(outer(made[1:]))
+    joined = TokenBatch.concat([first, rest])
+    for key, values in whole.batch.items():
+        np.testing.assert_array_equal(joined.batch[key], values, err_msg=key)
+    for key, values in whole[: len(first)].trim().batch.items():
+        np.testing.assert_array_equal(first.batch[key], values, err_msg=key)
+
+
+def test_rows_padded_otherwise_are_refused() -> None:
+    made = play("r", [([1], [2])])
+    with pytest.raises(ConfigError, match=r"build_rows\(…, padding='outer'\); these are padded 'right'"):
+        verl_batch(build_rows([made.episode], pad_token_id=PAD))
+    with pytest.raises(ConfigError, match="whole rows"):
+        verl_batch(outer([made]).select(["input_ids", "attention_mask"]))
