@@ -10,7 +10,7 @@ import torch
 
 from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.batch import TensorBatch
-from reward_kit.rl.losses import logprobs_of, ppo_clip_loss
+from reward_kit.rl.losses import Diagnostics, logprobs_of, ppo_clip_loss
 
 PPO_KEYS = ("input_ids", "attention_mask", "loss_mask", "logprobs", "advantages")
 """What an update reads of a batch."""
@@ -98,7 +98,7 @@ def _optimizer_step(
     ids_BT, old_BT, mask_BT = minibatch["input_ids"], minibatch["logprobs"], minibatch["loss_mask"]
     logprobs_BT = logprobs_of(module(ids_BT, minibatch["attention_mask"]), ids_BT)
     loss, diagnostics = ppo_clip_loss(
-        logprobs_BT, old_BT, minibatch["advantages"], mask_BT, config.clip_low, config.clip_high
+        logprobs_BT, old_BT, minibatch["advantages"], mask_BT, clip_low=config.clip_low, clip_high=config.clip_high
     )
     if not torch.isfinite(loss):
         raise TrainingError(f"the loss is {loss.item()}; ratios {_range(diagnostics)}")
@@ -110,11 +110,11 @@ def _optimizer_step(
         raise TrainingError(f"the gradient's norm is {norm.item()} at a loss of {loss.item()}")
     optimizer.step()
     gap = (logprobs_BT.detach() - old_BT)[mask_BT.bool()].abs().max()
-    found = {**diagnostics, "loss": loss.detach(), "grad_norm": norm, "logprob_gap": gap}
-    return {key: float(value) for key, value in found.items()}
+    found = {"loss": loss.detach(), "grad_norm": norm, "logprob_gap": gap}
+    return diagnostics.floats() | {key: float(value) for key, value in found.items()}
 
 
-def _range(diagnostics: dict[str, torch.Tensor]) -> str:
+def _range(diagnostics: Diagnostics) -> str:
     return f"from {diagnostics['ratio_min'].item():g} to {diagnostics['ratio_max'].item():g}"
 
 

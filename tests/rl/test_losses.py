@@ -1,35 +1,132 @@
-"""Losses: their values, their gradients, and that masked tokens have no influence at all."""
+"""Every loss under every aggregation is its formula, written as a loop over tokens."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from reward_kit.rl.losses import Loss, logprobs_of, ppo_clip_loss
+from reward_kit.errors import ConfigError
+from reward_kit.rl.losses import (
+    Aggregation,
+    GlobalBatch,
+    Loss,
+    cispo_loss,
+    decoupled_ppo_loss,
+    entropies_of,
+    gspo_loss,
+    logprobs_of,
+    ppo_clip_loss,
+    truncated_importance_weights,
+    value_loss,
+)
+from reward_kit.rl.losses.importance import Level
+from tests.rl.loss_cases import CAP, EVERY_LOSS_AND_AGGREGATION, LOSSES, NORM_LENGTH, Case, random_case, whole_of
 
-SHAPE = (3, 5)
+Token = dict[str, float]
+"""What stands at one token, and `s`, the ratio of its sequence."""
 
 
-def random_case(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw() -> Tensor:
-        return torch.randn(SHAPE, generator=generator, dtype=torch.float64)
-
-    old_BT = draw() - 2.0
-    mask_BT = torch.rand(SHAPE, generator=generator) < 0.6
-    mask_BT[0, 0] = True
-    return old_BT + 0.3 * draw(), old_BT, draw(), mask_BT
+def clipped(ratio: float, advantage: float, low: float, high: float, dual: float = math.inf) -> float:
+    found = max(-advantage * ratio, -advantage * min(max(ratio, 1 - low), 1 + high))
+    return min(found, -advantage * dual) if advantage < 0 else found
 
 
-def with_gradient(logprobs_BT: Tensor, *others: Tensor, **options: float) -> tuple[Loss, Tensor]:
-    leaf = logprobs_BT.clone().requires_grad_()
-    found = ppo_clip_loss(leaf, *others, **options)
+def ppo(token: Token) -> float:
+    return clipped(math.exp(token["trained"] - token["old"]), token["advantages"], 0.1, 0.3)
+
+
+def ppo_dual_weighted(token: Token) -> float:
+    ratio = math.exp(token["trained"] - token["old"])
+    return token["weights"] * clipped(ratio, token["advantages"], 0.2, 0.2, 1.5)
+
+
+def cispo(token: Token) -> float:
+    ratio = math.exp(token["trained"] - token["old"])
+    return -min(max(ratio, 0.8), 1.4) * token["advantages"] * token["trained"]
+
+
+def weight(token: Token) -> float:
+    return math.exp(token["old"] - token["behaviour"])
+
+
+def decoupled(token: Token, dual: float) -> float:
+    ratio = math.exp(token["trained"] - token["old"])
+    return min(weight(token), CAP) * clipped(ratio, token["advantages"], 0.1, 0.3, dual)
+
+
+def value(token: Token, clip: float) -> float:
+    values, old, returns = token["trained"], token["old"], token["advantages"]
+    near = min(max(values, old - clip), old + clip)
+    return 0.5 * max((values - returns) ** 2, (near - returns) ** 2)
+
+
+def k1(token: Token) -> float:
+    return token["trained"] - token["old"]
+
+
+def k3(token: Token) -> float:
+    return math.exp(-k1(token)) - 1 + k1(token)
+
+
+FORMULAS: dict[str, Callable[[Token], float]] = {
+    "ppo": ppo,
+    "ppo dual weighted": ppo_dual_weighted,
+    "gspo": lambda token: clipped(token["s"], token["advantages"], 0.1, 0.1),
+    "cispo": cispo,
+    "decoupled exclude": lambda token: decoupled(token, math.inf),
+    "decoupled truncate": lambda token: decoupled(token, 1.5),
+    "kl k1": k1,
+    "kl k2": lambda token: k1(token) ** 2 / 2,
+    "kl k3": k3,
+    "kl k1+": k1,
+    "kl k3+": k3,
+    "value": lambda token: value(token, 0.2),
+    "value unclipped": lambda token: value(token, math.inf),
+    "entropy": lambda token: -token["trained"],
+}
+
+
+def sequences_of(case: Case) -> list[list[Token]]:
+    """The tokens that take part, row by row."""
+    found = []
+    for b, row in enumerate(case["mask"].tolist()):
+        tokens = [{key: float(case[key][b, t]) for key in case} for t, part in enumerate(row) if part]
+        if tokens:
+            s = math.exp(sum(token["trained"] - token["old"] for token in tokens) / len(tokens))
+            found.append([token | {"s": s} for token in tokens])
+    return found
+
+
+def aggregated(losses: list[list[float]], aggregation: Aggregation) -> float:
+    if aggregation == "token-mean":
+        return sum(map(sum, losses)) / sum(map(len, losses))
+    divisors = {"seq-mean-token-sum": lambda _: 1.0, "seq-mean-token-mean": len}
+    divisor = divisors.get(aggregation, lambda _: NORM_LENGTH)
+    return sum(sum(sequence) / divisor(sequence) for sequence in losses) / len(losses)
+
+
+@pytest.mark.parametrize(("name", "aggregation"), EVERY_LOSS_AND_AGGREGATION)
+def test_it_is_its_formula(name: str, aggregation: Aggregation) -> None:
+    for seed in range(3):
+        case = random_case(seed)
+        sequences = sequences_of(case)
+        if name == "decoupled exclude":
+            kept = [[token for token in tokens if weight(token) <= CAP] for tokens in sequences]
+            sequences = [tokens for tokens in kept if tokens]
+        expected = aggregated([[FORMULAS[name](token) for token in tokens] for tokens in sequences], aggregation)
+        found = LOSSES[name](case, aggregation=aggregation, global_batch=whole_of(name, case)).loss
+        assert found.item() == pytest.approx(expected, abs=1e-12)
+
+
+def with_gradient(
+    loss: Callable[..., Loss], logprobs: Tensor, *others: Tensor, **options: float
+) -> tuple[Loss, Tensor]:
+    leaf = logprobs.clone().requires_grad_()
+    found = loss(leaf, *others, **options)
     found.loss.backward()
     assert leaf.grad is not None
     return found, leaf.grad
@@ -41,84 +138,149 @@ def with_gradient(logprobs_BT: Tensor, *others: Tensor, **options: float) -> tup
         (1.0, 2.0, -2.0, -2.0),
         (1.5, 2.0, -2.6, 0.0),  # pushed up far enough: cut at 1 + clip_high
         (1.5, -2.0, 3.0, 3.0),  # wrongly high: the full slope down
+        (4.0, -2.0, 6.0, 0.0),  # so high that the dual clip bounds it
         (0.5, -2.0, 1.8, 0.0),  # pushed down far enough: cut at 1 - clip_low
         (0.5, 2.0, -1.0, -1.0),
     ],
 )
-def test_values_and_slopes(ratio: float, advantage: float, expected: float, slope: float) -> None:
+def test_values_and_slopes_of_ppo(ratio: float, advantage: float, expected: float, slope: float) -> None:
     logprobs = torch.tensor([[math.log(ratio)]], dtype=torch.float64)
     others = torch.zeros_like(logprobs), torch.full_like(logprobs, advantage), torch.ones_like(logprobs)
-    found, gradient = with_gradient(logprobs, *others, clip_low=0.1, clip_high=0.3)
+    found, gradient = with_gradient(ppo_clip_loss, logprobs, *others, clip_low=0.1, clip_high=0.3, dual_clip=3.0)
     assert found.loss.item() == pytest.approx(expected)
     assert gradient.item() == pytest.approx(slope)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_gradcheck(seed: int) -> None:
-    logprobs, old, advantages, mask = random_case(seed)
-
-    def loss(x: Tensor) -> Tensor:
-        return ppo_clip_loss(x, old, advantages, mask).loss
-
-    assert torch.autograd.gradcheck(loss, logprobs.requires_grad_())
-
-
-@settings(deadline=None)
-@given(st.integers(0, 10_000), st.sampled_from([0.0, 1e30, -1e30, math.inf, -math.inf, math.nan]))
-def test_masked_tokens_have_no_influence(seed: int, junk: float) -> None:
-    logprobs, old, advantages, mask = random_case(seed)
-    found, gradient = with_gradient(logprobs, old, advantages, mask)
-    spoiled = [torch.where(mask, values, junk) for values in (logprobs, old, advantages)]
-    again, gradient_again = with_gradient(*spoiled, mask)
-    assert torch.equal(found.loss, again.loss)
-    assert torch.equal(gradient, gradient_again)
-    assert torch.equal(gradient[~mask], torch.zeros_like(gradient[~mask]))
-    assert all(torch.equal(found.diagnostics[key], again.diagnostics[key]) for key in found.diagnostics)
+def test_gspo_moves_a_sequence_as_one() -> None:
+    old = torch.tensor([[-1.0, -1.0, -1.0]], dtype=torch.float64)
+    others = old, torch.ones_like(old), torch.ones_like(old)
+    # Single ratios far beyond the clip range, of which the mean of the logarithms is 0: nothing is clipped.
+    found, gradient = with_gradient(gspo_loss, old + torch.tensor([[0.7, -0.7, 0.0]]), *others)
+    assert found.loss.item() == pytest.approx(-1.0) and found.diagnostics["clip_fraction"] == 0.0
+    torch.testing.assert_close(gradient, torch.full_like(old, -1 / 3))
+    found, gradient = with_gradient(gspo_loss, old + 0.01, *others)
+    assert found.diagnostics["clip_fraction_high"] == 1.0 and not gradient.any()
 
 
-def test_a_fully_masked_row_changes_nothing_and_a_fully_masked_batch_gives_zero() -> None:
-    logprobs, old, advantages, mask = random_case(0)
-    mask[1] = False
-    whole, gradient = with_gradient(logprobs, old, advantages, mask)
-    rest = [values[[0, 2]] for values in (logprobs, old, advantages, mask)]
-    without, gradient_without = with_gradient(*rest)
-    torch.testing.assert_close(whole.loss, without.loss, rtol=0, atol=1e-15)
-    assert torch.equal(gradient[[0, 2]], gradient_without)
-    assert not gradient[1].any()
-    empty, gradient = with_gradient(logprobs, old, advantages, torch.zeros_like(mask))
-    assert empty.loss.item() == 0.0
-    assert not gradient.any()
-    assert all(torch.isfinite(value) for value in empty.diagnostics.values())
+def test_cispo_keeps_a_gradient_where_ppo_has_none() -> None:
+    old = torch.tensor([[-3.0]], dtype=torch.float64)
+    others = old, torch.ones_like(old), torch.ones_like(old)
+    assert not with_gradient(ppo_clip_loss, old + 2.0, *others)[1].any()
+    found, gradient = with_gradient(cispo_loss, old + 2.0, *others)
+    assert gradient.item() == pytest.approx(-5.0) and found.diagnostics["clip_fraction_high"] == 1.0
+
+
+def test_decoupled_ppo_with_one_policy_for_both_is_ppo() -> None:
+    case = random_case(0)
+    plain, gradient = with_gradient(ppo_clip_loss, *(case[key] for key in ("trained", "old", "advantages", "mask")))
+    tensors = (case[key] for key in ("trained", "old", "old", "advantages", "mask"))
+    decoupled, gradient_decoupled = with_gradient(decoupled_ppo_loss, *tensors)
+    assert torch.equal(plain.loss, decoupled.loss) and torch.equal(gradient, gradient_decoupled)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_truncated_importance_weights(level: Level) -> None:
+    case = random_case(1)
+    leaf = case["old"].clone().requires_grad_()
+    found, diagnostics = truncated_importance_weights(leaf, case["behaviour"], case["mask"], level=level, cap=1.5)
+    assert not found.requires_grad
+    for b, t in case["mask"].nonzero().tolist():
+        places = [t] if level == "token" else case["mask"][b].nonzero().flatten().tolist()
+        ratio = math.exp(sum(float(case["old"][b, u] - case["behaviour"][b, u]) for u in places))
+        assert found[b, t].item() == pytest.approx(min(ratio, 1.5))
+    assert not found[~case["mask"]].any()
+    assert diagnostics["weight_max"] == 1.5 and 0.0 < diagnostics["weight_capped_fraction"] < 1.0
+
+
+def test_weights_by_sequence_ids_are_those_by_rows() -> None:
+    case = random_case(2)
+    rows = truncated_importance_weights(case["old"], case["behaviour"], case["mask"], level="sequence")
+    flat = [case[key].reshape(1, -1) for key in ("old", "behaviour", "mask")]
+    ids = truncated_importance_weights(*flat, level="sequence", sequence_ids_BT=case["row_ids"].reshape(1, -1))
+    assert torch.equal(rows.weights_BT.reshape(1, -1), ids.weights_BT)
+
+
+def test_rows_with_one_id_are_one_sequence() -> None:
+    case = random_case(3)
+    loss = LOSSES["ppo"](case, aggregation="seq-mean-token-sum", sequence_ids_BT=torch.zeros_like(case["row_ids"]))
+    mean = LOSSES["ppo"](case, aggregation="token-mean")
+    torch.testing.assert_close(loss.loss, mean.loss * case["mask"].sum())
 
 
 def test_only_the_trained_policy_gets_a_gradient() -> None:
-    logprobs, old, advantages, mask = random_case(1)
-    others = old.requires_grad_(), advantages.requires_grad_()
-    with_gradient(logprobs, *others, mask)
-    assert all(tensor.grad is None for tensor in others)
+    case = random_case(1)
+    for name, loss in LOSSES.items():
+        others = {key: case[key].clone().requires_grad_() for key in ("old", "behaviour", "advantages", "weights")}
+        loss(case | others | {"trained": case["trained"].clone().requires_grad_()}).loss.backward()
+        assert all(tensor.grad is None for tensor in others.values()), name
 
 
-def test_diagnostics_against_their_definitions() -> None:
-    logprobs, old, advantages, mask = random_case(2)
-    found = ppo_clip_loss(logprobs, old, advantages, mask).diagnostics
-    ratio, sign = (logprobs - old).exp()[mask], advantages[mask]
-    clipped = ((ratio > 1.2) & (sign > 0)) | ((ratio < 0.8) & (sign < 0))
-    assert found["tokens"] == mask.sum()
-    torch.testing.assert_close(found["clip_fraction"], clipped.float().mean())
-    torch.testing.assert_close(found["approx_kl"], (ratio - 1 - ratio.log()).mean())
+def test_half_precision_is_computed_in_float32() -> None:
+    case = {key: values.bfloat16() if values.is_floating_point() else values for key, values in random_case(0).items()}
+    wide = {key: values.float() if values.is_floating_point() else values for key, values in case.items()}
+    for name, loss in LOSSES.items():
+        assert torch.equal(loss(case).loss, loss(wide).loss), name
+        assert loss(case).loss.dtype == torch.float32
 
 
-def test_a_huge_ratio_stays_finite() -> None:
-    case = torch.tensor([[1000.0]]), torch.tensor([[0.0]]), torch.tensor([[-1.0]]), torch.tensor([[1]])
-    assert torch.isfinite(with_gradient(*case)[0].loss)
-
-
-def test_logprobs_come_from_the_logits_before() -> None:
+def test_logprobs_and_entropies_come_from_the_logits_before() -> None:
     logits = torch.randn(2, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ids = torch.tensor([[1, 2, 3, 4], [6, 5, 0, 1]])
-    found = logprobs_of(logits, ids)
-    assert found.shape == (2, 4)
-    assert not found[:, 0].any()
+    logprobs, entropies = logprobs_of(logits, ids), entropies_of(logits)
+    assert logprobs.shape == entropies.shape == (2, 4)
+    assert not logprobs[:, 0].any() and not entropies[:, 0].any()
     for b in range(2):
         for t in range(1, 4):
-            torch.testing.assert_close(found[b, t], logits[b, t - 1].log_softmax(-1)[ids[b, t]])
+            p = logits[b, t - 1].softmax(-1)
+            torch.testing.assert_close(logprobs[b, t], p[ids[b, t]].log())
+            torch.testing.assert_close(entropies[b, t], -sum(q * q.log() for q in p))
+
+
+def test_a_token_that_cannot_be_has_no_entropy_and_makes_no_nan() -> None:
+    logits = torch.tensor([[[0.0, 0.0, -torch.inf], [0.0, 0.0, 0.0]]], requires_grad=True)
+    entropies = entropies_of(logits)
+    assert entropies[0, 1].item() == pytest.approx(math.log(2))
+    entropies.sum().backward()
+    assert logits.grad is not None and torch.isfinite(logits.grad).all()
+
+
+ONES = torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: ppo_clip_loss(ONES, ONES, torch.ones(2), ONES),
+            r"advantages has the shape \(2,\), loss_mask \(2, 3\)",
+        ),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, torch.ones(3)), r"the axes row and token; got the shape \(3,\)"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=torch.ones(2)), "sequence_ids has the shape"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_low=1.5), r"clip_low is in \[0, 1\]; got 1.5"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_high=math.nan), "clip_high is a finite number"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, dual_clip=1.0), "dual_clip is above 1; got 1"),
+        (
+            lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, aggregation="token_mean"),  # type: ignore[arg-type]
+            "unknown aggregation 'token_mean'; did you mean 'token-mean'",
+        ),
+        (
+            lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, aggregation="seq-mean-token-sum-norm"),
+            "needs global_batch=GlobalBatch.of",
+        ),
+        (
+            lambda: decoupled_ppo_loss(ONES, ONES, ONES, ONES, ONES, beyond_cap="cut"),  # type: ignore[arg-type]
+            "unknown beyond_cap 'cut'",
+        ),
+        (lambda: decoupled_ppo_loss(ONES, ONES, ONES, ONES, ONES, cap=0.0), "cap is the greatest weight and above 0"),
+        (
+            lambda: truncated_importance_weights(ONES, ONES, ONES, level="step"),  # type: ignore[arg-type]
+            "unknown level 'step'",
+        ),
+        (lambda: value_loss(ONES, ONES, ONES, ONES, clip=0.0), "clip is above 0, or None"),
+        (lambda: GlobalBatch(-1, 1), "tokens is at least 0; got -1"),
+        (lambda: GlobalBatch(1, 1, 0.0), "norm_length is what 'seq-mean-token-sum-norm' divides by; got 0"),
+    ],
+)
+def test_bad_input_gets_one_clear_error(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()

@@ -1,0 +1,169 @@
+"""Which tokens take part in a loss, and how their losses become one number, whatever the split into micro-batches.
+
+The tokens whose mask is 1 are picked out before anything is computed. What stands anywhere else is never read, NaN
+included, and a padded row and a packed one come down to the same tensors. Beside the axes of the package, `_N` counts
+the tokens that take part, in order, and `_Q` the sequences that have such a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from reward_kit.credit.options import check_choice, check_number
+from reward_kit.errors import ConfigError
+from reward_kit.rl.losses.diagnostics import Statistic
+
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+"""How (N,) losses become one: the mean over tokens, or the mean over sequences of each one's sum, mean, or sum divided
+by a constant length (`GlobalBatch.norm_length`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalBatch:
+    """What losses are divided by: counts over all rows of one optimizer step, on however many micro-batches they lie.
+
+    The losses of the micro-batches then add up to the loss of the whole, and so do their gradients. Where gradients are
+    averaged over processes instead of summed, give the counts of all processes divided by the number of processes.
+
+    Attributes:
+        tokens: how many take part.
+        sequences: how many have a token that takes part. A sequence lies in one micro-batch.
+        norm_length: what "seq-mean-token-sum-norm" divides each sum by: a constant of the run, such as the longest
+            completion allowed.
+
+    Raises:
+        ConfigError: a count is negative or not finite, or the length is not above 0.
+    """
+
+    tokens: float
+    sequences: float
+    norm_length: float | None = None
+
+    def __post_init__(self) -> None:
+        check_number("tokens", self.tokens, 0.0)
+        check_number("sequences", self.sequences, 0.0)
+        if self.norm_length is not None:
+            check_number("norm_length", self.norm_length, 0.0)
+        if self.norm_length == 0.0:
+            raise ConfigError("norm_length is what 'seq-mean-token-sum-norm' divides by; got 0")
+
+    @classmethod
+    def of(
+        cls, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None, *, norm_length: float | None = None
+    ) -> GlobalBatch:
+        """The counts of rows that are at hand as a whole.
+
+        Args:
+            loss_mask_BT: 1 where a token takes part.
+            sequence_ids_BT: see `Participants`.
+            norm_length: see the class.
+        """
+        found = Participants(loss_mask_BT, sequence_ids_BT)
+        return cls(found.count, found.sequences, norm_length)
+
+
+class Participants:
+    """The tokens that take part in a loss.
+
+    Args:
+        loss_mask_BT: 1 where a token takes part.
+        sequence_ids_BT: integers that say which sequence a token belongs to; tokens of one id are one sequence, in
+            whichever rows they stand. `row_ids` of a packed batch are such ids. None: each row is a sequence.
+
+    Raises:
+        ConfigError: the two differ in shape, or the mask has not two axes.
+    """
+
+    def __init__(self, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None) -> None:
+        if loss_mask_BT.dim() != 2:
+            raise ConfigError(f"loss_mask has the axes row and token; got the shape {tuple(loss_mask_BT.shape)}")
+        self.shape = loss_mask_BT.shape
+        self.places_N = loss_mask_BT.reshape(-1).nonzero().squeeze(1)
+        self.count = len(self.places_N)
+        self._sequence_ids_BT = sequence_ids_BT
+        self._check_shape("sequence_ids", sequence_ids_BT)
+
+    def _check_shape(self, name: str, values: Tensor | None) -> None:
+        # A (B,) or (B,1) tensor would be spread over the tokens without a word.
+        if values is not None and values.shape != self.shape:
+            raise ConfigError(
+                f"{name} has the shape {tuple(values.shape)}, loss_mask {tuple(self.shape)}; give one each"
+            )
+
+    def pick(self, name: str, values_BT: Tensor) -> Tensor:
+        """(N,) values of the tokens that take part, in float32 or wider.
+
+        Args:
+            name: what they are called in an error.
+            values_BT: one per token.
+
+        Raises:
+            ConfigError: the shape is not that of the mask.
+        """
+        self._check_shape(name, values_BT)
+        values_N = values_BT.reshape(-1).index_select(0, self.places_N)
+        # In bfloat16 a ratio of 1.001 is 1.
+        return values_N.to(torch.promote_types(values_N.dtype, torch.float32))
+
+    def total(self) -> Statistic:
+        """How many tokens take part, as a diagnostic."""
+        return Statistic("total", torch.tensor([self.count], device=self.places_N.device))
+
+    def lay(self, values_N: Tensor) -> Tensor:
+        """(B,T) tensor with these values in their places and 0 everywhere else."""
+        flat = values_N.new_zeros(self.shape.numel())
+        return flat.index_put((self.places_N,), values_N).view(self.shape)
+
+    @cached_property
+    def sequence_N(self) -> Tensor:
+        """Which sequence each token belongs to, counted from 0."""
+        if self._sequence_ids_BT is None:
+            ids_N = self.places_N // max(self.shape[1], 1)
+        else:
+            ids_N = self._sequence_ids_BT.reshape(-1).index_select(0, self.places_N)
+        found: Tensor = torch.unique(ids_N, return_inverse=True)[1]
+        return found
+
+    @cached_property
+    def sequences(self) -> int:
+        """How many sequences have a token that takes part."""
+        return int(self.sequence_N.max()) + 1 if self.count else 0
+
+    def sequence_sums(self, values_N: Tensor) -> Tensor:
+        """(Q,) sum of each sequence."""
+        return values_N.new_zeros(self.sequences).index_add(0, self.sequence_N, values_N)
+
+    def sequence_means(self, values_N: Tensor) -> Tensor:
+        """(Q,) mean of each sequence over its tokens that take part."""
+        return self.sequence_sums(values_N) / self.sequence_sums(torch.ones_like(values_N))
+
+    def aggregate(self, values_N: Tensor, aggregation: Aggregation, whole: GlobalBatch | None) -> Tensor:
+        """One number: the share of these tokens in the loss of the whole batch; 0 where no token takes part.
+
+        Args:
+            values_N: the loss of each token.
+            aggregation: how.
+            whole: the counts of the whole batch; None: these rows are all.
+
+        Raises:
+            ConfigError: the aggregation is unknown or lacks its length.
+        """
+        check_choice("aggregation", aggregation, get_args(Aggregation))
+        if aggregation == "token-mean":
+            return values_N.sum() / max(whole.tokens if whole else self.count, _LEAST)
+        summands = self.sequence_means(values_N) if aggregation == "seq-mean-token-mean" else values_N
+        share = summands.sum() / max(whole.sequences if whole else self.sequences, _LEAST)
+        if aggregation != "seq-mean-token-sum-norm":
+            return share
+        if whole is None or whole.norm_length is None:
+            raise ConfigError(f"{aggregation!r} needs global_batch=GlobalBatch.of(…, norm_length=…), a constant length")
+        return share / whole.norm_length
+
+
+_LEAST = 1e-12
+"""Only where nothing takes part is a count this small: 0 / 1e-12 is 0. Counts per process may well be below 1."""

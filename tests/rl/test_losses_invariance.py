@@ -1,0 +1,178 @@
+"""What a loss must not depend on: the split into micro-batches, padding, and whatever stands where the mask is 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from reward_kit.rl.losses import Aggregation, penalised_rewards, truncated_importance_weights, within_cap
+from reward_kit.rl.losses.importance import Level
+from tests.rl.loss_cases import (
+    AGGREGATIONS,
+    CAP,
+    EVERY_LOSS_AND_AGGREGATION,
+    LOSSES,
+    NORM_LENGTH,
+    Case,
+    evaluated,
+    micro_batches,
+    packed,
+    random_case,
+    whole_of,
+)
+
+CLOSE = {"rtol": 0.0, "atol": 1e-10}
+
+
+@pytest.mark.parametrize(("name", "aggregation"), EVERY_LOSS_AND_AGGREGATION)
+def test_the_split_into_micro_batches_and_the_layout_change_nothing(name: str, aggregation: Aggregation) -> None:
+    case = random_case(4)
+    whole = whole_of(name, case)
+    loss, gradients, found = evaluated(name, [case], aggregation, whole)
+    assert loss.item() != 0.0
+    for parts in (1, 3, 7):
+        padded_parts = micro_batches(case, parts)
+        for split in (padded_parts, [packed(part) for part in padded_parts]):
+            again, gradients_again, found_again = evaluated(name, split, aggregation, whole)
+            torch.testing.assert_close(again, loss, **CLOSE)
+            torch.testing.assert_close(torch.cat(gradients_again), torch.cat(gradients), **CLOSE)
+            assert found_again == pytest.approx(found, rel=1e-10)
+
+
+# The fourth needs a length, which has to be given.
+@pytest.mark.parametrize("aggregation", AGGREGATIONS[:3])
+@pytest.mark.parametrize("name", LOSSES)
+def test_without_counts_the_rows_given_are_all(name: str, aggregation: Aggregation) -> None:
+    case = random_case(5)
+    given_counts = LOSSES[name](case, aggregation=aggregation, global_batch=whole_of(name, case))
+    assert torch.equal(LOSSES[name](case, aggregation=aggregation).loss, given_counts.loss)
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from(sorted(LOSSES)),
+    st.sampled_from(AGGREGATIONS),
+    st.sampled_from([0.0, 1e30, -1e30, math.inf, -math.inf, math.nan]),
+)
+def test_masked_tokens_have_no_influence(seed: int, name: str, aggregation: Aggregation, junk: float) -> None:
+    case = random_case(seed, rows=4)
+    spoiled = {
+        key: torch.where(case["mask"], values, junk) if values.is_floating_point() else values
+        for key, values in case.items()
+    }
+    spoiled["row_ids"] = torch.where(case["mask"], case["row_ids"], -seed)
+    whole = whole_of(name, case)
+    loss, gradients, found = evaluated(name, [case], aggregation, whole)
+    again, gradients_again, found_again = evaluated(name, [spoiled], aggregation, whole_of(name, spoiled))
+    assert whole == whole_of(name, spoiled)
+    assert torch.equal(loss, again) and torch.isfinite(loss)
+    assert torch.equal(gradients[0], gradients_again[0])
+    assert not gradients[0][~case["mask"][case["attention_mask"]]].any()
+    assert found == found_again
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 10_000), st.sampled_from(["token", "sequence"]), st.sampled_from([1e30, -1e30, math.inf, math.nan])
+)
+def test_masked_tokens_have_no_influence_on_weights_and_penalties(seed: int, level: Level, junk: float) -> None:
+    case = random_case(seed, rows=4)
+    mask = case["mask"]
+
+    def made(old: Tensor, behaviour: Tensor) -> list[Tensor]:
+        weights = truncated_importance_weights(old, behaviour, mask, level=level)
+        penalised = penalised_rewards(case["advantages"], old, behaviour, mask, coefficient=0.1, estimator="k3")
+        described = [*weights.diagnostics.values(), *penalised.diagnostics.values()]
+        return [weights.weights_BT, penalised.rewards_BT, within_cap(old, behaviour, mask, CAP), *described]
+
+    spoiled = (torch.where(mask, case[key], junk) for key in ("old", "behaviour"))
+    assert all(map(torch.equal, made(case["old"], case["behaviour"]), made(*spoiled)))
+
+
+@pytest.mark.parametrize(("name", "aggregation"), EVERY_LOSS_AND_AGGREGATION)
+def test_a_batch_in_which_nothing_takes_part_has_loss_and_gradient_zero(name: str, aggregation: Aggregation) -> None:
+    case = random_case(6)
+    case["mask"] = torch.zeros_like(case["mask"])
+    loss, gradients, found = evaluated(name, [case], aggregation, whole_of(name, case))
+    assert loss.item() == 0.0 and not gradients[0].any()
+    # What there was nothing to look at for is left out of a log, not 0.
+    assert set(found) <= {"tokens", "value_tokens"} and set(found.values()) <= {0.0}
+
+
+def policy_tensors(case: Case) -> tuple[Tensor, ...]:
+    return case["old"], case["advantages"], case["mask"]
+
+
+def frozen_gspo(case: Case, at: Tensor, x: Tensor) -> Tensor:
+    old, advantages, mask = policy_tensors(case)
+    total = x.new_zeros(())
+    for b in range(len(x)):
+        row = mask[b]
+        if row.any():
+            s = (at - old)[b, row].mean().exp()
+            ratio = s * (x - at)[b, row].exp()
+            losses = torch.maximum(-advantages[b, row] * ratio, -advantages[b, row] * ratio.clamp(0.9, 1.1))
+            total = total + losses.sum()
+    return total / mask.sum()
+
+
+def frozen_cispo(case: Case, at: Tensor, x: Tensor) -> Tensor:
+    old, advantages, mask = policy_tensors(case)
+    return -((at - old).exp().clamp(0.8, 1.4) * advantages * x)[mask].mean()
+
+
+def frozen_k2(case: Case, at: Tensor, x: Tensor) -> Tensor:
+    return ((x - case["old"])[case["mask"]] ** 2).mean() / 2
+
+
+STOPPED = {"gspo": frozen_gspo, "cispo": frozen_cispo, "kl k1+": frozen_k2, "kl k3+": frozen_k2}
+"""Losses that stop a gradient, as functions in which what is stopped is a constant; token-mean."""
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in STOPPED])
+def test_gradcheck(name: str, aggregation: Aggregation) -> None:
+    case = random_case(7, rows=5)
+    whole = whole_of(name, case)
+
+    def loss(x: Tensor) -> Tensor:
+        return LOSSES[name](case | {"trained": x}, aggregation=aggregation, global_batch=whole).loss
+
+    assert torch.autograd.gradcheck(loss, case["trained"].requires_grad_())
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_gradcheck_with_what_is_stopped_held_constant(name: str) -> None:
+    case = random_case(7, rows=5)
+    at, x = case["trained"].clone(), case["trained"].clone().requires_grad_()
+    frozen: Callable[[Tensor], Tensor] = lambda x: STOPPED[name](case, at, x)  # noqa: E731
+    assert torch.autograd.gradcheck(frozen, x)
+    (expected,) = torch.autograd.grad(frozen(x), x)
+    found = LOSSES[name](case | {"trained": x}, aggregation="token-mean").loss
+    torch.testing.assert_close(torch.autograd.grad(found, x)[0], expected, **CLOSE)
+
+
+def test_gradcheck_of_gspo_where_a_sequence_has_one_advantage() -> None:
+    case = random_case(8, rows=5)
+    case["advantages"] = case["advantages"][:, :1].expand_as(case["advantages"])
+
+    def loss(x: Tensor) -> Tensor:
+        return LOSSES["gspo"](case | {"trained": x}, aggregation="seq-mean-token-mean").loss
+
+    assert torch.autograd.gradcheck(loss, case["trained"].requires_grad_())
+
+
+def test_counts_shared_by_processes_make_the_averaged_gradient_that_of_all() -> None:
+    case = random_case(9)
+    whole = whole_of("ppo", case)
+    of_all = evaluated("ppo", [case], "token-mean", whole)[1]
+    share = type(whole)(whole.tokens / 3, whole.sequences / 3, NORM_LENGTH)
+    per_process = evaluated("ppo", micro_batches(case, 3), "token-mean", share)[1]
+    torch.testing.assert_close(torch.cat(per_process) / 3, of_all[0], **CLOSE)

@@ -1,0 +1,127 @@
+"""The distance to a reference: what each estimator estimates, where its gradient points, how a coefficient adapts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from reward_kit.errors import ConfigError, TrainingError
+from reward_kit.rl.losses import AdaptiveKLCoefficient, kl_estimate, kl_loss, penalised_rewards
+from reward_kit.rl.losses.kl import KLEstimator
+from tests.rl.loss_cases import ESTIMATORS, random_case
+
+
+def policies() -> tuple[Tensor, Tensor]:
+    """Logits of two distributions over five tokens."""
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(5, dtype=torch.float64, generator=generator) for _ in range(2))  # type: ignore[return-value]
+
+
+def forward(p: Tensor, q: Tensor) -> Tensor:
+    return (p.exp() * (p - q)).sum()
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3", "k1+", "k3+"])
+def test_the_mean_over_samples_is_the_divergence(estimator: KLEstimator) -> None:
+    p, q = (logits.log_softmax(-1) for logits in policies())
+    expected = (p.exp() * kl_estimate(p, q, estimator)).sum()  # every token, as often as the policy draws it
+    torch.testing.assert_close(expected, forward(p, q))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "divergence"),
+    [
+        ("k1", lambda p, q: 0.0 * p.sum()),
+        ("k2", forward),
+        ("k1+", forward),
+        ("k3+", forward),
+        ("k3", lambda p, q: forward(q, p)),
+    ],
+)
+def test_the_mean_gradient_over_samples(estimator: KLEstimator, divergence: Callable[[Tensor, Tensor], Tensor]) -> None:
+    logits, reference = policies()
+    logits.requires_grad_()
+    q = reference.log_softmax(-1)
+    p = logits.log_softmax(-1)
+    (found,) = torch.autograd.grad((p.detach().exp() * kl_estimate(p, q, estimator)).sum(), logits)
+    (expected,) = torch.autograd.grad(divergence(logits.log_softmax(-1), q), logits)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@given(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3))
+def test_k3_is_finite_and_not_negative_and_same_is_zero(logprob: float, reference: float) -> None:
+    one, other = torch.tensor(logprob), torch.tensor(reference)
+    assert 0.0 <= kl_estimate(one, other, "k3").item() < 1e9
+    assert all(kl_estimate(one, one, estimator).item() == 0.0 for estimator in ESTIMATORS)
+
+
+def test_the_loss_describes_the_divergence_per_token_and_per_sequence() -> None:
+    case = random_case(0)
+    found = kl_loss(case["trained"], case["old"], case["mask"], estimator="k1").diagnostics
+    per_token = (case["trained"] - case["old"])[case["mask"]]
+    torch.testing.assert_close(found["kl"], per_token.mean())
+    torch.testing.assert_close(found["kl_sequence"], per_token.sum() / case["mask"].any(1).sum())
+
+
+def test_rewards_are_lowered_where_a_token_takes_part_and_nowhere_else() -> None:
+    case = random_case(0)
+    tensors = (case["trained"].clone().requires_grad_(), case["old"], case["mask"])
+    rewards = torch.where(case["mask"], case["advantages"], torch.nan)
+    found = penalised_rewards(rewards, *tensors, coefficient=0.1)
+    expected = case["advantages"] - 0.1 * (case["trained"] - case["old"])
+    torch.testing.assert_close(found.rewards_BT[case["mask"]], expected[case["mask"]])
+    assert found.rewards_BT[~case["mask"]].isnan().all() and not found.rewards_BT.requires_grad
+    described = kl_loss(*tensors, estimator="k1").diagnostics
+    assert found.diagnostics.floats() == described.floats()
+
+
+def test_rewards_keep_their_type() -> None:
+    rewards = torch.zeros(1, 2, dtype=torch.bfloat16)
+    found = penalised_rewards(rewards, torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2), coefficient=1.0)
+    assert found.rewards_BT.dtype == torch.bfloat16 and found.rewards_BT.tolist() == [[1.0, 1.0]]
+
+
+def test_the_coefficient_follows_the_divergence() -> None:
+    coefficient = AdaptiveKLCoefficient(0.1, target=6.0, horizon=1000)
+    assert coefficient.update(6.0, 100) == 0.1
+    assert coefficient.update(60.0, 100) == pytest.approx(0.1 * 1.02)
+    assert coefficient.update(6.6, 100) == pytest.approx(0.1 * 1.02 * 1.01)
+    assert coefficient.update(-3.0, 1000) == pytest.approx(0.1 * 1.02 * 1.01 * 0.8)
+
+
+def test_the_coefficient_goes_on_from_a_checkpoint() -> None:
+    first, second = (AdaptiveKLCoefficient(0.1, target=6.0, horizon=1000) for _ in range(2))
+    first.update(12.0, 500)
+    second.load_state_dict(first.state_dict())
+    assert first.update(3.0, 10) == second.update(3.0, 10) != 0.1
+
+
+def test_an_unknown_divergence_leaves_the_coefficient() -> None:
+    coefficient = AdaptiveKLCoefficient(0.1, target=6.0, horizon=1000)
+    with pytest.raises(TrainingError, match=r"divergence from the reference is nan; its coefficient stays 0\.1"):
+        coefficient.update(math.nan, 100)
+    assert coefficient.value == 0.1
+
+
+ONES = torch.ones(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: kl_estimate(ONES, ONES, "k2+"), "unknown estimator 'k2\\+'; did you mean 'k"),  # type: ignore[arg-type]
+        (lambda: penalised_rewards(ONES, ONES, ONES, ONES, coefficient=1.0, estimator="k3+"), "in rewards say 'k3'"),
+        (lambda: penalised_rewards(ONES, ONES, ONES, ONES, coefficient=-1.0), "coefficient is at least 0"),
+        (lambda: AdaptiveKLCoefficient(0.1, target=0.0, horizon=1), "target is above 0; got 0"),
+        (lambda: AdaptiveKLCoefficient(math.inf, target=1.0, horizon=1), "coefficient is a finite number"),
+    ],
+)
+def test_bad_input_gets_one_clear_error(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()
