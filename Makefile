@@ -13,8 +13,10 @@ help:  ## Show the targets
 demo: $(VENV)/.demo  ## Run the examples with an expert and a random agent, and show the tables
 	@$(BIN)/python examples/demo.py
 
-test: $(VENV)/.dev  ## Run the tests
-	@$(BIN)/python -m pytest
+# Compiled once, and not by each of the processes that tests start, where the environment forbids them to keep it.
+test: $(VENV)/.dev  ## Run the tests, two at a time
+	@$(BIN)/python -m compileall -q reward_kit
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(VENV)/.dev  ## Lint, format check, types, layering
 	@$(BIN)/ruff check .
@@ -38,6 +40,7 @@ bench: $(VENV)/.dev  ## Run the benchmarks, beside inspect-ai, verifiers and RLl
 	@$(BIN)/python benchmarks/credit.py
 	@$(BIN)/python benchmarks/tokens.py
 	@$(BIN)/python benchmarks/episodes.py
+	@$(BIN)/python benchmarks/managers.py
 
 campaign: $(VENV)/.dev  ## The long tests: kill -9 and resume
 	@$(BIN)/python -m pytest -m campaign
@@ -51,7 +54,7 @@ sandbox-campaign: $(VENV)/.dev  ## Hostile code, a hundred thousand calls, a mil
 text-games-campaign: $(VENV)/.text-games  ## TextWorld's engine: a hundred household episodes, games of every maker
 	@$(BIN)/python -m pytest -m "" tests/environments/household tests/environments/test_textworld.py
 
-integrations: $(VENV)/.dev .integrations/.mcp .integrations/.agents .integrations/.endpoints  ## Drive software that others wrote: MCP servers, agents, model servers (needs npm)
+integrations: $(VENV)/.dev .integrations/.mcp .integrations/.agents .integrations/.endpoints .integrations/.learners  ## Drive software that others wrote: MCP servers, agents, model servers, learners (needs npm)
 	@$(BIN)/python -m pytest -m campaign tests/integrations
 
 clean:  ## Remove everything that was installed or built here
@@ -110,4 +113,15 @@ $(VENV)/.docs: $(VENV)/.dev
 		'transformers[serving]==5.23.0'
 	@$(PYTHON) -m venv .integrations/litellm
 	@.integrations/litellm/bin/python -m pip install --quiet 'litellm[proxy]==1.106.2'
+	@touch $@
+
+# verl without what it names: it pins other versions than it imports, and of its losses little is needed.
+.integrations/.learners: Makefile constraints.txt
+	@echo "Installing TRL and verl's losses into .integrations (about 1.7 GB)"
+	@$(PYTHON) -m venv .integrations/learners
+	@.integrations/learners/bin/python -m pip install --quiet --constraint constraints.txt 'torch==2.13.0'
+	@.integrations/learners/bin/python -m pip install --quiet --constraint constraints.txt \
+		trl==1.16.0 transformers==5.23.0 tensordict==0.15.3 hydra-core==1.3.8 codetiming==1.4.0 ray==2.60.0 \
+		orjson==3.13.0 pandas==3.1.1 pydantic==2.14.3 anyio==4.16.0
+	@.integrations/learners/bin/python -m pip install --quiet --no-deps verl==0.9.1
 	@touch $@

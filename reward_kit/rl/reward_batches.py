@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,15 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-_BLOCK = 512  # columns looked at together; 256 to 1024 take about the same time
+_BLOCK = 256  # columns looked at together; 128 to 512 take about the same time
+
+
+class Placed(NamedTuple):
+    """Rewards and where they stand; no place comes twice."""
+
+    rows: Ints
+    columns: Ints
+    values: Floats
 
 
 @dataclass(frozen=True)
@@ -75,11 +83,11 @@ class RewardBatch:
     def last_B(self) -> Ints:
         """The column of each row's last valid token; -1 where it has none."""
         last = last_nonzero(self.actions_BT)
-        if self.attention_BT is not None and len(last):
+        if self.attention_BT is not None and (last >= 0).any():
             # What is sampled is hardly ever padding: one look at each row's last token, and the rest only if need be.
             rows = torch.arange(len(last), device=self.device)
             columns = torch.from_numpy(last).to(self.device).clamp(min=0)
-            on_padding = (self.attention_BT[rows, columns] == 0).cpu().numpy() & (last >= 0) if self.width else last > 0
+            on_padding = (self.attention_BT[rows, columns] == 0).cpu().numpy() & (last >= 0)
             if on_padding.any():
                 last[on_padding] = last_nonzero(self.valid_BT[torch.from_numpy(on_padding).to(self.device)])
         return last
@@ -87,8 +95,8 @@ class RewardBatch:
     @cached_property
     def valid_BT(self) -> Tensor:
         """(B,T) true on valid tokens."""
-        valid = self.actions_BT != 0
-        return valid if self.attention_BT is None else valid & (self.attention_BT != 0)
+        valid = _truth(self.actions_BT)
+        return valid if self.attention_BT is None else valid & _truth(self.attention_BT)
 
     @property
     def is_empty_B(self) -> Bools:
@@ -100,11 +108,6 @@ class RewardBatch:
     def device(self) -> torch.device:
         """Where the inputs are, and the rewards will be."""
         return self.actions_BT.device
-
-    @property
-    def width(self) -> int:
-        """The number of columns."""
-        return self.actions_BT.shape[1]
 
     def column(self, name: str) -> Any | None:
         """(B,) the entry of `non_tensor_batch`, None where there is none.
@@ -149,18 +152,30 @@ class RewardBatch:
         ends: Bools = last[self.episodes_B] == np.arange(len(self))
         return ends
 
-    def placed(self, scores_B: Floats) -> Tensor:
+    def placed(self, scores_B: Floats, others: Placed | None = None) -> Tensor:
         """(B,T) float32 on the inputs' device: each score on its row's last valid token; 0 elsewhere.
 
         Args:
             scores_B: NaN where a row gets none. One without a valid token gets none in any case.
+            others: rewards that are added in places of their own.
         """
-        rewards = torch.zeros(self.actions_BT.shape, dtype=torch.float32, device=self.device)
+        shape = tuple(self.actions_BT.shape)
+        if self.device.type == "cpu":
+            # It is left to the first write to touch the memory, and few places are written.
+            rewards = torch.from_numpy(np.zeros(shape, dtype=np.float32))
+        else:
+            rewards = torch.zeros(shape, dtype=torch.float32, device=self.device)
         rows = np.flatnonzero(~np.isnan(scores_B) & ~self.is_empty_B)
-        if len(rows):
-            places = [torch.from_numpy(places).to(self.device) for places in (rows, self.last_B[rows])]
-            rewards[places[0], places[1]] = torch.from_numpy(scores_B[rows]).to(self.device, torch.float32)
+        at, columns, values = self._moved(Placed(rows, self.last_B[rows], scores_B[rows]))
+        rewards[at, columns] = values
+        if others is not None:
+            at, columns, values = self._moved(others)
+            rewards[at, columns] += values
         return rewards
+
+    def _moved(self, placed: Placed) -> tuple[Tensor, Tensor, Tensor]:
+        at, columns = (torch.from_numpy(places).to(self.device) for places in placed[:2])
+        return at, columns, torch.from_numpy(placed.values).to(self.device, torch.float32)
 
     def action_ends(self) -> tuple[Ints, Ints]:
         """The rows and columns of each action's last token, row by row. An action is an unbroken run of valid tokens.
@@ -224,16 +239,24 @@ def as_numbers(values: Any, what: str) -> Floats:
 
 
 def last_nonzero(mask_BT: Tensor) -> Ints:
-    """(B,) the last column that is not 0, -1 where there is none.
+    """(B,) the last column that is not 0, -1 where there is none."""
+    return _by_blocks(mask_BT) if mask_BT.device.type == "cpu" else _by_columns(mask_BT)
 
-    On a CPU it looks at blocks of columns from the end, and at each row only until it is found: a fifth of the time of
-    one pass over booleans made of the whole.
+
+def _by_columns(mask_BT: Tensor) -> Ints:
+    """On an accelerator: one pass over all, and one copy to this machine."""
+    columns = torch.arange(1, mask_BT.shape[1] + 1, device=mask_BT.device)
+    numbered = torch.where(mask_BT != 0, columns, 0)
+    none = numbered.new_zeros((len(numbered), 1))  # a maximum over no columns at all would be refused
+    last: Ints = torch.cat([none, numbered], dim=1).amax(1).cpu().numpy() - 1
+    return last
+
+
+def _by_blocks(mask_BT: Tensor) -> Ints:
+    """On a CPU: blocks of columns from the end, and each row only until it is found.
+
+    A fifth of the time of a pass over booleans that are made of the whole first.
     """
-    if mask_BT.device.type != "cpu":
-        columns = torch.arange(mask_BT.shape[1], device=mask_BT.device)
-        found = torch.where(mask_BT != 0, columns, -1)
-        pad = found.new_full((len(found), 1), -1)
-        return torch.cat([pad, found], dim=1).amax(1).cpu().numpy().astype(np.int64)
     mask = mask_BT.detach()
     values = (mask != 0 if mask.is_floating_point() else mask).numpy()
     last = np.full(len(values), -1, dtype=np.int64)
@@ -247,6 +270,10 @@ def last_nonzero(mask_BT: Tensor) -> Ints:
         if not len(pending):
             break
     return last
+
+
+def _truth(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.bool else values != 0
 
 
 def _last_columns(name: str, values: Tensor | None, width: int) -> Tensor | None:

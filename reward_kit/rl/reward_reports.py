@@ -101,5 +101,6 @@ def columns_of(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
             columns[key] = np.array(values)
         else:
             columns[key] = np.empty(len(values), dtype=object)
-            columns[key][:] = values
+            for row, value in enumerate(values):  # one by one: NumPy would make an axis of a value that is a list
+                columns[key][row] = value
     return columns

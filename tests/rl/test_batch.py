@@ -41,6 +41,15 @@ async def test_packed_rows_move_as_well() -> None:
     assert (tensors["position_ids"][0] == 0).nonzero().flatten().tolist() == packed.cu_seqlens[:-1].tolist()
 
 
+async def test_packed_rows_bring_what_attention_kernels_take() -> None:
+    packed = pack_rows(row_columns(await collect_group(RLRolloutWorker(TASK, TinyPolicy()), Sample("one"), 3)))
+    tensors = to_tensors(packed)
+    assert tensors.keys() == {*packed.batch, "cu_seqlens"}
+    assert tensors["cu_seqlens"].dtype == torch.int32
+    assert tensors["cu_seqlens"].tolist() == packed.cu_seqlens.tolist()
+    assert to_tensors(packed, ["cu_seqlens"]).keys() == {"cu_seqlens"}
+
+
 def test_only_what_is_asked_for_is_moved() -> None:
     rows = TokenBatch({"input_ids": np.zeros((1, 2), dtype=np.int64), "returns": np.zeros((1, 2))})
     assert to_tensors(rows, keys=["input_ids"]).keys() == {"input_ids"}
@@ -68,6 +77,26 @@ def test_ids_are_not_rounded_by_the_type_of_the_reals() -> None:
 
 def test_they_go_to_the_device() -> None:
     assert to_tensors(TokenBatch({"x": np.zeros((1, 1))}), device="meta")["x"].device.type == "meta"
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+def test_memory_is_not_pinned_for_nobody() -> None:
+    with pytest.raises(ConfigError, match="pin_memory is for an accelerator, and there is none"):
+        to_tensors(TokenBatch({"x": np.zeros((1, 1))}), pin_memory=True)
+
+
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="there is no accelerator")
+def test_pinned_memory_arrives_with_the_same_values() -> None:
+    rows = TokenBatch({"x": np.arange(6.0).reshape(2, 3), "ids": np.arange(6).reshape(2, 3)})
+    assert all(values.is_pinned() for values in to_tensors(rows, pin_memory=True).values())
+    moved = to_tensors(rows, device=torch.accelerator.current_accelerator(), pin_memory=True, non_blocking=True)
+    assert moved["x"].cpu().tolist() == rows.batch["x"].tolist()
+    assert moved["ids"].cpu().tolist() == rows.batch["ids"].tolist()
+
+
+def test_not_waiting_changes_no_value() -> None:
+    rows = TokenBatch({"x": np.arange(6.0).reshape(2, 3)})
+    assert to_tensors(rows, non_blocking=True)["x"].tolist() == rows.batch["x"].tolist()
 
 
 def test_no_rows_are_no_tensors_and_empty_rows_empty_ones() -> None:

@@ -1,0 +1,441 @@
+"""Episodes' rewards on tokens: where they stand, what is divided and added, what is shown, and what is never done."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reward_kit.agent.models import steps_of
+from reward_kit.episodes import SingleAgentEpisode
+from reward_kit.errors import ConfigError, RewardError
+from reward_kit.rl import reward_batches
+from reward_kit.rl.batch import to_tensors
+from reward_kit.rl.reward_manager import EpisodeRewardManager
+from reward_kit.tokens import TokenBatch, build_rows, verl_batch
+from tests.rl.reward_cases import WordTokenizer, answers, proto
+
+Rows = list[list[int]]
+
+
+def manager(**options: Any) -> EpisodeRewardManager:
+    return EpisodeRewardManager(WordTokenizer(), 0, **options)
+
+
+def full(data: Any, **options: Any) -> dict[str, Any]:
+    return manager(**options)(data, return_dict=True)
+
+
+# Placement
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Any, np.ndarray]:
+    """Batches of any masks, holes included, with rows of several episodes in any order; and where tokens are valid."""
+    size, prompt, width = draw(st.integers(1, 6)), draw(st.integers(0, 3)), draw(st.integers(0, 6))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    density = draw(st.sampled_from([0.1, 0.5, 0.9]))
+    attention = (generator.random((size, prompt + width)) < density).astype(draw(st.sampled_from(["i8", "i4", "?"])))
+    batch = {
+        "prompts": torch.zeros((size, prompt), dtype=torch.int64),
+        "responses": torch.zeros((size, width), dtype=draw(st.sampled_from([torch.int64, torch.int32]))),
+        "attention_mask": torch.from_numpy(attention),
+    }
+    valid = attention[:, prompt:] != 0
+    if (mask := draw(st.sampled_from(["response_mask", "action_mask", None]))) is not None:
+        acts = generator.random((size, width)) < density
+        batch[mask] = torch.from_numpy(acts.astype(np.int64))
+        valid &= acts
+    scores = draw(st.lists(st.none() | st.just(math.nan) | st.floats(-8, 8, width=32), min_size=size, max_size=size))
+    others: dict[str, Any] = {}
+    if draw(st.booleans()):
+        uids = draw(st.lists(st.sampled_from("abc"), min_size=size, max_size=size))
+        by_uid = dict(zip(uids, scores, strict=True))
+        scores, others = [by_uid[uid] for uid in uids], {"traj_uid": uids}
+    if draw(st.booleans()):
+        others["ends_episode"] = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    return proto(batch, episode_rewards=scores, **others), valid
+
+
+def one_by_one(data: Any, valid: np.ndarray) -> np.ndarray:
+    """The slow form: episode by episode, row by row, token by token."""
+    others, rewards = data.non_tensor_batch, np.zeros(valid.shape, dtype=np.float32)
+    uids = others.get("traj_uid", range(len(valid)))
+    for row, score in enumerate(others["episode_rewards"]):
+        tokens = [column for column in range(valid.shape[1]) if valid[row, column]]
+        later = [other for other in range(row + 1, len(valid)) if uids[other] == uids[row] and valid[other].any()]
+        ends = others["ends_episode"][row] if "ends_episode" in others else not later
+        if ends and tokens and score is not None and not math.isnan(score):
+            rewards[row, tokens[-1]] = score
+    return rewards
+
+
+@given(batches())
+@settings(max_examples=200)
+def test_a_score_stands_where_a_plain_loop_puts_it(case: tuple[Any, np.ndarray]) -> None:
+    data, valid = case
+    found = full(data)
+    rewards, info = found["reward_tensor"], found["reward_extra_info"]
+    assert rewards.dtype == torch.float32 and rewards.shape == data.batch["responses"].shape
+    assert rewards.device == data.batch["responses"].device
+    np.testing.assert_array_equal(rewards.numpy(), one_by_one(data, valid))
+    assert rewards.sum().item() == pytest.approx(np.nansum(info["score"]), abs=1e-4)
+    np.testing.assert_array_equal(info["is_empty"], ~valid.any(axis=1))
+    assert {len(values) for values in info.values()} == {len(valid)}
+
+
+@given(st.integers(0, 40), st.integers(0, 2000), st.sampled_from([0.0, 0.001, 0.5]), st.integers(0, 99))
+@settings(max_examples=60)
+def test_the_last_token_is_found_in_blocks_and_on_devices_alike(rows: int, width: int, share: float, seed: int) -> None:
+    drawn = np.random.default_rng(seed).random((rows, width)) < share
+    expected = [max(np.flatnonzero(row), default=-1) for row in drawn]
+    for kind in (torch.int64, torch.int8, torch.uint8, torch.bool, torch.float32):
+        mask = torch.from_numpy(drawn).to(kind)
+        assert reward_batches._by_blocks(mask).tolist() == expected
+        assert reward_batches._by_columns(mask).tolist() == expected
+    if width > 1:
+        assert reward_batches._by_blocks(mask.T.contiguous().T).tolist() == expected
+
+
+def test_arrays_of_numpy_give_what_tensors_give_and_may_be_read_only() -> None:
+    data = answers([[4, 5], [6]], episode_rewards=[1.0, 2.0])
+    arrays = {key: values.numpy().copy() for key, values in data.batch.items()}
+    for values in arrays.values():
+        values.flags.writeable = False
+    rewards = manager()(TokenBatch(arrays, data.non_tensor_batch))
+    assert rewards.tolist() == manager()(data).tolist() == [[0.0, 1.0], [2.0, 0.0]]
+
+
+def test_a_batch_of_no_rows_has_no_rewards() -> None:
+    assert manager()(answers([], episode_rewards=[])).shape == (0, 0)
+
+
+def two_turns() -> tuple[SingleAgentEpisode, list[Any]]:
+    episode = SingleAgentEpisode("r1")
+    episode.add_env_reset("a kitchen")
+    episode.tokens.add_turn(0, prompt_ids=[2, 3], token_ids=[4, 5], logprobs=[-0.3, -0.4], policy_version=0)
+    episode.add_env_step("open", {"type": "text", "content": "open"}, 0.25)
+    episode.tokens.add_turn(1, prompt_ids=[2, 3, 4, 5, 6, 7], token_ids=[1], logprobs=[-0.7], policy_version=0)
+    episode.add_env_step("an egg", {"type": "text", "content": "take"}, 0.5, terminated=True)
+    rewards = [{"base_reward": 0.25, "advantage": 0.0}, {"base_reward": 0.5, "advantage": 0.0}]
+    return episode, [step.model_copy(update=row) for step, row in zip(steps_of(episode), rewards, strict=True)]
+
+
+@pytest.mark.parametrize("per", ["segment", "action"])
+@pytest.mark.parametrize(
+    ("form", "padding"),
+    [*((form, side) for form in ("numpy", "tensors") for side in ("right", "left", "outer")), ("verl", "outer")],
+)
+def test_our_own_rows_are_rewarded_in_every_form(per: Any, form: str, padding: Any) -> None:
+    episode, steps = two_turns()
+    other = SingleAgentEpisode("r2")
+    other.add_env_reset("a hall")
+    other.tokens.add_turn(0, prompt_ids=[2], token_ids=[4], logprobs=[-0.1], policy_version=0)
+    other.add_env_step("done", {"type": "text", "content": "go"}, 0.0, terminated=True)
+    rows = build_rows(
+        [episode, other], [steps, steps_of(other)], scores=[3.0, None], pad_token_id=0, padding=padding, per=per
+    )
+    data: Any = verl_batch(rows) if form == "verl" else rows
+    if form == "tensors":
+        data = SimpleNamespace(batch=to_tensors(rows), non_tensor_batch=rows.non_tensor_batch)
+    rewards = manager()(data).numpy()
+    assert rewards.sum() == 3.0
+    row, column = np.argwhere(rewards).tolist()[0]
+    assert row == (1 if per == "action" else 0)
+    mask = data.batch["response_mask" if form == "verl" else "action_mask"]
+    assert column == np.flatnonzero(np.asarray(mask[row]))[-1]
+    hybrid = manager(step_rewards=True)(data).numpy()
+    assert sorted(hybrid[hybrid != 0].tolist()) == [0.25, 3.5]
+    if per == "segment":
+        shown: list[str] = []
+        EpisodeRewardManager(WordTokenizer(), 9, echo=shown.append)(repeated(data, 100))
+        assert {"[unknown][prompt] what is", "[unknown][response] one two and more <eos>"} <= set(shown)
+
+
+def repeated(data: Any, times: int) -> Any:
+    arrays = {key: torch.as_tensor(values).repeat(times, 1) for key, values in data.batch.items()}
+    others = {key: np.tile(values, times) for key, values in data.non_tensor_batch.items()}
+    return SimpleNamespace(batch=arrays, non_tensor_batch=others)
+
+
+# The defects of the class of this name in verl-agent
+
+
+def test_ready_rewards_come_with_the_same_keys_as_others() -> None:
+    data = answers([[4, 5], [6]])
+    data.batch["rm_scores"] = torch.tensor([[0.0, 0.5], [math.nan, 0.0]])
+    data.non_tensor_batch["acc"], data.meta_info["reward_extra_keys"] = np.array([1, 0]), ["acc"]
+    found = full(data)
+    assert found.keys() == {"reward_tensor", "reward_extra_info"}
+    assert found["reward_tensor"] is data.batch["rm_scores"] is manager()(data)
+    assert found["reward_extra_info"]["is_scored"].tolist() == [True, False]
+    assert found["reward_extra_info"]["acc"].tolist() == [1, 0]
+    data.meta_info["reward_extra_keys"] = ["ac"]
+    with pytest.raises(ConfigError, match="reward_extra_keys names 'ac'; did you mean 'acc'"):
+        full(data)
+
+
+def test_a_row_without_tokens_is_not_rewarded_in_its_last_column() -> None:
+    found = full(answers([[4, 5], []], episode_rewards=[1.0, 1.0]))
+    assert found["reward_tensor"].tolist() == [[0.0, 1.0], [0.0, 0.0]]
+    assert found["reward_extra_info"]["is_empty"].tolist() == [False, True]
+
+
+def test_not_every_row_of_an_episode_gets_its_whole_reward() -> None:
+    rows = {"episode_rewards": [1.0, 1.0, 1.0, 5.0], "traj_uid": ["a", "a", "a", "b"]}
+    rewards = manager()(answers([[4], [5], [], [6]], **rows))
+    assert rewards.flatten().tolist() == [0.0, 1.0, 0.0, 5.0]  # the third row of "a" has no token to stand on
+
+
+def test_the_observation_after_the_last_action_is_not_rewarded() -> None:
+    data = answers([[4, 5, 6, 7]], episode_rewards=[1.0])
+    data.batch["response_mask"] = torch.tensor([[1, 1, 0, 0]])
+    assert manager()(data).tolist() == [[0.0, 1.0, 0.0, 0.0]]
+
+
+def test_nothing_is_decoded_where_nothing_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    data = answers([[4]] * 100, episode_rewards=[1.0] * 100)
+    silent = EpisodeRewardManager(tokenizer := WordTokenizer(), 0, echo=print)
+    silent(data)
+    assert tokenizer.decoded == 0
+    with caplog.at_level(logging.WARNING, "reward_kit.rl"):
+        EpisodeRewardManager(tokenizer, 5)(data)
+    assert tokenizer.decoded == 0
+    EpisodeRewardManager(tokenizer, 5, echo=lambda line: None)(data)
+    assert tokenizer.decoded == 10
+
+
+def test_the_global_generators_are_left_alone() -> None:
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    EpisodeRewardManager(WordTokenizer(), 5, echo=lambda line: None)(answers([[4]] * 99, episode_rewards=[1.0] * 99))
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+
+
+def test_a_row_is_told_its_own_score_and_not_the_mean_of_the_batch() -> None:
+    info = full(answers([[4], [5], [6]], episode_rewards=[1.0, 0.0, None]))["reward_extra_info"]
+    np.testing.assert_array_equal(info["score"], [1.0, 0.0, math.nan])
+    assert info["is_scored"].tolist() == [True, True, False]
+
+
+class Broken(WordTokenizer):
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool) -> str:
+        raise OverflowError("no such id")
+
+
+def test_a_call_that_fails_counts_nothing_twice() -> None:
+    data = answers([[4]] * 50, episode_rewards=np.arange(50.0))
+    failing = EpisodeRewardManager(Broken(), 1, normalization_type="variance", echo=lambda line: None)
+    with pytest.raises(RewardError, match=r"tokenizer on row .*no such id"):
+        failing(data)
+    assert failing.state_dict()["count"] == 0
+    failing.tokenizer = WordTokenizer()
+    once = manager(normalization_type="variance")
+    once(data)
+    assert once.state_dict()["count"] == 50
+
+
+def test_an_unscored_episode_is_not_a_zero() -> None:
+    data = answers([[4], [5], [6]], episode_rewards=[2.0, None, 4.0])
+    found = full(data, normalization_type="variance")
+    np.testing.assert_allclose(found["reward_tensor"].flatten(), [-1.0, 0.0, 1.0])  # mean 3, not 2
+    assert found["reward_extra_info"]["is_scored"].tolist() == [True, False, True]
+
+
+# Normalization
+
+
+def test_a_score_is_divided_by_the_length_of_its_episode() -> None:
+    data = answers([[4], [5]], episode_rewards=[1.0, 3.0], episode_lengths=[2.0, 4.0])
+    assert EpisodeRewardManager(WordTokenizer(), 0, True)(data).flatten().tolist() == [0.5, 0.75]
+    assert manager(normalization_type="length")(data).flatten().tolist() == [0.5, 0.75]
+    assert manager(normalize_by_length=True, normalization_type="length").normalization_type == "length"
+    data.non_tensor_batch["episode_lengths"][1] = 0.0
+    with pytest.raises(ConfigError, match=r"episode_lengths\[1\] is 0"):
+        manager(normalization_type="length")(data)
+
+
+numbers = st.lists(st.floats(-50, 50, width=32), max_size=6)
+
+
+@given(st.lists(numbers, min_size=1, max_size=5))
+def test_running_statistics_are_those_of_everything_so_far(given_batches: list[list[float]]) -> None:
+    running, seen = manager(normalization_type="variance"), []
+    for scores in given_batches:
+        seen += scores
+        rewards = running(answers([[4]] * len(scores), episode_rewards=np.array(scores))).flatten().numpy()
+        if np.std(seen or [0.0]) > 1e-3:
+            np.testing.assert_allclose(rewards, (np.array(scores) - np.mean(seen)) / np.std(seen), rtol=1e-4, atol=1e-4)
+        elif len(set(seen)) <= 1:
+            assert np.abs(rewards).max(initial=0.0) < 1e-5
+
+
+def test_episodes_are_counted_and_not_rows() -> None:
+    running = manager(normalization_type="variance")
+    running(answers([[4]] * 4, episode_rewards=[1.0, 1.0, 1.0, 5.0], traj_uid=["a", "a", "a", "b"]))
+    assert running.state_dict() == {"normalization_type": "variance", "count": 2, "mean": 3.0, "m2": 8.0}
+
+
+def test_a_restored_manager_goes_on_as_the_first_would_have() -> None:
+    first, data = manager(normalization_type="variance"), answers([[4], [5]], episode_rewards=[1.0, 2.0])
+    first(data)
+    second = manager(normalization_type="variance")
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    later = answers([[4], [5]], episode_rewards=[7.0, -2.0])
+    assert torch.equal(first(later), second(later))
+
+
+@pytest.mark.parametrize("state", [{}, {"count": 1, "mean": 0.0}, {"count": -1, "mean": 0.0, "m2": 0.0}])
+def test_a_state_that_is_none_is_refused(state: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="no running statistics"):
+        manager(normalization_type="variance").load_state_dict({"normalization_type": "variance", **state})
+    with pytest.raises(ConfigError, match="the state is of normalization_type 'length'"):
+        manager(normalization_type="variance").load_state_dict({"normalization_type": "length", **state})
+
+
+# Step rewards
+
+
+def with_actions(**others: Any) -> Any:
+    """Two rows: two actions and one action, and an observation between the first two."""
+    data = answers([[4, 5, 6, 7, 1], [4, 5]], **others)
+    data.batch["response_mask"] = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 0, 0, 0]])
+    return data
+
+
+def test_step_rewards_stand_on_each_actions_last_token_and_the_episodes_on_top() -> None:
+    data = with_actions(episode_rewards=[10.0, None], step_rewards=[[0.5, 0.25], [0.75]])
+    assert manager(step_rewards=True)(data).tolist() == [[0, 0.5, 0, 0, 10.25], [0, 0, 0, 0, 0]]
+    assert manager()(data).tolist() == [[0, 0, 0, 0, 10.0], [0, 0, 0, 0, 0]]
+    data = with_actions(episode_rewards=[10.0, 1.0], step_rewards=[[None, 0.25], 0.75])
+    assert manager(step_rewards=True)(data).tolist() == [[0, 0, 0, 0, 10.25], [0, 1.75, 0, 0, 0]]
+
+
+def test_step_rewards_on_tokens_count_on_valid_tokens_only() -> None:
+    data = with_actions(episode_rewards=[1.0, 2.0])
+    data.batch["step_rewards"] = torch.tensor([[0, 0.5, 9.0, 0, math.nan], [0, 0.25, 0, 0, 9.0]], dtype=torch.float64)
+    assert manager(step_rewards=True)(data).tolist() == [[0, 0.5, 0, 0, 1.0], [0, 2.25, 0, 0, 0]]
+
+
+def test_step_rewards_that_do_not_fit_are_told_of() -> None:
+    rewards = {"episode_rewards": [1.0, 1.0]}
+    with pytest.raises(ConfigError, match=r"step_rewards'\]\[0\] has 3 rewards, and the row has 2 actions"):
+        manager(step_rewards=True)(with_actions(step_rewards=[[1.0, 2.0, 3.0], [1.0]], **rewards))
+    with pytest.raises(ConfigError, match="the batch has no 'step_rewards'"):
+        manager(step_rewards=True)(with_actions(**rewards))
+    data = with_actions(**rewards)
+    data.batch["step_rewards"] = torch.zeros(2)
+    with pytest.raises(ConfigError, match=r"step_rewards is \(2,\), and actions are \(2, 5\)"):
+        manager(step_rewards=True)(data)
+
+
+# Pictures
+
+
+def pictures(*seen: Any, **others: Any) -> Any:
+    return answers([[4]] * len(seen), multi_modal_inputs=list(seen), **others)
+
+
+def share_of_white(inputs: Any) -> float:
+    return float(np.mean(inputs["pixel_values"]))
+
+
+def test_a_visual_scorer_multiplies_or_adds_before_normalization() -> None:
+    seen = [{"pixel_values": np.array([0.0, 1.0]), "image_grid_thw": np.array([[1, 1, 2]])}, None, {}]
+    data = pictures(*seen, episode_rewards=[4.0, 3.0, 2.0], episode_lengths=[2, 2, 2])
+    assert manager(visual_scorer=share_of_white)(data).flatten().tolist() == [2.0, 3.0, 2.0]
+    assert manager(visual_scorer=share_of_white, visual_rule="add")(data).flatten().tolist() == [4.5, 3.0, 2.0]
+    by_length = manager(visual_scorer=share_of_white, normalize_by_length=True)
+    assert by_length(data).flatten().tolist() == [1.0, 1.5, 1.0]
+
+
+def test_a_visual_scorer_is_asked_once_for_an_episode_and_its_failure_is_the_episodes_own() -> None:
+    asked: list[int] = []
+
+    def scorer(inputs: Any) -> float | None:
+        asked.append(inputs["pixel_values"])
+        return {1: 0.5, 3: None}[inputs["pixel_values"]]
+
+    data = pictures(
+        *({"pixel_values": number} for number in range(4)),
+        episode_rewards=[4.0, 4.0, 3.0, 2.0],
+        traj_uid=["a", "a", "b", "c"],
+    )
+    found = full(data, visual_scorer=scorer)
+    assert asked == [1, 2, 3]
+    assert found["reward_tensor"].flatten().tolist() == [0.0, 2.0, 0.0, 0.0]
+    info = found["reward_extra_info"]
+    assert info["is_scored"].tolist() == [True, True, False, False]
+    assert info["failure_class"].tolist() == ["", "", "crash", "crash"]
+    assert "KeyError: 2" in info["failure"][2] and "it gave no number" in info["failure"][3]
+
+
+# Examples
+
+
+def test_examples_are_shown_with_their_special_tokens() -> None:
+    shown: list[str] = []
+    data = answers([[4, 1]] * 60, prompt=[0, 1, 2], episode_rewards=[0.5] * 60, data_source=["math"] * 60)
+    EpisodeRewardManager(WordTokenizer(), 1, echo=shown.append)(data)
+    assert shown == ["[math][prompt] <eos> what", "[math][response] one <eos>", "[math][score] 0.5"]
+
+
+def test_so_many_of_each_source_and_call_and_a_tenth_of_all() -> None:
+    data = answers([[4]] * 2000, episode_rewards=[None] * 2000, data_source=["a", "b"] * 1000)
+    shown: list[str] = []
+    few = EpisodeRewardManager(WordTokenizer(), 3, seed=7, echo=shown.append)
+    few(data)
+    few(data)
+    assert [sum(line == f"[{source}][score] none" for line in shown) for source in "ab"] == [6, 6]
+    shown.clear()
+    EpisodeRewardManager(WordTokenizer(), 2000, seed=7, echo=shown.append)(data)
+    assert 150 < len(shown) / 3 < 250
+
+
+def test_the_logger_takes_them_where_nobody_else_does(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "reward_kit.rl"):
+        EpisodeRewardManager(WordTokenizer(), 1)(answers([[4]] * 60, episode_rewards=[1.0] * 60))
+    assert "[unknown][response] one" in caplog.messages
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"normalization_type": "varianz"}, "unknown normalization_type 'varianz'; did you mean 'variance'"),
+        ({"normalize_by_length": True, "normalization_type": "variance"}, "normalize_by_length=True is"),
+        ({"normalize_by_length": True, "normalization_type": "none"}, "normalize_by_length=True is"),
+        ({"visual_rule": "ad"}, "unknown visual_rule 'ad'; did you mean 'add'"),
+    ],
+)
+def test_options_that_contradict_or_are_unknown_are_refused(options: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        manager(**options)
+    with pytest.raises(ConfigError, match="num_examine is a whole number of at least 0; got -1"):
+        EpisodeRewardManager(WordTokenizer(), -1)
+
+
+def test_a_batch_that_lacks_something_is_told_what() -> None:
+    with pytest.raises(ConfigError, match="has no 'episode_rewards'; did you mean 'episode_reward'"):
+        manager()(answers([[4]], episode_reward=[1.0]))
+    with pytest.raises(ConfigError, match=r"episode_rewards'\] has one item per row, which are 1"):
+        manager()(answers([[4]], episode_rewards=[1.0, 2.0]))
+    with pytest.raises(ConfigError, match="infinite in row 0"):
+        manager()(answers([[4]], episode_rewards=[math.inf]))
+    with pytest.raises(ConfigError, match="no number"):
+        manager()(answers([[4]], episode_rewards=["won"]))
+    with pytest.raises(ConfigError, match=r"needs 'responses' with .* the batch has ids"):
+        manager()(proto({"ids": torch.zeros(1, 1)}, episode_rewards=[1.0]))
+    with pytest.raises(ConfigError, match="'attention_mask' has 1 columns, fewer than the 2 of 'responses'"):
+        short = {"responses": torch.zeros(1, 2), "attention_mask": torch.ones(1, 1)}
+        manager()(proto(short, episode_rewards=[1.0]))

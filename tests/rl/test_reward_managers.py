@@ -1,0 +1,309 @@
+"""Answers scored by reward functions of both kinds, alone, together, in parallel; and managers by name."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reward_kit.errors import ConfigError
+from reward_kit.models import EvaluateResult, Message
+from reward_kit.rl.reward_managers import (
+    REWARD_MANAGERS,
+    BatchRewardManager,
+    DAPORewardManager,
+    NaiveRewardManager,
+    PrimeRewardManager,
+    load_reward_manager,
+)
+from reward_kit.rl.reward_reports import columns_of
+from reward_kit.typed_interface import reward_function
+from tests.rl.reward_cases import WordTokenizer, answers
+
+
+def sums(*truths: str | None, responses: Any = ((4, 1), (5, 1)), **others: Any) -> Any:
+    return answers(responses, reward_model=[{"ground_truth": truth} for truth in truths], **others)
+
+
+def naive(compute_score: Any, **options: Any) -> NaiveRewardManager:
+    return NaiveRewardManager(WordTokenizer(), 0, compute_score, **options)
+
+
+@reward_function
+def exact(messages: list[Message], ground_truth: str) -> EvaluateResult:
+    return EvaluateResult(
+        score=float(messages[-1].text == ground_truth), metrics={"short": {"score": 0.5, "reason": "one word"}}
+    )
+
+
+def compute_score(data_source: Any, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
+    return {"score": float(solution_str == ground_truth), "acc": solution_str == ground_truth, "saw": extra_info}
+
+
+# Naive
+
+
+@pytest.mark.parametrize("reward", [exact, compute_score], ids=["ours", "of verl's form"])
+def test_a_row_is_scored_by_its_ground_truth_without_special_tokens(reward: Any) -> None:
+    found = naive(reward)(sums("one", "one"), return_dict=True)
+    assert found["reward_tensor"].tolist() == [[0.0, 1.0], [0.0, 0.0]]  # on <eos>, which the policy sampled too
+    info = found["reward_extra_info"]
+    assert info["score"].tolist() == [1.0, 0.0] and info["is_scored"].tolist() == [True, True]
+    assert {len(values) for values in info.values()} == {2}
+
+
+def test_what_a_reward_tells_besides_is_told() -> None:
+    assert naive(exact)(sums("one", "two"), return_dict=True)["reward_extra_info"]["short"].tolist() == [0.5, 0.5]
+    data = sums("one", "two", extra_info=[{"index": 3}, None])
+    info = naive(compute_score)(data, return_dict=True)["reward_extra_info"]
+    assert info["acc"].tolist() == [True, True] and info["saw"].tolist() == [{"index": 3}, None]
+
+
+def test_a_reward_sees_the_prompt_as_a_chat_where_the_batch_has_it() -> None:
+    seen: list[list[tuple[str, str]]] = []
+
+    def reward(messages: list[Message]) -> float:
+        seen.append([(message.role, message.text) for message in messages])
+        return EvaluateResult(score=1.0)
+
+    chat = [{"role": "system", "content": "count"}, {"role": "user", "content": "what?"}]
+    naive(reward)(answers([[4]], raw_prompt=[chat]))
+    naive(reward)(answers([[4]]))
+    assert seen == [
+        [("system", "count"), ("user", "what?"), ("assistant", "one")],
+        [("user", "what is"), ("assistant", "one")],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (math.nan, "gave nan"),
+        (None, "gave None"),
+        ("1", "gave '1'"),
+        ({"acc": 1}, "gave None"),
+        (torch.tensor([1.0, 2.0]), "gave tensor"),
+        (ValueError("no digits"), "ValueError: no digits"),
+    ],
+)
+def test_a_score_that_is_none_leaves_its_row_unscored_and_no_other(wrong: Any, told: str) -> None:
+    def reward(solution_str: str) -> Any:
+        if solution_str == "two" and isinstance(wrong, Exception):
+            raise wrong
+        return np.float32(0.5) if solution_str == "one" else wrong
+
+    found = naive(reward)(sums("one", "one"), return_dict=True)
+    assert found["reward_tensor"].tolist() == [[0.0, 0.5], [0.0, 0.0]]
+    info = found["reward_extra_info"]
+    assert info["is_scored"].tolist() == [True, False] and math.isnan(info["score"][1])
+    assert info["failure"][0] == "" and told in info["failure"][1]
+    assert info["failure_class"].tolist() == ["", "crash" if isinstance(wrong, Exception) else "invalid_result"]
+
+
+def test_a_reward_cannot_overwrite_what_the_manager_says() -> None:
+    def reward(solution_str: str) -> dict[str, Any]:
+        return {"score": 0.5, "is_scored": "perhaps", "failure": 7}
+
+    info = naive(reward)(sums("one", "one"), return_dict=True)["reward_extra_info"]
+    assert info["is_scored"].tolist() == [True, True] and info["failure"].tolist() == ["", ""]
+
+
+def test_ready_rewards_are_taken_and_nothing_is_called() -> None:
+    data = sums("one", "one")
+    data.batch["rm_scores"] = torch.ones(2, 2)
+    found = naive(lambda solution_str: 1 / 0)(data, return_dict=True)
+    assert found["reward_tensor"] is data.batch["rm_scores"] and "reward_extra_info" in found
+
+
+def test_an_empty_answer_is_scored_and_gets_no_reward() -> None:
+    found = naive(lambda solution_str: 1.0)(answers([[4], []]), return_dict=True)
+    assert found["reward_tensor"].tolist() == [[1.0], [0.0]]
+    assert found["reward_extra_info"]["is_empty"].tolist() == [False, True]
+
+
+async def test_it_works_inside_an_event_loop_and_with_a_coroutine_function() -> None:
+    async def reward(solution_str: str) -> float:
+        return float(solution_str == "one")
+
+    assert naive(reward)(sums("one", "one")).sum() == 1.0
+
+
+def test_a_required_ground_truth_that_no_row_has_is_told_of() -> None:
+    with pytest.raises(ConfigError, match="'exact' asks for ground_truth, and no row has it"):
+        naive(exact)(answers([[4]], extra_info=[{}]))
+    with pytest.raises(ConfigError, match="'compute_score' asks for ground_truth"):
+        naive(compute_score)(answers([[4]]))
+    info = naive(exact)(sums("one", None), return_dict=True)["reward_extra_info"]
+    assert info["is_scored"].tolist() == [True, False]
+
+
+def test_no_rows_are_no_calls() -> None:
+    assert naive(compute_score)(answers([])).shape == (0, 0)
+
+
+keys = st.sampled_from(["acc", "format", "note"])
+facts = st.dictionaries(keys, st.integers(0, 3) | st.text(max_size=2) | st.lists(st.integers(), max_size=2))
+
+
+@given(st.lists(facts, max_size=5))
+def test_facts_have_one_item_per_row_whatever_keys_each_row_has(items: list[dict[str, Any]]) -> None:
+    columns = columns_of(items)
+    assert set(columns) == {key for item in items for key in item}
+    for key, values in columns.items():
+        assert values.shape == (len(items),)
+        assert values.tolist() == [item.get(key) for item in items]
+
+
+# Batch
+
+
+def test_a_batch_is_one_call_of_either_kind() -> None:
+    calls: list[list[str]] = []
+
+    @reward_function(mode="batch")
+    def longest(rollouts_messages: list[list[Message]], ground_truths: list[Any]) -> list[EvaluateResult]:
+        calls.append([messages[-1].text for messages in rollouts_messages])
+        return [EvaluateResult(score=float(len(text))) for text in calls[-1]]
+
+    def of_verl(data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any) -> Any:
+        calls.append(list(solution_strs))
+        assert ground_truths == ["one", "one"] and data_sources == extra_infos == [None, None]
+        return np.array([3.0, 3.0])
+
+    for reward in (longest, of_verl):
+        assert BatchRewardManager(WordTokenizer(), 0, reward)(sums("one", "one")).tolist() == [[0.0, 3.0], [0.0, 3.0]]
+    assert calls == [["one", "two"]] * 2
+
+
+@pytest.mark.parametrize(("returned", "told"), [([1.0], "1 scores for 2 rows"), (1.0, "returns a list, not a float")])
+def test_an_answer_of_another_length_scores_nobody(returned: Any, told: str) -> None:
+    found = BatchRewardManager(WordTokenizer(), 0, lambda solution_strs: returned)(sums("one", "one"), return_dict=True)
+    info = found["reward_extra_info"]
+    assert found["reward_tensor"].abs().sum() == 0 and not info["is_scored"].any()
+    assert all(told in failure for failure in info["failure"])
+
+
+def test_a_bad_item_of_a_batch_is_its_own_rows() -> None:
+    info = BatchRewardManager(WordTokenizer(), 0, lambda solution_strs: [1.0, None])(
+        sums("one", "one"), return_dict=True
+    )["reward_extra_info"]
+    assert info["is_scored"].tolist() == [True, False]
+
+
+def test_a_reward_of_the_other_mode_is_sent_to_its_manager() -> None:
+    with pytest.raises(ConfigError, match="'exact' is a pointwise reward; it is for the NaiveRewardManager"):
+        BatchRewardManager(WordTokenizer(), 0, exact)
+    with pytest.raises(ConfigError, match="takes 'solution_strs' is for the BatchRewardManager"):
+        naive(lambda solution_strs: [])
+
+
+# DAPO
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=4), st.integers(1, 10), st.floats(0, 3))
+@settings(max_examples=40)
+def test_the_overlong_penalty_is_linear_in_the_buffer(lengths: list[int], buffer: int, factor: float) -> None:
+    dapo = DAPORewardManager(
+        WordTokenizer(),
+        0,
+        lambda solution_str: 1.0,
+        max_response_length=10,
+        overlong_buffer_len=buffer,
+        overlong_penalty_factor=factor,
+    )
+    found = dapo(answers([[4] * length for length in lengths]), return_dict=True)
+    for row, length in enumerate(lengths):
+        exceeded = min(max(length - (10 - buffer), 0), buffer)
+        penalty = -exceeded / buffer * factor
+        assert found["reward_extra_info"]["overlong_penalty"][row] == pytest.approx(penalty)
+        assert found["reward_tensor"][row].sum().item() == pytest.approx((1.0 + penalty) if length else 0.0, abs=1e-6)
+
+
+def test_an_unscored_answer_that_is_too_long_stays_unscored() -> None:
+    dapo = DAPORewardManager(
+        WordTokenizer(), 0, lambda solution_str: None, max_response_length=2, overlong_buffer_len=2
+    )
+    found = dapo(answers([[4, 5]]), return_dict=True)
+    assert found["reward_tensor"].tolist() == [[0.0, 0.0]] and math.isnan(found["reward_extra_info"]["score"][0])
+
+
+# Prime
+
+
+def test_rows_are_scored_at_the_same_time() -> None:
+    together = threading.Barrier(8, timeout=10)
+
+    def reward(solution_str: str) -> int:
+        return together.wait() >= 0
+
+    prime = PrimeRewardManager(WordTokenizer(), 0, reward, max_concurrency=8, deadline_s=20)
+    assert prime(answers([[4]] * 8)).sum() == 8.0
+
+
+def test_a_call_that_takes_too_long_is_unscored_and_holds_nobody_back() -> None:
+    over = threading.Event()
+
+    def reward(solution_str: str) -> float:
+        return 1.0 if solution_str == "one" else float(over.wait(30))
+
+    found = PrimeRewardManager(WordTokenizer(), 0, reward, deadline_s=0.2)(sums("a", "b"), return_dict=True)
+    over.set()
+    assert found["reward_tensor"].tolist() == [[0.0, 1.0], [0.0, 0.0]]
+    info = found["reward_extra_info"]
+    assert info["is_scored"].tolist() == [True, False] and math.isnan(info["score"][1])
+    assert info["failure_class"].tolist() == ["", "timeout"] and "timed out" in info["failure"][1]
+
+
+def test_an_order_of_completion_changes_no_place() -> None:
+    def reward(extra_info: dict[str, Any], solution_str: str) -> float:
+        time.sleep(0.002 * (5 - extra_info["index"]))
+        return float(extra_info["index"])
+
+    data = answers([[4]] * 5, extra_info=[{"index": index} for index in range(5)])
+    prime = PrimeRewardManager(WordTokenizer(), 0, reward, deadline_s=20)
+    assert prime(data).flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+# By name
+
+
+def test_every_manager_has_a_name() -> None:
+    numbers = {"max_response_length": 8, "overlong_buffer_len": 2}
+    options = {"batch": {"compute_score": lambda solution_strs: []}, "episode": {"normalize_by_length": True}}
+    for name, kind in REWARD_MANAGERS.items():
+        given_options = options.get(name, {"compute_score": exact, **(numbers if name == "dapo" else {})})
+        assert type(load_reward_manager(name, WordTokenizer(), 1, **given_options)) is kind
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("epsiode", {}, "unknown reward manager 'epsiode'; known: batch, dapo, episode, naive, prime; did you mean"),
+        ("x", {}, "known: batch, dapo, episode, naive, prime$"),
+        ("episode", {"normalise": True}, "'episode' has no option 'normalise'; known: echo, norm"),
+        ("naive", {}, "'naive' needs compute_score"),
+        ("prime", {"compute_score": exact, "deadline_s": 0}, "deadline_s is above 0; got 0"),
+        ("naive", {"compute_score": 3}, "a reward is a function, not int"),
+        (
+            "dapo",
+            {"compute_score": exact, "max_response_length": 2, "overlong_buffer_len": 3},
+            "overlong_buffer_len is in",
+        ),
+    ],
+)
+def test_a_wrong_name_or_option_is_refused_with_the_right_ones(name: str, options: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_reward_manager(name, WordTokenizer(), 0, **options)
+
+
+def test_the_page_on_managers_names_them_all() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reward_managers.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in page and kind.__name__ in page for name, kind in REWARD_MANAGERS.items())
