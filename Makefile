@@ -41,6 +41,7 @@ bench: $(VENV)/.dev  ## Run the benchmarks, beside inspect-ai, verifiers and RLl
 	@$(BIN)/python benchmarks/tokens.py
 	@$(BIN)/python benchmarks/episodes.py
 	@$(BIN)/python benchmarks/managers.py
+	@$(BIN)/python benchmarks/reward_agent.py
 
 campaign: $(VENV)/.dev  ## The long tests: kill -9 and resume
 	@$(BIN)/python -m pytest -m campaign

@@ -227,9 +227,10 @@ def _is_internal(filename: str) -> bool:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """ "; did you mean 'x'?" for the nearest known word, else the list of known words, for the end of a message."""
     names = sorted(set(known))
-    nearest = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    lowered = {name.lower(): name for name in reversed(names)}
+    nearest = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
     if nearest:
-        return f"; did you mean {nearest[0]!r}?"
+        return f"; did you mean {lowered[nearest[0]]!r}?"
     return f"; known: {', '.join(names)}" if names else ""
 
 

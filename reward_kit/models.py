@@ -20,6 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from reward_kit.errors import AlignmentError, InvalidResultError, did_you_mean, kind_of
 from reward_kit.task_parts import (
     CreditModel,
+    CustomRewardModel,
     EvaluationCriteriaModel,
     LimitsModel,
     PolicyModel,
@@ -192,6 +193,8 @@ class EvaluateResult(_MappingModel):
     """What a reward function says of one rollout.
 
     A result with `is_score_valid=False` or with `error` set leaves the rollout unscored: its `score` is not used.
+    `query` and `response` are what a judge was asked and what it said; they are kept with the score. Where scores of a
+    group were processed further, `raw_score` is the score before, and `is_imputed` says that there was none.
     """
 
     score: Score
@@ -200,6 +203,10 @@ class EvaluateResult(_MappingModel):
     metrics: dict[str, MetricResult] = Field(default_factory=dict)
     step_outputs: list[StepOutput] | None = None
     error: str | None = None
+    query: str | None = None
+    response: str | None = None
+    raw_score: Score | None = None
+    is_imputed: bool | None = None
 
 
 def as_result(returned: Any, what: str) -> EvaluateResult:
@@ -268,6 +275,9 @@ class TaskDefinitionModel(BaseModel):
     reward_options: dict[str, Any] = Field(
         default_factory=dict, description="keyword parameters of the reward function, fixed for all its calls"
     )
+    custom_reward_function: CustomRewardModel | None = Field(
+        default=None, description="the reward as verl names it, in the place of reward_function_path and reward_options"
+    )
     goal_description: str | None = Field(default=None, description="handed to reward functions")
     evaluation_criteria: EvaluationCriteriaModel | None = None
     initial_user_prompt: str | None = None
@@ -316,6 +326,19 @@ class TaskDefinitionModel(BaseModel):
             self.resource_type = "composite"
             self.base_resource_config = {"resources": [part.model_dump() for part in self.resources]}
             self.resources = None
+        return self
+
+    @model_validator(mode="after")
+    def _one_name_for_the_reward(self) -> TaskDefinitionModel:
+        # As with the resources: one form from here on.
+        if (named := self.custom_reward_function) is not None:
+            if self.reward_function_path is not None or self.reward_options:
+                raise ValueError(
+                    "custom_reward_function stands in the place of reward_function_path with reward_options; keep one"
+                )
+            self.reward_function_path = f"{named.path}:{named.name}"
+            self.reward_options = dict(named.reward_kwargs)
+            self.custom_reward_function = None
         return self
 
     @field_validator("user")

@@ -46,6 +46,7 @@ class OpenReward:
         self._stack = AsyncExitStack()
         self._resources: dict[str, Any] = {}
         self._score = spec.function
+        self.instance: Any = None  # of a class, once it is open
         self._needs_truth = _needs_truth(spec)
 
     async def open(self) -> None:
@@ -54,7 +55,7 @@ class OpenReward:
             for name, value in self.spec.resources.items():
                 self._resources[name] = await self._opened(value, stack)
             if isinstance(self.spec.function, type):
-                instance = await self._run(self.spec.function)
+                self.instance = instance = await self._run(self.spec.function)
                 self._score = instance.score
                 if (open_parts := getattr(instance, "open_parts", None)) is not None:
                     await open_parts(self._load, self._run)

@@ -29,8 +29,8 @@ from reward_kit.credit.group_estimators import (
 from reward_kit.credit.options import Normalization, check_choice, check_normalization, check_number, check_returns
 from reward_kit.credit.return_estimators import discounted_returns_credit, gae_credit, reinforce_plus_plus_credit
 from reward_kit.credit.state_hashes import StateHash, anchor_codes, check_state_hash
-from reward_kit.credit.step_arrays import Batch, StepArrays
-from reward_kit.credit.step_credit import StepCredit, with_credit
+from reward_kit.credit.step_arrays import Batch, StepArrays, overflow_allowed
+from reward_kit.credit.step_credit import StepCredit, check_advantages, with_credit
 from reward_kit.credit.turn_level import turn_level_grpo_credit
 from reward_kit.errors import ConfigError
 
@@ -155,7 +155,7 @@ def gigpo_credit(
 
     Raises:
         ConfigError: the arguments contradict each other.
-        InvalidResultError: a score or a base reward is not finite.
+        InvalidResultError: a score or a base reward is not finite, or an advantage would not be.
     """
     episode_weight, weight = _weights(combination, omega, step_weight)
     check_returns(gamma, default_step_reward)
@@ -173,7 +173,10 @@ def gigpo_credit(
     )
     episode_S = arrays.to_steps(measured(scores_B, arrays.groups_B, weights_N=weights_B))
     step_S = measured(returns_S, anchors_S, min_group_size=min_anchor_group_size)
-    return StepCredit(episode_S, step_S, episode_weight * episode_S + weight * step_S, returns_S, anchors_S)
+    with overflow_allowed():
+        advantages_S = episode_weight * episode_S + weight * step_S
+    check_advantages(arrays, advantages_S)
+    return StepCredit(episode_S, step_S, advantages_S, returns_S, anchors_S)
 
 
 ESTIMATORS: Mapping[str, Estimator] = {
@@ -195,10 +198,10 @@ def _weights(combination: str, omega: float | None, step_weight: float | None) -
     """The weights of A_E and A_S. An argument that the rule does not use is refused, so that none is a silent no-op."""
     check_choice("combination", combination, get_args(Combination))
     if combination == "convex":
-        if omega is None or not 0.0 <= omega <= 1.0 or step_weight is not None:
+        if not isinstance(omega, int | float) or not 0.0 <= omega <= 1.0 or step_weight is not None:
             raise ConfigError(f"convex takes omega in [0, 1] and no step_weight; got {omega!r} and {step_weight!r}")
         return omega, 1.0 - omega
-    if step_weight is None or not math.isfinite(step_weight) or omega is not None:
+    if not isinstance(step_weight, int | float) or not math.isfinite(step_weight) or omega is not None:
         raise ConfigError(f"additive takes a finite step_weight and no omega; got {step_weight!r} and {omega!r}")
     return 1.0, step_weight
 

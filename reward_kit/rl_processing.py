@@ -9,6 +9,7 @@ others go on. Nothing given is ever changed.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ import pydantic
 from reward_kit.agent.models import StepData, steps_of
 from reward_kit.credit.state_hashes import readable_keys
 from reward_kit.credit.step_arrays import codes_of
-from reward_kit.credit.step_credit import StepCredit, with_credit
+from reward_kit.credit.step_credit import StepCredit, known_value, with_credit
 from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, InvalidResultError, did_you_mean
@@ -211,7 +212,7 @@ class CreditBatch:
                     "A_S": step_advantage,
                     "A": advantage,
                 }
-                value = step.policy_value_estimate
+                value = known_value(step.policy_value_estimate)
                 yield row if value is None else {**row, "value": value}
 
 
@@ -270,8 +271,8 @@ class CreditAssigner:
     def align(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
         """The episodes' steps with their base rewards.
 
-        An episode is unscored where its reward failed, where the episode itself failed, and where its step outputs
-        cannot be aligned.
+        An episode is unscored where its reward failed, where the episode itself failed, where its step outputs cannot
+        be aligned, and where a reward of its environment that counts is not finite.
 
         Args:
             episodes: what the rollout worker collected.
@@ -323,12 +324,22 @@ class CreditAssigner:
             except AlignmentError as error:
                 return steps, None, Failure.from_exception(error)
         if self.step_rewards == "environment":
-            rewards = episode.environment_rewards()
-            # Where the environment gave rewards at all, a step that did not call it earned none.
-            gave = any(reward is not None for reward in rewards)
-            for step, reward in zip(steps, rewards, strict=True):
-                step.base_reward = 0.0 if gave and reward is None else reward
+            try:
+                _take_environment_rewards(steps, episode)
+            except InvalidResultError as error:
+                failure = failure or Failure.from_exception(error)
         return steps, scored.score if failure is None else None, failure
+
+
+def _take_environment_rewards(steps: Sequence[StepData], episode: SingleAgentEpisode) -> None:
+    """Make them the base rewards. Where the environment gave any, a step that did not call it earned none."""
+    rewards = episode.environment_rewards()
+    for t, reward in enumerate(rewards):
+        if reward is not None and not math.isfinite(reward):
+            raise InvalidResultError(f"rollout {episode.id_}: the environment's reward in step {t} is {reward}")
+    gave = any(reward is not None for reward in rewards)
+    for step, reward in zip(steps, rewards, strict=True):
+        step.base_reward = 0.0 if gave and reward is None else reward
 
 
 def _resolved_options(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:

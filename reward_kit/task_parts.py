@@ -203,6 +203,16 @@ class UserModel(PolicyModel):
     opens: bool | None = Field(default=None, description="the user speaks first; default: where no message is theirs")
 
 
+class CustomRewardModel(BaseModel):
+    """A reward named as verl names it; another form of `reward_function_path` with `reward_options`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: str = Field(min_length=1, description="file.py or package.module")
+    name: str = Field(default="compute_score", min_length=1, description="the function or class in it")
+    reward_kwargs: dict[str, Any] = Field(default_factory=dict, description="its further keyword parameters")
+
+
 class CreditModel(BaseModel):
     """Which estimator says what each step was worth, and its own keys; keys that it does not know are refused."""
 
@@ -216,7 +226,13 @@ class CreditModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _a_name_alone(cls, data: Any) -> Any:
-        return {"estimator": data} if isinstance(data, str) else data
+        if isinstance(data, str):
+            return {"estimator": data}
+        if not isinstance(data, dict | CreditModel):
+            raise ValueError("write the name of an estimator, or a mapping such as {estimator: gigpo, omega: 0.3}")
+        if isinstance(data, dict) and "name" in data:
+            raise ValueError("the estimator is named by 'estimator', not by 'name'")
+        return data
 
     def options(self) -> dict[str, Any]:
         """The keys of the estimator."""

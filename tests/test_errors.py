@@ -192,5 +192,7 @@ def test_an_unknown_failure_class_is_refused_when_read():
 
 def test_the_nearest_word_is_offered_else_all_of_them_once():
     assert did_you_mean("pritn", ["print", "input"]) == "; did you mean 'print'?"
+    assert did_you_mean("GRPO", ["gae", "grpo"]) == "; did you mean 'grpo'?"
+    assert did_you_mean("httpresource", ["HttpResource"]) == "; did you mean 'HttpResource'?"
     assert did_you_mean("zzz", ["b", "a", "b"]) == "; known: a, b"
     assert did_you_mean("zzz", []) == ""

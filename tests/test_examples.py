@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from reward_kit.cli.main import program
+from tests import command_line
 
 ROOT = Path(__file__).parent.parent
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "reward_kit.cli.main", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return command_line.call(*arguments, cwd=folder)
 
 
 def assert_keeps_the_contract(folder: Path, done: subprocess.CompletedProcess[str]) -> None:

@@ -122,7 +122,7 @@ def test_unset_base_rewards_count_as_the_default_and_the_score_comes_last() -> N
 
 
 def test_return_to_go_is_what_a_critic_learns_where_there_is_one_and_the_return_elsewhere() -> None:
-    batch = [[step("a", 1.0, value=3.0), step("b", 2.0, value=math.nan)], [step("a", 0.0)]]
+    batch = [[step("a", 1.0, value=3.0), step("b", 2.0, value=math.nan)], [step("a", 0.0, value=math.inf)]]
     (first, last), (alone,) = apply(batch, [1.0, 0.0])
     assert first.return_to_go == first.advantage + 3.0
     assert (last.return_to_go, alone.return_to_go) == (2.0, 0.0)
@@ -315,6 +315,8 @@ def test_a_callable_sees_the_observation() -> None:
     [
         {"omega": None},
         {"omega": 1.5},
+        {"omega": "0.5"},
+        {"combination": "additive", "omega": None, "step_weight": "1.0"},
         {"step_weight": 1.0},
         {"combination": "additive", "omega": None},
         {"combination": "additive", "step_weight": 1.0},

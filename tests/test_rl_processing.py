@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from typing import Any
 
@@ -120,6 +121,15 @@ def test_all_that_cannot_be_aligned_in_a_batch_is_told_at_once() -> None:
     ]
 
 
+def test_of_many_that_cannot_be_aligned_ten_are_told_and_the_rest_counted() -> None:
+    ids = [f"r{n}" for n in range(12)]
+    steps = [steps_of(episode(name, [0.0])) for name in ids]
+    with pytest.raises(AlignmentError) as error:
+        RLDataAligner().align_batch_for_rl_processing([result(1.0, i5=0.0)] * 12, steps, ids)
+    told = str(error.value).splitlines()
+    assert len(told) == 11 and told[9].startswith("rollout r9:") and told[10] == "… and 2 more"
+
+
 def test_what_is_no_batch_is_refused() -> None:
     with pytest.raises(AlignmentError, match="1 results, 2 lists of steps and 2 rollout ids"):
         align_batch(result())
@@ -199,6 +209,18 @@ def test_environment_rewards_stand_in_where_asked_and_step_outputs_are_absent() 
     assert [[step.base_reward for step in steps] for steps in not_asked.steps] == [[None] * 2, [None] * 2, [0.0, 0.125]]
 
 
+def test_an_environment_reward_that_is_no_number_costs_its_own_episode_and_no_other() -> None:
+    episodes = [episode("a", [0.25, math.nan]), episode("b", [0.25, 0.5]), episode("c", [0.0, 0.5])]
+    results = [scored("a", result()), scored("b", result()), scored("c", result(0.0))]
+    batch = CreditAssigner(step_rewards="environment").assign(episodes, results)
+    assert batch.scores == [None, 1.0, 0.0]
+    assert batch.failures["a"].failure_class == "invalid_result"
+    assert batch.failures["a"].message == "rollout a: the environment's reward in step 1 is nan"
+    assert [steps[0].advantage is None for steps in batch.steps] == [True, False, False]
+    # Where its rewards do not count, they cost nothing.
+    assert CreditAssigner().assign(episodes, results).scores == [1.0, 1.0, 0.0]
+
+
 def test_rows_say_what_each_step_was_credited_with() -> None:
     episodes = [episode("a", [1.0], "g1"), episode("b", [0.0], "g1"), episode("c", [0.0], "g1")]
     results = [scored("a", result(1.0)), scored("b", result(0.0)), scored("c", None)]
@@ -233,6 +255,17 @@ def test_a_row_has_the_critics_value_where_there_is_one_and_g_stays_g() -> None:
     batch.steps[0][0].policy_value_estimate, batch.steps[0][1].policy_value_estimate = 0.25, 0.75
     rows = list(CreditAssigner("gae", gamma=0.5, lam=1.0).advantages(batch).rows())
     assert [(row["return_to_go"], row["value"], row["A"]) for row in rows] == [(0.5, 0.25, 0.25), (1.0, 0.75, 0.25)]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_no_number_counts_as_none(value: float) -> None:
+    batch = CreditAssigner(gamma=0.5).align([episode("a", [0.0])], [scored("a", result(1.0, i0=0.5))])
+    batch.steps[0][0].policy_value_estimate = value
+    credited = CreditAssigner(gamma=0.5).advantages(batch)
+    assert credited.steps[0][0].return_to_go == 0.5
+    (row,) = credited.rows()
+    assert "value" not in row
+    json.dumps(row, allow_nan=False)
 
 
 def test_what_an_estimator_misses_is_told_with_the_rollouts_own_id() -> None:

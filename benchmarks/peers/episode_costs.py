@@ -1,6 +1,6 @@
-"""What one class of episodes costs, as JSON: run by `episodes.py` in our interpreter and in RLlib's, the same for both.
+"""What one package's episodes cost, as JSON: run by `episodes.py` in our interpreter and in RLlib's, the same for both.
 
-    python episode_costs.py MODULE ROUNDS
+    python episode_costs.py PACKAGE ROUNDS
 
 Microseconds, best of the rounds; bytes are tracemalloc's, or the length of a pickle.
 """
@@ -18,10 +18,11 @@ import tracemalloc
 import numpy as np
 
 began = time.perf_counter()
-module = importlib.import_module(sys.argv[1])
+module = importlib.import_module(f"{sys.argv[1]}.single_agent_episode")
 IMPORT_S = time.perf_counter() - began
 IMPORT_MB = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 Episode = module.SingleAgentEpisode
+Agents = importlib.import_module(f"{sys.argv[1]}.multi_agent_episode").MultiAgentEpisode
 ROUNDS = int(sys.argv[2])
 
 TEN_K = 10_000
@@ -42,6 +43,7 @@ OBSERVED = [{"role": "tool", "content": TEXTS[t], "tool_call_id": f"call_{t}"} f
 CALLS = [{"name": "search", "arguments": json.dumps({"query": f"item {t}"})} for t in range(TEN_K)]
 RAGGED = [{"role": "tool", "content": MIXED[t], "tool_call_id": f"call_{t}"} for t in range(1_001)]
 BACK = {"neg_index_as_lookback": True, "fill": 0.0}
+HUNDRED = slice(100, 200)
 NUMBERS = [t % 5 for t in range(TEN_K)]
 KINDS = {
     "vec4": (VECTORS, NUMBERS),
@@ -114,13 +116,22 @@ def states():
     }
 
 
+def dicts_of(found):
+    """A list of the dicts, out of whatever a getter gives for several."""
+    if not isinstance(found, dict):
+        return list(found)
+    return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+
+
 def reading():
     hundred = [(7 * i) % 1_000 for i in range(100)]
     for name, episode in states().items():
         yield f"get_observations(-1) {name}", best(lambda e=episode: e.get_observations(-1), 2_000)
-        yield f"get_observations(100:200) {name}", best(lambda e=episode: e.get_observations(slice(100, 200)), 500)
+        yield f"get_observations(100:200) {name}", best(lambda e=episode: e.get_observations(HUNDRED), 500)
         yield f"get_observations([100 ints]) {name}", best(lambda e=episode: e.get_observations(hundred), 100)
         yield f"get_rewards(-4:0, fill) {name}", best(lambda e=episode: e.get_rewards(slice(-4, 0), **BACK), 1_000)
+    several = "get_observations(100:200) numpy dict, all read"
+    yield several, best(lambda: dicts_of(episode.get_observations(HUNDRED)), 100)
     long = filled("vec4", TEN_K)
     yield "get_return list, 10k", best(long.get_return, 20)
     yield "get_return numpy, 10k", best(long.to_numpy().get_return, 20)
@@ -160,6 +171,30 @@ def pickling():
     yield "get_state vec4, 10k", best(filled("vec4", TEN_K).get_state, 1)
 
 
+def played(agents, steps):
+    """An episode of so many agents, all of which act in every step."""
+    names = [f"agent_{i}" for i in range(agents)]
+    actions, rewards = dict.fromkeys(names, 1), dict.fromkeys(names, 1.0)
+    episode = Agents()
+    episode.add_env_reset(observations=dict.fromkeys(names, VECTORS[0]))
+    for t in range(steps):
+        episode.add_env_step(dict.fromkeys(names, VECTORS[t + 1]), actions, rewards)
+    return episode
+
+
+def several_agents():
+    for agents in (2, 10):
+        name, episode = f"{agents} agents", played(agents, 1_000)
+        yield f"{name}: add_env_step, 1000", best(lambda n=agents: played(n, 1_000), 1) / 1_000
+        yield f"{name}: get_observations(-1)", best(lambda e=episode: e.get_observations(-1), 300)
+        yield f"{name}: get_observations(100:200)", best(lambda e=episode: e.get_observations(HUNDRED), 30)
+        listed = best(lambda e=episode: e.get_observations(HUNDRED, return_list=True), 30)
+        yield f"{name}: get_observations(100:200), return_list", listed
+        yield f"{name}: cut(10)", best(lambda e=episode: e.cut(10), 30)
+        yield f"{name}: episode[100:200]", best(lambda e=episode: e[100:200], 10)
+        yield f"{name}: to_numpy, 1000", best(Agents.to_numpy, 1, lambda n=agents: played(n, 1_000))
+
+
 def memory():
     yield "bytes: an empty episode", held(Episode)
     for kind, steps in (("vec4", TEN_K), ("dict", TEN_K), ("mixed text", 1_000), ("ragged dict", 1_000)):
@@ -170,6 +205,6 @@ def memory():
 
 if __name__ == "__main__":
     costs = {"import, s": IMPORT_S, "memory after the import, MB": IMPORT_MB}
-    for part in (building, storing, reading, chunking, pickling, memory):
+    for part in (building, storing, reading, chunking, pickling, several_agents, memory):
         costs |= dict(part())
     print(json.dumps(costs))

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from reward_kit.agent.log_probs import write_log_probs
 from reward_kit.agent.simulated_user import GREETING, NO_ANSWER, heard_by_user
+from reward_kit.episodes.episode_data import REWARD
 from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
-from reward_kit.episodes.multi_agent_track import REWARD
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message
 

@@ -104,7 +104,13 @@ _FOR = {
     envvar="REWARD_KIT_CHECK_JSON",
     help="Reward, task file, run, rollouts: print what was found as JSON.",
 )
-@click.option("--format", "form", type=click.Choice(FORMATS), help="File of rollouts: of which trainer.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    envvar="REWARD_KIT_CHECK_FORMAT",
+    help="File of rollouts: of which trainer.",
+)
 @click.option("--seed", default=0, show_default=True, help="For everything random.")
 def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more: Any) -> None:
     """Check TARGET: a task file, a reward, a resource (a built-in name, module:Class or file.py:Class), or a run.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
+import operator
 import sys
 import time
 from collections import defaultdict
@@ -14,9 +15,10 @@ from typing import Any
 
 import click
 
+from reward_kit.cli.check_run_files import check_header, check_summary, combination_rule
 from reward_kit.episodes.record import attempt_of, environment_return, episode_from_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, boundary, did_you_mean
+from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, StoreError, boundary, did_you_mean
 from reward_kit.reward_checks.report import counted, shown
 from reward_kit.runs.files import told_of
 from reward_kit.runs.store import read_scores
@@ -25,16 +27,23 @@ from reward_kit.tokens.checking.findings import Found
 from reward_kit.tokens.checking.foreign import FORMATS, check_foreign_file
 from reward_kit.tokens.checking.groups import BatchChecks
 
-_EPISODES, _CREDIT = "episodes.jsonl", "credit.jsonl"
+_EPISODES, _SCORES, _CREDIT = "episodes.jsonl", "scores.jsonl", "credit.jsonl"
 _EXAMPLES = 3
 _LINE_CHARS = 400
 _SECONDS_BETWEEN = 5.0
 
 
 def is_run(target: str) -> bool:
-    """Whether a target is a run's folder, or a path that was to be one: it has a separator and names nothing else."""
+    """Whether a target is a run's folder, or was to be one: it is nothing else, and has a separator or is in `runs`."""
     path = Path(target)
-    return path.is_dir() or (not path.exists() and ":" not in target and len(path.parts) > 1 and not path.suffix)
+    if path.exists() or ":" in target or path.suffix:
+        return path.is_dir()
+    return len(path.parts) > 1 or _in_runs(path).is_file()
+
+
+def _in_runs(run: Path) -> Path:
+    """Where the episodes of a run of this name are, in the folder in which runs are by default."""
+    return Path("runs") / run / _EPISODES
 
 
 def is_foreign_file(target: str) -> bool:
@@ -56,9 +65,9 @@ class Tally:
     counts: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     examples: dict[tuple[str, str], list[EpisodeFinding]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, findings: Iterable[EpisodeFinding]) -> None:
-        """Count the findings about one more episode."""
-        self.checked += 1
+    def add(self, findings: Iterable[EpisodeFinding], checked: int = 1) -> None:
+        """Count the findings about one more episode, or about none."""
+        self.checked += checked
         for finding in findings:
             key = (finding.level, finding.kind)
             self.counts[key] += 1
@@ -116,9 +125,13 @@ def check_run(target: str, *, fail_on: str, as_json: bool) -> None:
     """
     run = Path(target)
     _refuse_no_run(run)
-    tally = Tally()
-    for findings in _findings_of(run):
+    tally, credit = Tally(), _CreditLines(run)
+    for findings in _findings_of(run, credit):
         tally.add(findings)
+    tally.add(credit.strays(), checked=0)
+    is_readable = ("error", "unreadable") not in tally.counts
+    tally.add(check_header(run, len(credit.seen) if is_readable else None), checked=0)
+    tally.add(check_summary(run) if is_readable else (), checked=0)
     _report(tally, target, "episode", fail_on, as_json)
 
 
@@ -129,7 +142,9 @@ def check_file(target: str, form: str | None, *, fail_on: str, as_json: bool) ->
         ConfigError: it cannot be read, or its form was not said.
     """
     if form is None:
-        raise ConfigError(f"{target}: say whose rollouts these are: --format {' or --format '.join(FORMATS)}")
+        folder = Path(target).parent
+        of_run = f"; a run is checked by its folder, {folder}" if Path(target).name == _EPISODES else ""
+        raise ConfigError(f"{target}: say whose rollouts these are: --format {' or --format '.join(FORMATS)}{of_run}")
     tally = Tally()
     for findings in check_foreign_file(Path(target), form):
         tally.add(findings)
@@ -154,37 +169,62 @@ def _refuse_no_run(run: Path) -> None:
         inside = [entry.name for entry in sorted(run.iterdir()) if (entry / _EPISODES).is_file()]
         newest = f"; name one of the runs in it, such as {run / inside[-1]}" if inside else ""
         raise ConfigError(f"{run} is no run: it has no {_EPISODES}{newest}")
+    if _in_runs(run).is_file():
+        raise ConfigError(f"no run {run}; did you mean {str(_in_runs(run).parent)!r}?")
     near = did_you_mean(run.name, (entry.name for entry in run.parent.iterdir())) if run.parent.is_dir() else ""
     raise ConfigError(f"no run {run}{near if near.endswith('?') else ''}")
 
 
-def _findings_of(run: Path) -> Iterator[list[EpisodeFinding]]:
+def _findings_of(run: Path, credit: _CreditLines) -> Iterator[list[EpisodeFinding]]:
     """The findings about each line of `episodes.jsonl`. Of scores one bit is kept, of credit where its lines are."""
-    is_scored = {(line["rollout_id"], attempt_of(line)): line.get("score") is not None for line in read_scores(run)}
-    credit, groups, progress = _CreditLines(run), BatchChecks(), _Progress(run / _EPISODES)
+    is_scored = _scores_of(run)
+    groups, progress = BatchChecks(), _Progress(run / _EPISODES)
     with told_of("read", run / _EPISODES), (run / _EPISODES).open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 break  # a kill left a part of a line; a resume cuts it off
             progress.tell(number, len(line))
-            found = Found(f"{_EPISODES}:{number}")
             try:
                 with boundary(EpisodeError, "it cannot be read as an episode"):
-                    record = json.loads(line)
-                    episode = episode_from_record(record)
+                    found = _check_line(json.loads(line), run, is_scored, credit, groups)
             except RewardKitError as error:
+                found = Found(f"{_EPISODES}:{number}")
                 found.error("unreadable", f"{error}; the file was edited, or written by another version")
-                yield found.findings
-                continue
-            found = Found.about_episode(episode.id_)
-            _check_record(found, run, record, episode)
-            if not found.findings:
-                steps = credit.of(episode.id_, attempt_of(record))
-                scored = is_scored.get((episode.id_, attempt_of(record)), False) if steps else None
-                found.findings += check_episode(episode, steps, scored=scored)
-                found.findings += groups.add(episode)
             yield found.findings
     progress.done()
+
+
+def _scores_of(run: Path) -> dict[tuple[str, int], bool]:
+    """Whether each attempt of each episode has a score."""
+    scores = {}
+    for line in read_scores(run):
+        score, rollout_id = line.get("score"), line["rollout_id"]
+        if score is not None and (not isinstance(score, int | float) or not math.isfinite(score)):
+            raise StoreError(f"{run / _SCORES}: the score of {rollout_id} is a finite number or null; got {score!r}")
+        scores[rollout_id, attempt_of(line)] = score is not None
+    return scores
+
+
+def _check_line(
+    record: Mapping[str, Any],
+    run: Path,
+    is_scored: Mapping[tuple[str, int], bool],
+    credit: _CreditLines,
+    groups: BatchChecks,
+) -> Found:
+    """The findings about one line, with its score and its credit."""
+    episode = episode_from_record(record)
+    found, attempt = Found.about_episode(episode.id_), operator.index(attempt_of(record))
+    credit.seen.add(episode.id_)
+    _check_record(found, run, record, episode)
+    if not found.findings:
+        steps = credit.of(episode.id_, attempt)
+        scored = is_scored.get((episode.id_, attempt), False) if steps else None
+        found.findings += check_episode(episode, steps, scored=scored)
+        if steps and not found.findings and credit.rule is not None:
+            credit.rule.check(found, steps)
+        found.findings += groups.add(episode)
+    return found
 
 
 def _check_record(found: Found, run: Path, record: Mapping[str, Any], episode: SingleAgentEpisode) -> None:
@@ -213,20 +253,32 @@ def _are_close(one: float, two: float) -> bool:
 
 
 class _CreditLines:
-    """Where in a run's `credit.jsonl` the lines of each episode are; they stand together, of its last attempt."""
+    """Where in a run's `credit.jsonl` the lines of each episode are; they stand together, of its last attempt.
+
+    Attributes:
+        rule: how A was made of its parts; None where that is not known.
+        seen: the episodes of which a line was read.
+    """
 
     def __init__(self, run: Path) -> None:
+        self.rule = combination_rule(run)
+        self.seen: set[str] = set()
         self._path = path = run / _CREDIT
         self._places: dict[str, list[int]] = {}
         self._attempts: dict[str, int] = {}
+        self._is_damaged = False
         if not path.is_file():
             return
-        for rollout_id, attempt in _attempts(run / _EPISODES):
-            self._attempts[rollout_id] = max(attempt, self._attempts.get(rollout_id, 0))
+        for known in _attempts(run / _EPISODES):
+            if known is None:
+                self._is_damaged = True
+            else:
+                rollout_id, attempt = known
+                self._attempts[rollout_id] = max(attempt, self._attempts.get(rollout_id, 0))
         last, offset = None, 0
         with told_of("read", path), path.open("rb") as lines:
-            for line in lines:
-                rollout_id = _line(line, path)["rollout_id"]
+            for number, line in enumerate(lines, 1):
+                rollout_id = _line(line, f"{path}:{number}")["rollout_id"]
                 if rollout_id != last:
                     self._places.setdefault(rollout_id, []).append(offset)
                 last, offset = rollout_id, offset + len(line)
@@ -240,24 +292,39 @@ class _CreditLines:
             for place in self._places[rollout_id]:
                 lines.seek(place)
                 for line in lines:
-                    if (row := _line(line, self._path))["rollout_id"] != rollout_id:
+                    if (row := _line(line, str(self._path)))["rollout_id"] != rollout_id:
                         break
                     found.append(row)
         return found
 
+    def strays(self) -> list[EpisodeFinding]:
+        """Credit of episodes that the run does not have; where a line cannot be read, whose it is stays unknown."""
+        found = Found(_CREDIT)
+        for rollout_id in () if self._is_damaged else sorted(self._places.keys() - self._attempts.keys()):
+            found.error("credit-steps", f"it credits {rollout_id}, of which {_EPISODES} has no line: it was lost")
+        return found.findings
 
-def _attempts(path: Path) -> Iterator[tuple[str, int]]:
-    """Each line's episode and which attempt of it that is; a damaged line is somebody else's to report."""
+
+def _attempts(path: Path) -> Iterator[tuple[str, int] | None]:
+    """Each line's episode and which attempt of it that is; None for a damaged line, which others report."""
     with told_of("read", path), path.open("rb") as lines:
         for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
+            if not line.endswith(b"\n"):
+                return
+            try:
                 record = json.loads(line)
-                yield record["rollout_id"], attempt_of(record)
+                known = str(record["rollout_id"]), operator.index(attempt_of(record))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                known = None
+            yield known
 
 
-def _line(line: bytes, path: Path) -> dict[str, Any]:
-    with boundary(ConfigError, f"{path}: a line is no credit of a step"):
-        row: dict[str, Any] = json.loads(line)
+def _line(line: bytes, place: str) -> dict[str, Any]:
+    with boundary(ConfigError, f"{place}: the line is no credit of a step"):
+        row: dict[str, Any] = json.loads(line.rstrip())
+        for name in ("A", "A_E", "A_S", "return_to_go"):
+            if not isinstance(row.get(name), int | float | None):
+                raise ConfigError(f"{place}: {name} is a number, or null where unscored; got {row[name]!r}")
         return {"rollout_id": row["rollout_id"], **row}
 
 

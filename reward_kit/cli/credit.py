@@ -27,6 +27,7 @@ from reward_kit.task_parts import CreditModel
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _LONGEST_ACTION = 60
 _LONGEST_STATE = 36
+_DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
 
 
 @click.command(name="credit")
@@ -77,10 +78,14 @@ def command(run: Path, estimator: str | None, options: tuple[str, ...], top: int
 
 
 def _header(run: Path) -> RunHeader:
-    if not (run / FILE).is_file():
-        beside = [str(path.parent) for path in run.parent.glob(f"*/{FILE}")]
-        raise ConfigError(f"{run} is no run: it has no {FILE}{did_you_mean(str(run), beside)}")
-    return RunHeader.read(run)
+    if (run / FILE).is_file():
+        return RunHeader.read(run)
+    if (run.parent / FILE).is_file():  # a file of the run
+        near = f"; did you mean {str(run.parent)!r}?"
+    else:
+        folders = {run, run.parent, Path("runs")}
+        near = did_you_mean(str(run), (str(path.parent) for folder in folders for path in folder.glob(f"*/{FILE}")))
+    raise ConfigError(f"{run} is no run: it has no {FILE}{near}")
 
 
 def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]) -> CreditModel:
@@ -114,7 +119,7 @@ def _show(credit: RunCredit, best: Sequence[Mapping[str, Any]], worst: Sequence[
     for title, rows in (("Best steps", best), ("Worst steps", worst)):
         if rows:
             console.print(_steps_table(title, rows))
-    if not best and not worst:
+    if not best and not worst and credit.section["diagnostics"].get("zero_advantage_share", 1) == 1:
         console.print("No step was better or worse than its peers.")
 
 
@@ -132,22 +137,28 @@ def _facts(section: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _steps_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title=Text(title, "bold"), box=box.SIMPLE, title_justify="left")
+    look: dict[str, Any] = {"box": box.SIMPLE, "pad_edge": False, "collapse_padding": True}
+    table = Table(title=Text(title, "bold"), title_justify="left", **look)
     for name in ("A", "A_E", "A_S", "G"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("peers", justify="right")
     for name in ("episode", "step", "state", "action"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name == "step")
     for row in rows:
         figures = [_figure(row[name]) for name in ("A", "A_E", "A_S", "return_to_go")]
         peers = "–" if row["peers"] is None else str(row["peers"])
-        state, action = _short(row["state_key"], _LONGEST_STATE), _short(action_text(row["action"]), _LONGEST_ACTION)
+        state, action = _state_text(row["state_key"]), _short(action_text(row["action"]), _LONGEST_ACTION)
         table.add_row(*figures, peers, *map(Text, (row["rollout_id"], str(row["step"]), state, action)))
     return table
 
 
+def _state_text(key: Any) -> str:
+    """A state key as far as it tells states apart: the beginning of a digest does, and leaves room for the action."""
+    return f"{key[:_DIGEST_SHOWN]}…" if _DIGEST.fullmatch(str(key)) else _short(key, _LONGEST_STATE)
+
+
 def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.3f}"
+    return "–" if value is None else f"{value + 0.0:+.3f}"  # -0.0 is no worse than 0.0
 
 
 def action_text(action: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ VERBS: dict[str, str] = {
     "credit": "Say what each step of a run was worth, by any estimator.",
     "calibrate": "Set a reward, such as an LLM judge, against human labels.",
     "check": "Check a task, a reward or a resource before it costs anything, or a run after it.",
+    "simulate-pipeline": "Show what training would gain if rewards were scored while it works.",
     "doctor": "Show what this machine offers, and what is missing.",
     "runs": "List runs, and remove old ones.",
     "schema": "Print the JSON schema of task files, for your editor.",

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import click
@@ -21,7 +22,6 @@ from rich.console import Console
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import RewardKitError
 from reward_kit.processes import LOG_FOLDER
-from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
 from reward_kit.runs.credit import RunCredit, assign_credit, headline, settings_of, write_section
 from reward_kit.runs.display import Display, DisplayKind
 from reward_kit.runs.plan import Control, Plan
@@ -31,6 +31,9 @@ from reward_kit.runs.store import RunStore
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
 from reward_kit.runs.tables import summary_table
 from reward_kit.task_parts import CreditModel
+
+if TYPE_CHECKING:
+    from reward_kit.providers.traffic import Traffic
 
 INTERRUPTED = "interrupted"
 _OPEN_FILES = 65_536
@@ -162,6 +165,8 @@ def carry_out(
         control, shown = Control(), Display(display_kind(display), ending.expected)
         execution = Run(plan, store, listener=shown, control=control, error_limit=error_limit, only_failed=only_failed)
         if traffic is not None:
+            from reward_kit.providers.traffic import CURRENT_TRAFFIC
+
             CURRENT_TRAFFIC.set(traffic)  # for rewards that ask a model
             traffic.notice, traffic.gave_up = partial(_say_and_log, shown), control.give_up
             if traffic.cassette is not None:

@@ -6,6 +6,9 @@ import numpy as np
 
 from reward_kit.credit.step_arrays import Codes, Floats
 
+# Between these, values and their differences can be squared and added up.
+_SMALL, _LARGE = 1e-100, 1e140
+
 
 def relative(
     values_N: Floats,
@@ -27,7 +30,8 @@ def relative(
         "leave_one_out"  x - the mean of the others = (x - mean) n / (n - 1)
 
     Values are taken relative to the first of their group. A constant group is then zero before anything is rounded, and
-    a large offset costs no precision. A group of one gives zero.
+    a large offset costs no precision. A group of one gives zero. Numbers whose squares no float holds are measured in a
+    unit of their group first; only what is itself too large for a float becomes infinite.
 
     Args:
         values_N: (N,) the values.
@@ -41,19 +45,34 @@ def relative(
     valued_N = ~np.isnan(values_N)
     values, groups = values_N[valued_N], without_gaps(groups_N[valued_N])
     weights = np.ones(len(values)) if weights_N is None else weights_N[valued_N]
-    centred = values - values[first_of_each(groups)][groups]
+    units = _units(values, groups)
+    centred = values / units
+    centred -= centred[first_of_each(groups)][groups]
     totals = np.bincount(groups, weights)
     # Where all weights are zero, as of trajectories without steps, there is no mean to take away.
     centred -= (np.bincount(groups, weights * centred) / np.where(totals > 0, totals, 1.0))[groups]
-    scales = _scales(centred, groups, weights, normalization, epsilon, normalization_constant)
+    scales = _scales(centred, groups, weights, normalization, epsilon / units, normalization_constant)
     counts = (scales > 0) & (np.bincount(groups) >= min_group_size)[groups]
     out_N = np.full(len(values_N), np.nan)
-    out_N[valued_N] = np.divide(centred, scales, out=np.zeros_like(centred), where=counts)
+    measured = np.divide(centred, scales, out=np.zeros_like(centred), where=counts)
+    with np.errstate(over="ignore"):
+        out_N[valued_N] = measured if normalization == "std" else measured * units
     return out_N
 
 
+def _units(values: Floats, groups: Codes) -> Floats:
+    """What the values of each group are counted in: ones, or powers of two near the largest where that is needed."""
+    sizes = np.abs(values)
+    if not ((sizes > _LARGE) | ((sizes < _SMALL) & (sizes > 0.0))).any():
+        return np.ones(1)
+    largest = np.zeros(int(groups.max(initial=-1)) + 1)
+    np.maximum.at(largest, groups, sizes)
+    exponents = np.clip(np.frexp(largest)[1] - 1, -1000, 1023)
+    return np.asarray(np.ldexp(1.0, exponents)[groups], dtype=np.float64)
+
+
 def _scales(
-    centred: Floats, groups: Codes, weights: Floats, normalization: str, epsilon: float, constant: float | None
+    centred: Floats, groups: Codes, weights: Floats, normalization: str, epsilons: Floats, constant: float | None
 ) -> Floats:
     """What each centred value is divided by; zero where its group has nothing to compare it with."""
     if normalization == "mean":
@@ -64,7 +83,7 @@ def _scales(
     if normalization == "leave_one_out":
         return np.asarray((totals[groups] - weights) / np.where(totals > 0, totals, 1.0)[groups], dtype=np.float64)
     variances = np.bincount(groups, weights * centred**2) / np.maximum(totals - 1.0, 1.0)
-    return np.asarray((np.sqrt(variances) + epsilon)[groups], dtype=np.float64)
+    return np.asarray(np.sqrt(variances)[groups] + epsilons, dtype=np.float64)
 
 
 def first_of_each(groups: Codes) -> Codes:

@@ -97,9 +97,11 @@ class CreditDiagnostics:
         found = []
         if self.unscored > self.trajectories:
             found.append(_MOSTLY_UNSCORED.format(self.unscored, self.unscored + self.trajectories))
-        if self.single_groups == self.groups:
+        # Advantages without states and without groups that differ are of an estimator that compares otherwise.
+        compares_groups = self.uses_states or self.zero_advantages == self.steps
+        if compares_groups and self.single_groups == self.groups:
             found.append(_ALL_SINGLE)
-        elif self.tied_groups and self.tied_groups + self.single_groups == self.groups:
+        elif compares_groups and self.tied_groups and self.tied_groups + self.single_groups == self.groups:
             found.append(_ALL_TIED)
         return found + self._state_warnings()
 

@@ -5,6 +5,7 @@ All take `gamma` and `default_step_reward` too, for the `returns_S` that stand b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Literal, get_args
 
@@ -13,7 +14,7 @@ import numpy as np
 from reward_kit.agent.models import StepData
 from reward_kit.credit.baselines import relative
 from reward_kit.credit.options import Normalization, check_choice, check_normalization, check_returns
-from reward_kit.credit.step_arrays import Batch, Floats, StepArrays
+from reward_kit.credit.step_arrays import Batch, Floats, StepArrays, overflow_allowed
 from reward_kit.credit.step_credit import StepCredit, episode_credit
 from reward_kit.errors import ConfigError
 
@@ -104,7 +105,8 @@ def reinforce_plus_plus_baseline_credit(
     arrays = StepArrays.of(batch, scores, group_ids)
     centred_B = relative(arrays.scores_B, arrays.groups_B, "mean")
     scored = centred_B[~np.isnan(centred_B)]
-    scale = float(np.sqrt(np.sum(scored**2) / max(len(scored) - 1, 1))) + epsilon
+    # `hypot` is the root of the sum of squares, also where no float holds a square.
+    scale = math.hypot(*scored.tolist()) / math.sqrt(max(len(scored) - 1, 1)) + epsilon
     advantages_B = centred_B / scale if scale > 0 else centred_B
     return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
 
@@ -167,7 +169,8 @@ def grpo_passk_credit(
     is_best = np.append(groups[1:] != groups[:-1], True)[: len(groups)]
     has_second = np.insert(groups[1:] == groups[:-1], 0, False)[: len(groups)]
     at = np.flatnonzero(is_best & has_second)
-    advantages_B[order[at]] = arrays.scores_B[order[at]] - arrays.scores_B[order[at - 1]]
+    with overflow_allowed():
+        advantages_B[order[at]] = arrays.scores_B[order[at]] - arrays.scores_B[order[at - 1]]
     return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
 
 
@@ -194,7 +197,8 @@ def gpg_credit(
     is_scored_B = ~np.isnan(centred_B)
     differs_G = np.bincount(arrays.groups_B, is_scored_B & (centred_B != 0.0)) > 0
     counting = int(np.sum(is_scored_B & differs_G[arrays.groups_B]))
-    advantages_B = centred_B * (int(np.sum(is_scored_B)) / counting) if counting else centred_B
+    with overflow_allowed():
+        advantages_B = centred_B * (int(np.sum(is_scored_B)) / counting) if counting else centred_B
     return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
 
 

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reward_kit.errors import ConfigError, InvalidResultError, did_you_mean
+from reward_kit.credit.step_arrays import check_scores
+from reward_kit.errors import ConfigError, did_you_mean
 
 Unscored = Literal["ignore", "drop"]
 
@@ -100,10 +101,9 @@ def filter_groups(
 def _check(scores: Sequence[float | None], group_ids: Sequence[Hashable], band: Any, unscored: str) -> None:
     if len(group_ids) != len(scores):
         raise ConfigError(f"{len(scores)} scores need {len(scores)} group ids; got {len(group_ids)}")
-    for index, score in enumerate(scores):
-        if score is not None and not math.isfinite(score):
-            raise InvalidResultError(f"the score of trajectory {index} is {score}; use None where it is unscored")
-    if band is not None and (len(band) != 2 or not band[0] <= band[1]):
+    check_scores(scores)
+    is_band = isinstance(band, tuple | list) and len(band) == 2 and all(isinstance(x, int | float) for x in band)
+    if band is not None and not (is_band and band[0] <= band[1]):
         raise ConfigError(f"band is two numbers, the lowest and the highest mean score kept; got {band!r}")
     if unscored not in ("ignore", "drop"):
         raise ConfigError(f"unknown unscored {unscored!r}{did_you_mean(str(unscored), ('ignore', 'drop'))}")

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+import numpy as np
+
 from reward_kit.errors import ConfigError, did_you_mean
 
 Normalization = Literal["std", "mean", "constant", "leave_one_out"]
@@ -27,7 +29,7 @@ def check_number(name: str, number: object, low: float = -math.inf, high: float 
     Raises:
         ConfigError: see above.
     """
-    if not isinstance(number, int | float) or not math.isfinite(number):
+    if not isinstance(number, int | float | np.integer | np.floating) or not math.isfinite(number):
         raise ConfigError(f"{name} is a finite number; got {number!r}")
     if not low <= number <= high:
         limits = f"in [{low:g}, {high:g}]" if high < math.inf else f"at least {low:g}"

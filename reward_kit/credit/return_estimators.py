@@ -10,7 +10,7 @@ import numpy as np
 
 from reward_kit.credit.baselines import relative
 from reward_kit.credit.options import check_choice, check_normalization, check_number, check_returns
-from reward_kit.credit.step_arrays import Batch, Floats, StepArrays, discounted
+from reward_kit.credit.step_arrays import Batch, Floats, StepArrays, discounted, overflow_allowed
 from reward_kit.credit.step_credit import StepCredit, step_credit
 from reward_kit.errors import ConfigError
 
@@ -118,7 +118,8 @@ def gae_credit(
     next_values_S[lasts_B] = 0.0
     for last in lasts_B[arrays.is_truncated_B[has_steps_B]].tolist():
         next_values_S[last] = _bootstrap_value(arrays, last, float(values_S[last]))
-    deltas_S = arrays.earned_S(default_step_reward) + gamma * next_values_S - values_S
+    with overflow_allowed():
+        deltas_S = arrays.earned_S(default_step_reward) + gamma * next_values_S - values_S
     advantages_S = discounted(deltas_S, arrays.lengths_B, gamma * lam)
     return step_credit(arrays, advantages_S, arrays.returns_S(gamma, default_step_reward))
 

@@ -85,11 +85,24 @@ def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
         ConfigError: the hash cannot be used, or gave something that cannot be a key.
     """
     prepared = _prepared(state_hash)
-    if isinstance(prepared, NamedHash) and prepared.read is _recorded_key:
-        recorded: list[Any] = [step.step_info.get("state_key") for step in chain.from_iterable(batch)]
-        if set(map(type, recorded)) == {str}:  # the usual run, in a tenth of the time
-            return recorded
+    if isinstance(prepared, NamedHash) and (texts := _texts_alone(batch, prepared.read)) is not None:
+        return texts
     return [(source, typed_key(value)) for source, value in _read(batch, prepared)]
+
+
+def _texts_alone(batch: Batch, read: Reader) -> list[Hashable] | None:
+    """(S,) the states where all were read in one place and are text: the usual run, in a tenth of the time."""
+    if read is _recorded_key:
+        recorded: list[Any] = [step.step_info.get("state_key") for step in chain.from_iterable(batch)]
+        kinds = set(map(type, recorded))
+        if kinds == {str}:
+            return recorded
+        if kinds != {type(None)}:
+            return None
+    elif read is not _observation:
+        return None
+    seen: list[Any] = [step.observation_data for step in chain.from_iterable(batch)]
+    return seen if set(map(type, seen)) == {str} else None
 
 
 def readable_keys(batch: Batch, state_hash: StateHash = None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Batch = Sequence[Sequence[StepData]]
+
+_FEW = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,12 @@ class StepArrays:
                 without any, one group.
 
         Raises:
-            ConfigError: there are not as many scores or group ids as trajectories, or only some record a group.
+            ConfigError: it is no batch of trajectories, there are not as many scores or group ids as trajectories, or
+                only some record a group.
             InvalidResultError: a score or a base reward is not finite.
         """
+        if any(isinstance(steps, StepData) for steps in batch):
+            raise ConfigError("a batch is a list of trajectories, each a list of steps; got a list of steps")
         lengths_B = np.fromiter(map(len, batch), dtype=np.int64, count=len(batch))
         scores_B = _scores(batch, scores)
         groups_B = codes_of(_group_keys(batch, group_ids))
@@ -139,7 +144,8 @@ class StepArrays:
         ends_B = np.cumsum(self.lengths_B)
         is_incomplete_B = np.diff(np.cumsum(unset_S)[ends_B[self.lengths_B > 0] - 1], prepend=0) > 0
         lasts_B = ends_B[self.lengths_B > 0][is_incomplete_B] - 1
-        rewards_S[lasts_B] += self.scores_B[self.lengths_B > 0][is_incomplete_B]
+        with overflow_allowed():
+            rewards_S[lasts_B] += self.scores_B[self.lengths_B > 0][is_incomplete_B]
         return np.where(self.is_scored_S, rewards_S, np.nan)
 
 
@@ -149,12 +155,22 @@ def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
     # Longest first, so that the trajectories that have a step this far from their end are the first ones.
     order_B = np.argsort(-lengths_B, kind="stable")
     ends_B, lengths = np.cumsum(lengths_B)[order_B], lengths_B[order_B]
-    # What overflows is not finite, and that is for the caller to judge.
-    with np.errstate(over="ignore", invalid="ignore"):
-        for back in range(1, int(lengths.max(initial=0))):
+    # Back from the ends, all trajectories at once, until so few are left that each is quicker by itself.
+    together = int(lengths[_FEW]) if len(lengths) > _FEW else 1
+    with overflow_allowed():
+        for back in range(1, together):
             at = ends_B[: np.searchsorted(-lengths, -back, side="left")] - 1 - back
             out_S[at] += decay * out_S[at + 1]
+    for end, length in zip(ends_B[:_FEW].tolist(), lengths[:_FEW].tolist(), strict=True):
+        if length > together:
+            backwards = out_S[end - length : end + 1 - max(together, 1)][::-1]
+            backwards[:] = list(accumulate(backwards.tolist(), lambda after, here: here + decay * after))
     return out_S
+
+
+def overflow_allowed() -> np.errstate:
+    """For sums that `check_finite` judges afterwards."""
+    return np.errstate(over="ignore", invalid="ignore")
 
 
 def check_finite(values_S: Floats, lengths_B: Codes, what: str, *, missing_S: Flags) -> None:
@@ -189,13 +205,28 @@ def codes_of(keys: Iterable[Hashable]) -> Codes:
     return np.fromiter(map(numbers.__getitem__, keys), dtype=np.int64, count=len(keys))
 
 
+def check_scores(scores: Sequence[float | None]) -> None:
+    """Refuses what is no score.
+
+    Raises:
+        ConfigError: one is neither a number nor None.
+        InvalidResultError: one is not finite.
+    """
+    for index, score in enumerate(scores):
+        try:
+            is_finite = score is None or math.isfinite(score)
+        except (TypeError, OverflowError):
+            told = f"is a number, or None where it is unscored; got {score!r:.80}"
+            raise ConfigError(f"the score of trajectory {index} {told}") from None
+        if not is_finite:
+            raise InvalidResultError(f"the score of trajectory {index} is {score}; use None where it is unscored")
+
+
 def _scores(batch: Batch, scores: Sequence[float | None]) -> Floats:
     """(B,) the scores, NaN where unscored."""
     if len(scores) != len(batch):
         raise ConfigError(f"{len(batch)} trajectories need {len(batch)} scores; got {len(scores)}")
-    for index, score in enumerate(scores):
-        if score is not None and not math.isfinite(score):
-            raise InvalidResultError(f"the score of trajectory {index} is {score}; use None where it is unscored")
+    check_scores(scores)
     return np.array([math.nan if score is None else score for score in scores], dtype=np.float64)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from reward_kit.agent.models import StepData
-from reward_kit.credit.step_arrays import Batch, Codes, Floats, StepArrays
+from reward_kit.credit.step_arrays import Batch, Codes, Floats, StepArrays, check_finite
 
 
 class StepCredit(NamedTuple):
@@ -35,14 +36,33 @@ class StepCredit(NamedTuple):
 
 
 def episode_credit(arrays: StepArrays, advantages_B: Floats, returns_S: Floats) -> StepCredit:
-    """The credit of an estimator that says one thing of each trajectory."""
+    """The credit of an estimator that says one thing of each trajectory.
+
+    Raises:
+        InvalidResultError: an advantage is too large for a number.
+    """
     advantages_S = arrays.to_steps(advantages_B)
+    check_advantages(arrays, advantages_S)
     return StepCredit(advantages_S, 0.0 * advantages_S, advantages_S, returns_S, _no_anchors(arrays))
 
 
 def step_credit(arrays: StepArrays, advantages_S: Floats, returns_S: Floats) -> StepCredit:
-    """The credit of an estimator that says something of each step by itself."""
+    """The credit of an estimator that says something of each step by itself.
+
+    Raises:
+        InvalidResultError: an advantage is too large for a number.
+    """
+    check_advantages(arrays, advantages_S)
     return StepCredit(0.0 * advantages_S, advantages_S, advantages_S, returns_S, _no_anchors(arrays))
+
+
+def check_advantages(arrays: StepArrays, advantages_S: Floats) -> None:
+    """NaN says that a trajectory is unscored, so no scored one may have it, nor what no float holds.
+
+    Raises:
+        InvalidResultError: an advantage is too large for a number.
+    """
+    check_finite(advantages_S, arrays.lengths_B, "an advantage", missing_S=~arrays.is_scored_S)
 
 
 def _no_anchors(arrays: StepArrays) -> Codes:
@@ -70,14 +90,18 @@ _set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
 _set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 
 
-def _copy_with(step: StepData, advantage: float | None, return_to_go: float | None) -> StepData:
+def known_value(value: float | None) -> float | None:
+    """A policy's V; None where it gave none, or what is no finite number."""
+    return value if value is not None and -math.inf < value < math.inf else None
+
+
+def _copy_with(step: StepData, advantage: float, return_to_go: float) -> StepData:
     fields = step.__dict__.copy()
-    value = fields["policy_value_estimate"]
     if advantage != advantage:
-        advantage = return_to_go = None
-    elif value is not None and value == value:
-        return_to_go = advantage + value
-    fields["advantage"], fields["return_to_go"] = advantage, return_to_go
+        fields["advantage"] = fields["return_to_go"] = None
+    else:
+        value = known_value(fields["policy_value_estimate"])
+        fields["advantage"], fields["return_to_go"] = advantage, return_to_go if value is None else advantage + value
     copy = _new(type(step))
     _set_fields(copy, fields)
     _set_fields_set(copy, step.__pydantic_fields_set__ | _CREDIT_FIELDS)

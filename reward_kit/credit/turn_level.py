@@ -8,7 +8,7 @@ import numpy as np
 
 from reward_kit.credit.baselines import first_of_each, without_gaps
 from reward_kit.credit.options import check_returns
-from reward_kit.credit.step_arrays import Batch, Codes, Floats, StepArrays
+from reward_kit.credit.step_arrays import Batch, Codes, Floats, StepArrays, overflow_allowed
 from reward_kit.credit.step_credit import StepCredit, step_credit
 
 
@@ -70,7 +70,8 @@ def _less_the_others(values_N: Floats, cells_N: Codes, sizes_N: Floats) -> Float
     Counted from the cell's first value, as in `baselines.relative`, so that equal values give exact zeros.
     """
     first_N = values_N[first_of_each(cells_N)][cells_N]
-    centred_N = values_N - first_N
     present_N = np.bincount(cells_N)[cells_N]
-    sums_N = np.bincount(cells_N, centred_N)[cells_N] - (sizes_N - present_N) * first_N
-    return np.divide(sizes_N * centred_N - sums_N, sizes_N - 1, out=np.zeros_like(values_N), where=sizes_N > 1)
+    with overflow_allowed():
+        centred_N = values_N - first_N
+        sums_N = np.bincount(cells_N, centred_N)[cells_N] - (sizes_N - present_N) * first_N
+        return np.divide(sizes_N * centred_N - sums_N, sizes_N - 1, out=np.zeros_like(values_N), where=sizes_N > 1)

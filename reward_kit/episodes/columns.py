@@ -5,7 +5,8 @@ two different behaviours): index 0 is the first item after the lookback. A negat
 reach into the lookback; with `neg_index_as_lookback=True`, -1 is instead the item just before index 0. An index out of
 range raises IndexError unless `fill` is given. A slice is clipped as a list's is, or padded with `fill`.
 
-Several items are an array where the storage is one (or a dict or tuple of arrays), and otherwise a list.
+Several items are an array where the storage is one, or a dict or tuple of arrays. A slice of dicts that hold text, too,
+is a view (`storage.Records`), which reads as a list of dicts and makes each when it is read. Otherwise it is a list.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from reward_kit.episodes.compaction import compact, joined
 from reward_kit.episodes.spaces import dummy, map_leaves, one_hot
-from reward_kit.episodes.storage import as_list, is_compact, items_of, stacked, stacks
+from reward_kit.episodes.storage import Records, as_list, is_compact, items_of, stacked, stacks
 
 T = TypeVar("T")
 Indices = int | slice | Sequence[int] | None
@@ -150,10 +151,13 @@ def read(
             return data[position]
     elif indices is None and not as_one_hot:
         return _stretch(data, lookback, len(data))
-    if kind is slice and fill is None and not as_one_hot and isinstance(data, _SLICED):
+    if kind is slice and fill is None and not as_one_hot:
         start, stop = indices.start or 0, indices.stop  # type: ignore[union-attr]
         if type(start) is int is type(stop) and start >= 0 <= stop and indices.step is None:  # type: ignore[union-attr]
-            return data[lookback + start : lookback + stop]
+            if isinstance(data, _SLICED):
+                return data[lookback + start : lookback + stop]
+            size = len(data)
+            return _stretch(data, min(lookback + start, size), min(lookback + stop, size))
     places = places_of(len(data), lookback, indices, neg_index_as_lookback, fill is not None)
     if isinstance(places, int):
         if not 0 <= places < len(data):
@@ -192,7 +196,9 @@ def _stretch(data: Any, start: int, stop: int) -> Any:
     stop = max(start, stop)
     if isinstance(data, _SLICED):
         return data[start:stop]
-    return stacked(data, slice(start, stop)) if stacks(data) else items_of(data, start, stop)
+    if isinstance(data, Records):
+        return data.stacked(slice(start, stop)) if data.stacks else data.part(start, stop)
+    return items_of(data, start, stop)
 
 
 def _filler(fill: Any, space: Any, as_one_hot: bool) -> Any:
@@ -205,6 +211,8 @@ def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_
     if stacks(data):
         return _stack_of(data, np.asarray(positions, dtype=np.intp), fill, space, as_one_hot)
     if fill is None and not as_one_hot:
+        if isinstance(data, Records):
+            return data.items_at(np.asarray(positions, dtype=np.intp))
         return list(map(data.__getitem__, positions))
     filler = None if fill is None else _filler(fill, space, as_one_hot)
     inside = range(len(data))
@@ -216,10 +224,12 @@ def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_
 def _padded(data: Any, positions: range, filler: Any) -> Any:
     """A stretch of an array that reaches beyond its ends."""
     inside = data[max(positions.start, 0) : max(positions.stop, 0)]
-    out = np.empty((len(positions), *data.shape[1:]), dtype=np.result_type(data, filler))
+    is_alike = data.dtype.char == "d" and type(filler) is float  # as rewards are, and asking NumPy takes a while
+    out = np.empty((len(positions), *data.shape[1:]), data.dtype if is_alike else np.result_type(data, filler))
     left = min(max(-positions.start, 0), len(out))
-    out[:left], out[left + len(inside) :] = filler, filler
-    out[left : left + len(inside)] = inside
+    out[:left] = filler
+    if left < len(out):
+        out[left : left + len(inside)], out[left + len(inside) :] = inside, filler
     return out
 
 
@@ -328,8 +338,11 @@ def same_value(left: Any, right: Any) -> bool:
 
 
 def _same_array(left: Any, right: Any) -> bool:
-    both = isinstance(left, np.ndarray) and isinstance(right, np.ndarray)
-    return both and bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc" and right.dtype.kind in "fc"))
+    if not (isinstance(left, np.ndarray) and isinstance(right, np.ndarray)) or left.shape != right.shape:
+        return False
+    if left.dtype.hasobject or right.dtype.hasobject:
+        return all(map(same_value, left.flat, right.flat))
+    return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc" and right.dtype.kind in "fc"))
 
 
 def _same_items(left: Any, right: Any) -> bool:

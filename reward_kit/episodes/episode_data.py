@@ -16,10 +16,14 @@ import numpy as np
 
 from reward_kit.episodes.columns import Column, same_value
 from reward_kit.episodes.compaction import compact
+from reward_kit.episodes.reward_values import check_rewards
 from reward_kit.episodes.segments import EpisodeTokens
 from reward_kit.episodes.storage import as_list, is_compact
 from reward_kit.errors import EpisodeError
 from reward_kit.models import Message
+
+REWARD = "environment_reward"
+"""In a step's infos: None where the environment gave none."""
 
 # Seeded from the system, and anew in a forked child; much quicker than asking the system for every id.
 _ids = random.Random()
@@ -111,6 +115,7 @@ class EpisodeData:
         lookback: int | Literal["auto"],
     ) -> None:
         """The rest of the constructor, where tracks are given."""
+        check_rewards(self._rewards, self.id_)
         given = len(self._rewards)
         self._lookback = given if lookback == "auto" else min(lookback, given)
         if self._lookback < 0:
@@ -273,8 +278,12 @@ class EpisodeData:
         return f"{len(self)} steps, {end}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Every field; a list of arrays as one array, from which they come back as they were."""
+        """Every field; a list of arrays as one array, from which they come back as they were.
+
+        The clock is stopped, as in a state: what is restored may go on elsewhere, by another clock.
+        """
         fields = {name: getattr(self, name) for name in EpisodeData.__slots__}
+        fields |= {"_earlier_s": self.get_duration_s(), "_start_time": None, "_last_step_time": None}
         for name in ("_observations", "_actions", "_rewards"):
             fields[name] = _packed(fields[name])
         if not any(self._infos):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from reward_kit.episodes.columns import same_value
+from reward_kit.episodes.multi_agent_checks import check_step
 from reward_kit.episodes.multi_agent_given import AgentDicts, Collected, Flags, Given, collect
 from reward_kit.episodes.multi_agent_reading import ALL, MultiAgentRecord
 from reward_kit.episodes.multi_agent_state import PLAIN, restore, state_of
@@ -91,7 +92,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         self._modules |= agent_module_ids or {}
         flags = Flags(_by_agent(terminateds), _by_agent(truncateds))
         self.is_terminated, self.is_truncated = (bool(each.get(ALL)) for each in flags)
-        agents, self._rewards_begin = collect(given, self._first)
+        agents, self._rewards_begin = collect(given, self._first, self.id_)
         for agent, collected in agents.items():
             options = {"id_": (agent_episode_ids or {}).get(agent), "t_started": (agent_t_started or {}).get(agent)}
             self._add_given(agent, collected, flags.of(agent), options)
@@ -162,11 +163,11 @@ class MultiAgentEpisode(MultiAgentRecord):
             extra_model_outputs: of the agents that acted; each a dict.
 
         Raises:
-            EpisodeError: the episode is over, or an agent's part of it cannot be; the message names the agent.
+            EpisodeError: the episode has not begun or is over, a flag is nobody's, or an agent's part of it cannot be;
+                the message names the agent.
         """
-        if self.is_done:
-            raise EpisodeError(f"episode {self.id_} is over and takes no further step; it has {self._size()}")
         flags = Flags(terminateds or _NOTHING, truncateds or _NOTHING)
+        check_step(self, observations, actions, rewards, flags)
         data = (observations, actions, rewards, infos or _NOTHING, extra_model_outputs or _NOTHING)
         moves = self._moves(*data, flags)
         self.env_t += 1
@@ -205,8 +206,6 @@ class MultiAgentEpisode(MultiAgentRecord):
             )
             if agent in self._tracks:
                 self._tracks[agent].check(move)
-            elif move.action is not None:
-                raise EpisodeError(f"agent {agent!r} acts and has seen nothing yet; its first observation comes before")
         return moves
 
     def _take_of_stranger(self, agent: AgentID, move: Move) -> None:
@@ -269,6 +268,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         """The chunk between two steps of the environment, with what was there before it as lookback.
 
         An action whose answer came after the chunk hangs in it. An agent that saw nothing in the chunk is not in it.
+        What agents were given before they saw anything goes with the first steps, because nobody keeps when that was.
 
         Args:
             slice_: of the environment's steps, clipped as a list's is; its step is 1.
@@ -284,6 +284,8 @@ class MultiAgentEpisode(MultiAgentRecord):
         chunk = self._chunk(start, stop, self._lookback if len_lookback_buffer is None else len_lookback_buffer)
         chunk.is_terminated = self.is_terminated and stop == self.env_t
         chunk.is_truncated = self.is_truncated and stop == self.env_t
+        if start == self.env_t_started < stop:
+            chunk._rewards_begin = dict(self._rewards_begin)
         return chunk
 
     def cut(self, len_lookback_buffer: int = 0) -> MultiAgentEpisode:

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from reward_kit.episodes.multi_agent_track import REWARD, AgentID, AgentTrack, added
+from reward_kit.episodes.episode_data import REWARD
+from reward_kit.episodes.multi_agent_track import AgentID, AgentTrack, added
+from reward_kit.episodes.reward_values import check_reward
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import EpisodeError
 
@@ -122,15 +124,17 @@ class Collected:
         }
 
 
-def collect(given: Given, first: int) -> tuple[dict[AgentID, Collected], dict[AgentID, float]]:
+def collect(given: Given, first: int, id_: str) -> tuple[dict[AgentID, Collected], dict[AgentID, float]]:
     """Each agent's columns, and the rewards of agents that had seen nothing yet.
 
     Args:
         given: the lists.
         first: the environment's time of the first observation.
+        id_: of the episode, for messages.
 
     Raises:
-        EpisodeError: an agent acts that has seen nothing, or twice, or sees twice without acting.
+        EpisodeError: an agent acts that has seen nothing, or twice, or sees twice without acting; a reward is no
+            number.
     """
     agents: dict[AgentID, Collected] = {}
     early: dict[AgentID, float] = {}
@@ -144,6 +148,8 @@ def collect(given: Given, first: int) -> tuple[dict[AgentID, Collected], dict[Ag
                 raise EpisodeError(f"agent {agent!r} acts at step {first + i} and has seen nothing yet")
             agents[agent].act(agent, action, outputs.get(agent))
         for agent, reward in _at(given.rewards, i).items():
+            if reward is not None:
+                check_reward(reward, id_, i, agent)
             if agent in agents:
                 agents[agent].reward = added(agents[agent].reward, reward)
             else:

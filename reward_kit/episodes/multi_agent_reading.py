@@ -36,6 +36,8 @@ class MultiAgentRecord:
         self.env_t_started, self.env_t = env_t_started, env_t
         self.is_terminated = self.is_truncated = False
         self.custom_data: dict[str, Any] = {}
+        self.observation_space: Mapping[Any, Any] = {}
+        self.action_space: Mapping[Any, Any] = {}
         self._lookback = lookback
         self._tracks: dict[AgentID, AgentTrack] = {}
         self._modules: dict[AgentID, Any] = {}
@@ -51,6 +53,11 @@ class MultiAgentRecord:
     def agent_ids(self) -> set[Any]:
         """The agents that have seen something."""
         return set(self._tracks)
+
+    def knows(self, agent_id: Any) -> bool:
+        """Whether an agent is here, was in another chunk, has been given something, or has a space."""
+        places = (self._tracks, self._modules, self._rewards_begin, self.observation_space, self.action_space)
+        return any(agent_id in known for known in places)
 
     @property
     def agent_episodes(self) -> dict[Any, SingleAgentEpisode]:
@@ -173,6 +180,10 @@ class MultiAgentRecord:
         if self._start_time is None or self._last_step_time is None:
             return self._earlier_s
         return self._earlier_s + self._last_step_time - self._start_time
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Every field, with the clock stopped: what is restored may go on elsewhere, by another clock."""
+        return {**self.__dict__, "_earlier_s": self.get_duration_s(), "_start_time": None, "_last_step_time": None}
 
     def timeline(self) -> str:
         """A table of who saw something (x) and whose action hangs (…) at which step of the environment."""
@@ -358,6 +369,9 @@ class MultiAgentRecord:
         is_one = isinstance(agent_ids, Hashable) and (isinstance(agent_ids, str) or agent_ids in self._tracks)
         several = not is_one and isinstance(agent_ids, Iterable)
         chosen = set(agent_ids) if several else {agent_ids}
+        if strangers := [agent for agent in chosen if not self.knows(agent)]:
+            near = did_you_mean(str(strangers[0]), map(str, self._tracks))
+            raise KeyError(f"no agent {strangers[0]!r} in episode {self.id_}{near}")
         return [(agent, track) for agent, track in self._tracks.items() if agent in chosen]
 
     def _at(self, wanted: Wanted, tracks: list[tuple[Any, AgentTrack]], times: Any) -> dict[Any, Any]:

@@ -9,11 +9,20 @@ from reward_kit.episodes.json_codec import from_json_value, to_json_value
 from reward_kit.episodes.multi_agent_reading import MultiAgentRecord
 from reward_kit.episodes.multi_agent_track import AgentTrack
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import EpisodeError
+from reward_kit.episodes.state import check_kinds, check_mapping
+from reward_kit.errors import EpisodeError, boundary
 
 STATE_VERSION = 1
 PLAIN = ("id_", "env_t", "env_t_started", "is_terminated", "is_truncated")
 _OTHERS = ("agents", "custom_data", "duration_s", "lookback", "modules", "rewards_begin")
+
+_ITEMS = (list, tuple)
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("is_terminated", "is_truncated"), (bool, dict)),
+    **dict.fromkeys(("env_t", "env_t_started"), (int, dict)),
+    **dict.fromkeys(("agents", "modules", "rewards_begin"), _ITEMS),
+    **{"lookback": (int,), "duration_s": (int, float), "custom_data": (dict,)},
+}
 
 
 def state_of(record: MultiAgentRecord) -> dict[str, Any]:
@@ -34,14 +43,21 @@ def restore(record: MultiAgentRecord, state: Mapping[str, Any]) -> None:
     """Fill an empty record from a state.
 
     Raises:
-        EpisodeError: the state is of another version, or a field is missing.
+        EpisodeError: the state is of another version, or a field is missing or cannot be read.
     """
+    check_mapping(state)
     version = state.get("schema_version")
     if version != STATE_VERSION:
         raise EpisodeError(f"episode state of version {version!r}; this release reads version {STATE_VERSION}")
     missing = {*PLAIN, *_OTHERS} - state.keys()
     if missing:
         raise EpisodeError(f"episode state without {', '.join(sorted(missing))}")
+    check_kinds(state, _KINDS)
+    with boundary(EpisodeError, "the episode state cannot be read"):
+        _fill(record, state)
+
+
+def _fill(record: MultiAgentRecord, state: Mapping[str, Any]) -> None:
     for name in PLAIN:
         setattr(record, name, from_json_value(state[name]))
     record._lookback, record._earlier_s = state["lookback"], state["duration_s"]

@@ -21,8 +21,6 @@ Track = Literal["observations", "infos", "actions", "rewards", "extra_model_outp
 ABSENT = object()
 """A getter's result where an agent has nothing there."""
 _SEEN = ("observations", "infos")
-REWARD = "environment_reward"
-"""In a step's infos: None where the environment gave none."""
 _NOWHERE = 2**62  # a position that no episode reaches, for which a column gives its fill
 
 
@@ -376,10 +374,3 @@ def added(collected: float | None, reward: float | None) -> float | None:
     if collected is None or reward is None:
         return reward if collected is None else collected
     return collected + reward
-
-
-def _as_in(column: Column[Any], item: Any, wanted: Wanted) -> Any:
-    """One item that is not in a column yet, in the form the column would give it."""
-    if not wanted.one_hot_discrete:
-        return item
-    return Column([item], space=column.space).get(0, one_hot_discrete=True)

@@ -79,7 +79,7 @@ def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, 
     record["steps"] = [_step(episode, t) for t in range(len(episode))]
     if episode.is_reset:
         record["final"] = _observation(episode, len(episode)) | {"info": to_json_value(episode.get_infos(len(episode)))}
-    if len(episode.tokens):
+    if episode.tokens:
         record["tokens"] = episode.tokens.get_state()
     timing = facts.pop("timing", None)
     record |= {key: facts.pop(key, None) for key in _SAMPLE}

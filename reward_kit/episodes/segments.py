@@ -95,6 +95,10 @@ class EpisodeTokens:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __bool__(self) -> bool:
+        """Something is recorded, be it an action of no tokens after a prompt of none."""
+        return bool(self.ids or self.segments)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EpisodeTokens) and self.get_state() == other.get_state()
 
@@ -196,7 +200,7 @@ class EpisodeTokens:
                 tokens.logprobs[span.start : span.stop] = self.logprobs[span.start : span.stop]
         # The actions before the first one of a segment belong to its prompt now.
         firsts = {span.segment: span.start for span in reversed(tokens.spans)}
-        kept = [segment for segment in self.segments if stop is None or segment.start < end]
+        kept = self.segments if stop is None else self.segments[: before[-1].segment + 1 if before else 0]
         ends = [segment.start for segment in kept[1:]] + [end]
         for number, segment in enumerate(kept):
             prompt_end = firsts.get(number, ends[number])

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from reward_kit.episodes import chunks, state
+from reward_kit.episodes import chunks
+from reward_kit.episodes import state as states
 from reward_kit.episodes.columns import Column, Indices, places_of, read, written
 from reward_kit.episodes.compaction import compact
-from reward_kit.episodes.episode_data import EpisodeData
-from reward_kit.errors import EpisodeError, did_you_mean
+from reward_kit.episodes.episode_data import REWARD, EpisodeData
+from reward_kit.episodes.reward_values import check_reward
+from reward_kit.errors import EpisodeError, boundary, did_you_mean
 from reward_kit.models import Message
-
-_REWARD = "environment_reward"  # in a step's infos: None where the environment gave none
 
 
 class SingleAgentEpisode(EpisodeData):
@@ -92,18 +92,26 @@ class SingleAgentEpisode(EpisodeData):
                 in them, and the other way round.
 
         Raises:
-            EpisodeError: the episode has not begun, or is over.
+            EpisodeError: the episode has not begun or is over, or the reward, the infos or the outputs are none;
+                nothing of the step is kept then.
         """
         if self.is_numpy or self.is_terminated or self.is_truncated or not self._observations:
             self._open()
-        self._observations.append(observation)
-        self._actions.append(action)
-        if reward is None:
-            reward, infos = 0.0, {**(infos or {}), _REWARD: None}
-        self._rewards.append(reward)
-        self._infos.append(dict(infos) if infos else None)
+        try:
+            kept = dict(infos) if infos else None
+        except (TypeError, ValueError):
+            raise EpisodeError(f"{self._here()}: infos are a dict; got {infos!r:.80}") from None
+        if type(reward) is not float:
+            if reward is None:
+                reward, kept = 0.0, {**(kept or {}), REWARD: None}
+            elif type(reward) is not int:
+                check_reward(reward, self.id_, len(self))
         if extra_model_outputs or self.extra_model_outputs:
             self._append_outputs(extra_model_outputs or {})
+        self._observations.append(observation)
+        self._actions.append(action)
+        self._rewards.append(reward)
+        self._infos.append(kept)
         self.t += 1
         self.is_terminated = terminated
         self.is_truncated = truncated
@@ -119,13 +127,21 @@ class SingleAgentEpisode(EpisodeData):
             raise EpisodeError(f"episode {self.id_} is over and takes no further step; it has {self.size()}")
         self.to_lists()
 
+    def _here(self) -> str:
+        return f"episode {self.id_}, step {len(self)}"
+
     def _append_outputs(self, outputs: Mapping[str, Any]) -> None:
+        if type(outputs) is not dict and not isinstance(outputs, Mapping):
+            raise EpisodeError(f"{self._here()}: extra_model_outputs are a dict; got {outputs!r:.80}")
         columns = self.extra_model_outputs
-        for key in outputs:
-            if key not in columns:
-                columns[key] = Column([None] * (len(self._rewards) - 1), self._lookback)
-        for key, column in columns.items():
-            column.data.append(outputs.get(key))
+        for key, value in outputs.items():
+            column = columns.get(key)
+            if column is None:
+                column = columns[key] = Column([None] * len(self._rewards), self._lookback)
+            column.data.append(value)
+        if len(outputs) < len(columns):
+            for key in columns.keys() - outputs.keys():
+                columns[key].data.append(None)
 
     def add_messages(self, messages: Iterable[Message]) -> None:
         """Append messages that are not the policy's to the conversation."""
@@ -146,7 +162,7 @@ class SingleAgentEpisode(EpisodeData):
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """Observations by int, slice or list of ints.
+        """Observations by int, slice or list of ints; `columns` says in what form several of them come.
 
         Args:
             indices: which; all after the lookback for None.
@@ -210,7 +226,7 @@ class SingleAgentEpisode(EpisodeData):
         """(T,) what the environment gave in each step; None where it gave nothing, which `get_rewards` has as 0.0."""
         infos = self._infos[self._lookback + 1 :]
         return [
-            None if info and info.get(_REWARD, reward) is None else float(reward)
+            None if info and info.get(REWARD, reward) is None else float(reward)
             for reward, info in zip(self.get_rewards(), infos, strict=True)
         ]
 
@@ -331,26 +347,27 @@ class SingleAgentEpisode(EpisodeData):
 
     def get_data_dict(self) -> dict[str, Any]:
         """The steps as columns of one length, under RLlib's names; `obs` and `infos` are those acted in."""
-        return state.data_dict(self)
+        return states.data_dict(self)
 
     def get_sample_batch(self) -> dict[str, Any]:
         """The same as `get_data_dict`: a plain dict, since there is no batch class here."""
-        return state.data_dict(self)
+        return states.data_dict(self)
 
     def get_state(self) -> dict[str, Any]:
         """The whole episode but its spaces, as JSON and msgpack hold it; nothing is shared with it."""
-        return state.state_of(self)
+        return states.state_of(self)
 
     @classmethod
     def from_state(
-        cls, episode_state: Mapping[str, Any], *, observation_space: Any = None, action_space: Any = None
+        cls, state: Mapping[str, Any], *, observation_space: Any = None, action_space: Any = None
     ) -> SingleAgentEpisode:
         """The inverse of `get_state`.
 
         Raises:
-            EpisodeError: the state is of another version, or a field is missing.
+            EpisodeError: the state is of another version, or a field is missing or cannot be read.
         """
-        state.check(episode_state)
-        episode = cls(episode_state["id_"], observation_space=observation_space, action_space=action_space)
-        state.fill(episode, episode_state)
+        states.check(state)
+        episode = cls(state["id_"], observation_space=observation_space, action_space=action_space)
+        with boundary(EpisodeError, "the episode state cannot be read"):
+            states.fill(episode, state)
         return episode

@@ -12,15 +12,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pydantic
 
 from reward_kit.episodes.columns import Column, read
 from reward_kit.episodes.compaction import compact
 from reward_kit.episodes.episode_data import COMPARED, IDENTITY, EpisodeData
 from reward_kit.episodes.json_codec import TAG, from_json_value, to_json_value
+from reward_kit.episodes.reward_values import check_rewards
 from reward_kit.episodes.segments import EpisodeTokens
 from reward_kit.episodes.storage import as_list
-from reward_kit.errors import EpisodeError
-from reward_kit.models import Message
+from reward_kit.errors import EpisodeError, kind_of
+from reward_kit.models import Message, describe_validation_error
 
 STATE_VERSION = 2
 _READ = (1, STATE_VERSION)
@@ -60,28 +62,68 @@ def _track_state(data: Any) -> Any:
 
 def _is_plain(items: list[Any]) -> bool:
     """All are texts, or all are finite numbers: the most usual tracks, told by a pass in C."""
-    kinds = set(map(type, items))
-    if kinds == {str}:
+    kind = type(items[0]) if items else None
+    if kind not in (str, int, float) or [*map(type, items)].count(kind) < len(items):
+        return False
+    if kind is str:
         try:
             "".join(items).encode()
         except UnicodeEncodeError:
             return False
         return True
-    return kinds == {float} and all(map(math.isfinite, items))
+    if kind is int:
+        return bool(min(items) >= -(2**63) and max(items) < 2**64)  # the rest is for `to_json_value`
+    # One that is not finite makes the sum so, too.
+    return math.isfinite(sum(items)) or all(map(math.isfinite, items))
+
+
+_ITEMS = (list, tuple)
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("is_terminated", "is_truncated"), (bool, dict)),
+    **dict.fromkeys(("t", "t_started"), (int, dict)),
+    **dict.fromkeys(("observations", "actions", "rewards"), (*_ITEMS, dict)),
+    **dict.fromkeys(("infos", "messages", "assistant_turns"), _ITEMS),
+    **{"extra_model_outputs": (*_ITEMS, dict), "lookback": (int,), "duration_s": (int, float)},
+    **{"tokens": (dict,), "custom_data": (dict,)},
+}
+"""As what a field may stand in a state; a dict also holds what JSON has no word for."""
+
+
+def check_kinds(state: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> None:
+    """Refuse a state with something else in the place of a field.
+
+    Raises:
+        EpisodeError: the message names the field.
+    """
+    for name, kind in kinds.items():
+        if not isinstance(state[name], kind):
+            raise EpisodeError(f"episode state: {name} is {kind_of(kind[0]())}; got {state[name]!r:.80}")
 
 
 def check(state: Mapping[str, Any]) -> None:
     """Refuse what is no state of an episode.
 
     Raises:
-        EpisodeError: the state is of another version, or a field is missing.
+        EpisodeError: it is no mapping, the state is of another version, or a field is missing or no such field.
     """
+    check_mapping(state)
     version = state.get("schema_version")
     if version not in _READ:
         raise EpisodeError(f"episode state of version {version!r}; this release reads versions 1 and {STATE_VERSION}")
     needed = {*COMPARED, "lookback", "duration_s"} | ({"is_numpy"} if version > 1 else set())
     if missing := needed - state.keys():
         raise EpisodeError(f"episode state without {', '.join(sorted(missing))}")
+    check_kinds(state, _KINDS)
+
+
+def check_mapping(state: Any) -> None:
+    """Refuse what is no mapping.
+
+    Raises:
+        EpisodeError: it is none.
+    """
+    if not isinstance(state, Mapping):
+        raise EpisodeError(f"an episode's state is a dict, as get_state gives it; got {state!r:.80}")
 
 
 def fill(episode: EpisodeData, state: Mapping[str, Any]) -> None:
@@ -104,12 +146,21 @@ def fill(episode: EpisodeData, state: Mapping[str, Any]) -> None:
         pairs = {from_json_value(key): _track(track, is_numpy) for key, track in outputs}
         episode.extra_model_outputs = {key: Column(data, lookback) for key, data in pairs.items()}
     episode._lookback, episode.is_numpy = lookback, is_numpy
-    episode.messages = [Message.model_validate(from_json_value(message)) for message in state["messages"]]
+    episode.messages = [_message(number, message) for number, message in enumerate(state["messages"])]
     episode.assistant_turns = array("i", state["assistant_turns"])
     episode.tokens = EpisodeTokens.from_state(state["tokens"])
     episode.custom_data = from_json_value(state["custom_data"])
     episode._earlier_s = state["duration_s"]
     episode.validate()
+    check_rewards(episode._rewards, episode.id_)
+
+
+def _message(number: int, state: Any) -> Message:
+    try:
+        return Message.model_validate(from_json_value(state))
+    except pydantic.ValidationError as error:
+        told = "; ".join(describe_validation_error(error))
+        raise EpisodeError(f"episode state, messages[{number}]: {told}") from None
 
 
 def _track(state: Any, is_numpy: bool) -> Any:

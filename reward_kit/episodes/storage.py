@@ -7,75 +7,14 @@ shapes into one such set for each shape. Whatever no array holds exactly stays t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import accumulate, chain, pairwise
+from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-
-class RaggedText:
-    """Texts of differing length in one blob with offsets; lone surrogates survive.
-
-    The blob is itself a text where all is ASCII, and UTF-8 otherwise.
-    """
-
-    __slots__ = ("blob", "offsets")
-
-    def __init__(self, texts: Iterable[str] = ()) -> None:
-        texts = texts if isinstance(texts, list) else list(texts)
-        joined = "".join(texts)
-        self.blob: str | bytes = joined
-        if joined.isascii():
-            lengths = map(len, texts)
-        else:
-            encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-            self.blob = b"".join(encoded)
-            lengths = map(len, encoded)
-        self.offsets = offsets_of(lengths, len(texts), len(self.blob))
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = _checked_index(index, len(self))
-        part = self.blob[self.offsets[index] : self.offsets[index + 1]]
-        return part if isinstance(part, str) else part.decode("utf-8", "surrogatepass")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RaggedText):
-            return NotImplemented
-        return self.items(0, len(self)) == other.items(0, len(other))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        first, last = int(self.offsets[0]), int(self.offsets[-1])
-        return _text_of, (self.blob[first:last], self.offsets - self.offsets[0])
-
-    def items(self, start: int, stop: int) -> list[str]:
-        """The texts from `start` to `stop`."""
-        bounds, blob = self.offsets[start : stop + 1].tolist(), self.blob
-        if isinstance(blob, str):
-            return [blob[a:b] for a, b in pairwise(bounds)]
-        return [blob[a:b].decode("utf-8", "surrogatepass") for a, b in pairwise(bounds)]
-
-    def part(self, start: int, stop: int) -> RaggedText:
-        """The rows from `start` to `stop` over the same blob."""
-        return _text_of(self.blob, self.offsets[start : stop + 1])
-
-
-def _text_of(blob: str | bytes, offsets: npt.NDArray[Any]) -> RaggedText:
-    column = RaggedText.__new__(RaggedText)
-    column.blob, column.offsets = blob, offsets
-    return column
+from reward_kit.episodes.texts import FewTexts, RaggedText, checked_index, offsets_of
 
 
 class RaggedNumbers:
@@ -89,7 +28,7 @@ class RaggedNumbers:
     def __init__(self, dtype: npt.DTypeLike, rows: Iterable[Iterable[float]] = ()) -> None:
         lists = [list(row) for row in rows]
         self.values: npt.NDArray[Any] = np.array(list(chain.from_iterable(lists)), dtype=dtype)
-        self.offsets = offsets_of(map(len, lists), len(lists), len(self.values))
+        self.offsets = offsets_of(lists, len(self.values))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -101,7 +40,7 @@ class RaggedNumbers:
     def __getitem__(self, index: int | slice) -> list[Any]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        index = _checked_index(index, len(self))
+        index = checked_index(index, len(self))
         row: list[Any] = self.values[self.offsets[index] : self.offsets[index + 1]].tolist()
         return row
 
@@ -142,21 +81,11 @@ def numbers_of(values: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> RaggedNum
     return column
 
 
-def offsets_of(lengths: Iterable[int], rows: int, total: int) -> npt.NDArray[Any]:
-    """Where each row begins and the last ends, in the smallest integers that hold `total`."""
-    dtype = np.uint32 if total < 2**32 else np.int64
-    return np.fromiter(accumulate(lengths, initial=0), dtype=dtype, count=rows + 1)
-
-
-def _checked_index(index: int, length: int) -> int:
-    position = index + length if index < 0 else index
-    if not 0 <= position < length:
-        raise IndexError(f"row {index} is out of range: there are {length}")
-    return position
-
-
 class Records:
     """Dicts, or tuples, that all have the same fields: one column for each field.
+
+    It reads as the list of them, each made when it is read: by index, slice, iteration and equality. Of dicts a field's
+    name gives that field of all of them.
 
     Attributes:
         columns: by field, in the items' order; the fields of tuples are numbers.
@@ -173,12 +102,31 @@ class Records:
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> Any:
-        row = self.first + _checked_index(index, self.length)
+    def __getitem__(self, index: int | slice | str) -> Any:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self.length)
+            return self.part(start, max(start, stop)) if step == 1 else self.items(0, self.length)[index]
+        if isinstance(index, str):
+            column, last = self.columns[index], self.first + self.length
+            return column[self.first : last] if isinstance(column, np.ndarray) else items_of(column, self.first, last)
+        row = self.first + checked_index(index, self.length)
         values = [column[row] for column in self.columns.values()]
         if not self.stacks:
             values = [value.item() if isinstance(value, np.generic) else value for value in values]
         return self._shaped(values)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items(0, self.length))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Records | list):
+            return NotImplemented
+        return self.items(0, self.length) == (other if isinstance(other, list) else other.items(0, other.length))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Records({self.items(0, self.length)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         last = self.first + self.length
@@ -188,11 +136,17 @@ class Records:
     def items(self, start: int, stop: int) -> list[Any]:
         """The dicts or tuples from `start` to `stop`, of plain Python values."""
         start, stop = self.first + start, self.first + stop
-        rows = zip(*(items_of(column, start, stop) for column in self.columns.values()), strict=True)
+        return self._rows(items_of(column, start, stop) for column in self.columns.values())
+
+    def items_at(self, rows: Any) -> list[Any]:
+        """The dicts or tuples at an array of ints, as `items` has them."""
+        return self._rows(items_at(column, rows + self.first) for column in self.columns.values())
+
+    def _rows(self, columns: Iterable[list[Any]]) -> list[Any]:
+        rows, names = zip(*columns, strict=True), tuple(self.columns)
         if self.as_tuple:
             return list(rows)
-        names = tuple(self.columns)
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        return [dict(zip(names, row)) for row in rows]  # noqa: B905 (as many; a check would cost)
 
     def part(self, start: int, stop: int) -> Records:
         """The rows from `start` to `stop` over the same columns."""
@@ -223,7 +177,7 @@ class MixedRecords:
         return len(self.block_of)
 
     def __getitem__(self, index: int) -> Any:
-        index = _checked_index(index, len(self))
+        index = checked_index(index, len(self))
         return items_of(self.blocks[self.block_of[index]], int(self.row_of[index]), int(self.row_of[index]) + 1)[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -251,7 +205,7 @@ class MixedRecords:
         return MixedRecords(self.blocks, self.block_of[start:stop], self.row_of[start:stop])
 
 
-_COMPACT = (np.ndarray, RaggedText, RaggedNumbers, Records, MixedRecords)
+_COMPACT = (np.ndarray, RaggedText, FewTexts, RaggedNumbers, Records, MixedRecords)
 
 
 def is_compact(data: Any) -> bool:
@@ -277,6 +231,15 @@ def items_of(data: Any, start: int, stop: int) -> list[Any]:
         items: list[Any] = data.items(start, stop)
         return items
     return data[start:stop].tolist() if data.ndim == 1 and data.dtype.kind in "biuf" else list(data[start:stop])
+
+
+def items_at(data: Any, rows: npt.NDArray[np.intp]) -> list[Any]:
+    """The items at an array of ints, as `items_of` has them."""
+    if isinstance(data, RaggedText | Records):
+        return data.items_at(rows)
+    if isinstance(data, np.ndarray):
+        return items_of(data[rows], 0, len(rows))
+    return [*map(data.__getitem__, rows.tolist())]
 
 
 def as_list(data: Any) -> list[Any]:

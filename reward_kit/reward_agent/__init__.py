@@ -8,16 +8,19 @@ from reward_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from reward_kit.reward_agent.agent import AsyncRewardAgent as AsyncRewardAgent
-    from reward_kit.reward_agent.agent import ScoredChunk as ScoredChunk
-    from reward_kit.reward_agent.agent import Ticket as Ticket
     from reward_kit.reward_agent.confined import ConfinedReward as ConfinedReward
     from reward_kit.reward_agent.confined import ConfinedScorer as ConfinedScorer
     from reward_kit.reward_agent.in_process import InProcessScorer as InProcessScorer
     from reward_kit.reward_agent.in_process import score_one as score_one
     from reward_kit.reward_agent.levels import load_reward as load_reward
+    from reward_kit.reward_agent.retrying import Retries as Retries
+    from reward_kit.reward_agent.score_cache import ScoreCache as ScoreCache
     from reward_kit.reward_agent.scoring import Scored as Scored
     from reward_kit.reward_agent.scoring import Scorer as Scorer
     from reward_kit.reward_agent.scoring import ScoringRequest as ScoringRequest
+    from reward_kit.reward_agent.sync_agent import SyncRewardAgent as SyncRewardAgent
+    from reward_kit.reward_agent.tickets import ScoredChunk as ScoredChunk
+    from reward_kit.reward_agent.tickets import Ticket as Ticket
 
 # The worker behind walls imports this package too, and next to nothing of it.
 _HOMES = {
@@ -25,11 +28,14 @@ _HOMES = {
     "ConfinedReward": "confined",
     "ConfinedScorer": "confined",
     "InProcessScorer": "in_process",
+    "Retries": "retrying",
+    "ScoreCache": "score_cache",
     "Scored": "scoring",
-    "ScoredChunk": "agent",
+    "ScoredChunk": "tickets",
     "Scorer": "scoring",
     "ScoringRequest": "scoring",
-    "Ticket": "agent",
+    "SyncRewardAgent": "sync_agent",
+    "Ticket": "tickets",
     "load_reward": "levels",
     "score_one": "in_process",
 }
@@ -39,10 +45,13 @@ __all__ = [
     "ConfinedReward",
     "ConfinedScorer",
     "InProcessScorer",
+    "Retries",
+    "ScoreCache",
     "Scored",
     "ScoredChunk",
     "Scorer",
     "ScoringRequest",
+    "SyncRewardAgent",
     "Ticket",
     "load_reward",
     "score_one",

@@ -3,51 +3,33 @@
 A batch is submitted, its calls run concurrently, and results come back as whole groups complete. A pointwise reward is
 called once for each rollout, a batch reward once for each group. This is the seam between collecting and learning;
 where the calls run (in this process, in the sandbox, on another machine) is behind it.
+
+Nothing here polls: a result wakes whoever waits for it. Which call is next is in `schedule.py`, how it is made in
+`calling.py`, and what of a batch is handed out when in `deliveries.py`.
 """
 
 from __future__ import annotations
 
-import contextvars
+import inspect
 from collections import deque
-from collections.abc import Coroutine, Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Self, overload
 
 import anyio
 import anyio.abc
 
 from reward_kit.errors import ConfigError, RewardError
+from reward_kit.providers.options import check_number
+from reward_kit.providers.rates import Rates
+from reward_kit.reward_agent.calling import Caller, CallerOptions
+from reward_kit.reward_agent.deliveries import NOT_OPEN, Order, WakeUp
 from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
-from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
+from reward_kit.reward_agent.retrying import Retries
+from reward_kit.reward_agent.score_cache import ScoreCache, check_cacheable
+from reward_kit.reward_agent.scoring import Scorer, ScoringRequest
+from reward_kit.reward_agent.tickets import ScoredChunk, Ticket
 from reward_kit.typed_interface import RewardSpec
-
-_Result = TypeVar("_Result")
-
-
-class ScoredChunk(NamedTuple):
-    """Results in one order: `data_idxs` counts over everything submitted, `rewards` are None where unscored."""
-
-    data_idxs: list[int]
-    rewards: list[float | None]
-    extra_infos: list[Scored]
-
-
-@dataclass(slots=True)
-class Ticket:
-    """One submitted batch. `results[i]` is that of its i-th request, None until it is there."""
-
-    requests: Sequence[ScoringRequest]
-    group_size: int
-    first_index: int
-    results: list[Scored | None] = field(default_factory=list)
-
-    def complete_group(self, index: int) -> list[tuple[int, Scored]] | None:
-        """The group that the `index`-th request is in, None while one of its results is missing."""
-        start = index - index % self.group_size
-        group = self.results[start : start + self.group_size]
-        found = [(self.first_index + start + i, result) for i, result in enumerate(group) if result is not None]
-        return found if len(found) == self.group_size else None
 
 
 class AsyncRewardAgent:
@@ -57,166 +39,318 @@ class AsyncRewardAgent:
         scorer: where rewards are called; a reward alone is called in this process, also one that asks for walls: a
             warning says so.
         max_concurrency: calls in flight at a time; that of a group is one.
-        deadline_s: for one call of a reward in this process; what exceeds it is unscored with the class `timeout`. A
-            scorer has limits of its own.
+        deadline_s: for one call; what exceeds it is cancelled, and unscored with the class `timeout`. For a synchronous
+            reward in this process it begins with the call, for any other scorer with the wait for its worker.
+        max_pending: requests submitted and not yet scored at a time; beyond it, `submit` waits.
+        rates: calls that may begin in a minute, and in flight; by default what the scorer's attribute `rates` says.
+        retries: what is called again when it fails; nothing by default.
+        cache: the scores of equal requests are given again, and equal requests in flight are one call; none by default,
+            since two answers of a judge to one question are two draws.
+
+    Attributes:
+        scorer: as given, or made of the reward.
 
     Raises:
-        ConfigError: a deadline is given beside a scorer, or no call may be in flight.
+        ConfigError: a number is out of its range, the rates count tokens, or the reward cannot be cached.
     """
 
     def __init__(
-        self, scorer: RewardSpec | Scorer, *, max_concurrency: int = 16, deadline_s: float | None = None
+        self,
+        scorer: RewardSpec | Scorer,
+        *,
+        max_concurrency: int = 16,
+        deadline_s: float | None = None,
+        max_pending: int | None = None,
+        rates: Rates | None = None,
+        retries: Retries | None = None,
+        cache: ScoreCache | None = None,
     ) -> None:
         if max_concurrency < 1:
             raise ConfigError(f"max_concurrency is at least 1, not {max_concurrency}")
+        if deadline_s is not None:
+            check_number("deadline_s", deadline_s)
+        if max_pending is not None:
+            check_number("max_pending", max_pending, whole=True)
         if isinstance(scorer, RewardSpec):
             warn_unconfined(scorer)
-            scorer = InProcessScorer(scorer, deadline_s, max_threads=max_concurrency)
-        elif deadline_s is not None:
-            raise ConfigError("deadline_s is for a reward in this process; give the scorer its own limit")
+            if cache is not None:
+                check_cacheable(scorer)
+            scorer, deadline_s = InProcessScorer(scorer, deadline_s, max_threads=max_concurrency), None
+        rates = rates or getattr(scorer, "rates", None) or Rates()
+        if rates.tokens_per_minute is not None:
+            raise ConfigError("rates.tokens_per_minute is for model endpoints: what a reward's calls use is unknown")
         self.scorer: Scorer = scorer
-        self._max_concurrency = max_concurrency
+        width = min(max_concurrency, rates.max_connections or max_concurrency)
+        self._caller = Caller(scorer, CallerOptions(width, deadline_s, rates, retries), cache)
+        self._max_pending = max_pending
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._waiting: deque[tuple[Ticket, int, contextvars.Context]] = deque()
-        self._workers = 0
-        self._complete: deque[list[tuple[int, Scored]]] = deque()
-        self._ready: deque[list[tuple[int, Scored]]] = deque()
-        self._getting = anyio.Lock()
-        self._submitted = self._delivered = 0
+        self._tickets: dict[Ticket, None] = {}  # not handed out in full
+        self._completed: dict[tuple[Ticket, int], None] = {}  # not handed out
+        self._group_takers: deque[WakeUp] = deque()
+        self._submitters: deque[tuple[int, WakeUp]] = deque()
+        self._quiet = anyio.Event()
+        self._pending = self._submitted = self._scored = 0
 
     async def __aenter__(self) -> Self:
-        self._arrival = anyio.Event()
         await self.scorer.__aenter__()
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
+        self._caller.open(self._tasks)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         tasks = self._open_tasks()
-        if error is not None:
+        try:
+            if error is None:
+                await self._until_quiet()
+        finally:
+            await self._close(tasks, kind, error, trace)
+
+    async def _until_quiet(self) -> None:
+        """Calls that wait to be made again have no task meanwhile, so the task group alone would not wait for them."""
+        while self._pending:
+            self._quiet = anyio.Event()
+            await self._quiet.wait()
+
+    async def _close(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._caller.close()
+        if error is not None or self._pending:
             tasks.cancel_scope.cancel()
         try:
             # The error of the block is not handed over, since the task group would wrap it in an ExceptionGroup.
             await tasks.__aexit__(None, None, None)
         finally:
             self._tasks = None
-            self._waiting.clear()
-            self._arrival.set()
+            self._forget_all()
             await self.scorer.__aexit__(kind, error, trace)
 
-    async def submit(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> Ticket:
-        """Begin scoring a batch whose consecutive `group_size` requests form groups, which a batch reward sees as one.
-
-        Raises:
-            ConfigError: the batch is no whole number of groups.
-            RewardError: the agent is not open.
-        """
-        tasks = self._open_tasks()
-        if group_size < 1 or len(batch) % group_size:
-            raise ConfigError(f"a batch of {len(batch)} cannot be cut into groups of {group_size}")
-        ticket = Ticket(batch, group_size, self._submitted, [None] * len(batch))
-        self._submitted += len(batch)
-        context = contextvars.copy_context()
-        starts = range(0, len(batch), group_size if self.scorer.mode == "batch" else 1)
-        self._waiting.extend((ticket, start, context) for start in starts)
-        for _ in range(min(len(starts), self._max_concurrency - self._workers)):
-            self._workers += 1
-            tasks.start_soon(self._work)
-        return ticket
-
-    async def get(self, chunk_size: int) -> ScoredChunk:
-        """The next `chunk_size` results, as whole groups complete.
-
-        Raises:
-            ConfigError: fewer have been submitted and not yet handed out, or the groups do not add up to `chunk_size`.
-            RewardError: the agent is not open.
-        """
-        self._open_tasks()
-        async with self._getting:
-            if chunk_size > self._submitted - self._delivered:
-                waiting = self._submitted - self._delivered
-                raise ConfigError(f"get({chunk_size}) can never be met: {waiting} results are outstanding")
-            there = sum(map(len, self._ready))
-            while there < chunk_size:
-                self._ready.append(await self._next_group())
-                there += len(self._ready[-1])
-            if there > chunk_size:
-                raise ConfigError(f"get({chunk_size}) would cut a group; {there} results make whole groups")
-            return self._hand_out(len(self._ready))
-
-    async def get_group(self) -> ScoredChunk:
-        """The next group that completes, whatever its size.
-
-        Raises:
-            ConfigError: all that was submitted has been handed out.
-            RewardError: the agent is not open.
-        """
-        self._open_tasks()
-        async with self._getting:
-            if self._submitted == self._delivered:
-                raise ConfigError("get_group() can never be met: 0 results are outstanding")
-            if not self._ready:
-                self._ready.append(await self._next_group())
-            return self._hand_out(1)
-
-    def _hand_out(self, groups: int) -> ScoredChunk:
-        taken = [scored for _ in range(groups) for scored in self._ready.popleft()]
-        self._delivered += len(taken)
-        results = [result for _, result in taken]
-        return ScoredChunk([index for index, _ in taken], [result.score for result in results], results)
+    def _forget_all(self) -> None:
+        for ticket in self._tickets:
+            ticket.close()
+        for waiting in (*self._group_takers, *(wake_up for _, wake_up in self._submitters)):
+            waiting.tell()
+        self._tickets.clear()
+        self._completed.clear()
+        self._pending = 0
 
     def _open_tasks(self) -> anyio.abc.TaskGroup:
         if self._tasks is None:
-            raise RewardError("the reward agent is not open; use `async with AsyncRewardAgent(…)`")
+            raise RewardError(NOT_OPEN)
         return self._tasks
 
-    async def _next_group(self) -> list[tuple[int, Scored]]:
-        while not self._complete:
-            self._open_tasks()
-            self._arrival = anyio.Event()
-            await self._arrival.wait()
-        return self._complete.popleft()
+    async def submit(
+        self, batch: Sequence[ScoringRequest], group_size: int = 1, *, deadline_s: float | None = None
+    ) -> Ticket:
+        """Begin scoring a batch whose consecutive `group_size` requests form groups, which a batch reward sees as one.
 
-    async def _work(self) -> None:
-        """Make one call after the other. A task for each of them would cost as much as a short reward."""
-        in_groups = self.scorer.mode == "batch"
+        Where `max_pending` is set it waits until the batch fits, or nothing else is pending.
+
+        Args:
+            batch: the requests.
+            group_size: how many consecutive ones are a group.
+            deadline_s: from now on; what has no score then is unscored with the class `timeout`, and handed out so.
+
+        Raises:
+            ConfigError: the batch is no whole number of groups, or the deadline no positive number.
+            RewardError: the agent is not open.
+        """
+        self._open_tasks()
+        if group_size < 1 or len(batch) % group_size:
+            raise ConfigError(f"a batch of {len(batch)} cannot be cut into groups of {group_size}")
+        if deadline_s is not None:
+            check_number("deadline_s", deadline_s)
+        await self._room_for(len(batch))
+        ticket = Ticket(batch, group_size, self, finishes_groups=self._caller.finishes_groups)
+        if not ticket.requests:
+            return ticket
+        self._tickets[ticket] = None
+        self._pending += len(batch)
+        self._submitted += len(batch)
+        if deadline_s is not None:
+            ticket.expire_in(deadline_s)
+        self._caller.add(ticket)
+        return ticket
+
+    async def compute_reward_pipeline(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> int:
+        """`submit`, for trainers that keep no tickets: `get` serves the oldest batch first. The number of requests."""
+        return len((await self.submit(batch, group_size)).requests)
+
+    @overload
+    async def get(
+        self,
+        chunk_size: int,
+        hook_func: None = None,
+        *,
+        ticket: Ticket | None = None,
+        order: Order = "completion",
+        cut_groups: bool = False,
+    ) -> ScoredChunk: ...
+
+    @overload
+    async def get(
+        self,
+        chunk_size: int,
+        hook_func: Callable[..., Any],
+        *,
+        ticket: Ticket | None = None,
+        order: Order = "completion",
+        cut_groups: bool = False,
+        **kwargs: Any,
+    ) -> Any: ...
+
+    async def get(
+        self,
+        chunk_size: int,
+        hook_func: Callable[..., Any] | None = None,
+        *,
+        ticket: Ticket | None = None,
+        order: Order = "completion",
+        cut_groups: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Exactly `chunk_size` results of one batch, in whole groups, as soon as these are complete.
+
+        Results are in the order of their place in the batch, whatever the order of groups; results of two batches are
+        never in one chunk.
+
+        Args:
+            chunk_size: a multiple of the group size, unless `cut_groups`.
+            hook_func: called with the chunk's three columns; what it returns, or awaits, is returned instead.
+            ticket: the batch; by default the oldest one of which results are outstanding.
+            order: "completion": the groups that completed first, which are those with fast rewards;
+                "submission": those that were submitted first, also where others are complete before them.
+            cut_groups: a group may be cut; its rest comes first in the next chunk.
+            **kwargs: for `hook_func`.
+
+        Raises:
+            ConfigError: it can never be met, as it stands: more is asked for than is outstanding, or a group would be
+                cut. That is told at once, and nothing is lost.
+            RewardError: the agent is not open, or was closed meanwhile.
+        """
+        if kwargs and hook_func is None:
+            raise ConfigError(f"get: {', '.join(sorted(kwargs))} would be for hook_func, and there is none")
+        self._open_tasks()
+        found = self._oldest(chunk_size) if ticket is None else self._own(ticket)
+        chunk = self._handed_out(found, await found.deliveries.take(chunk_size, order, cut_groups=cut_groups))
+        if hook_func is None:
+            return chunk
+        answer = hook_func(*chunk, **kwargs)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def get_group(self) -> ScoredChunk:
+        """The next group that completes, of whatever batch, unless it is asked for by `get`.
+
+        Raises:
+            ConfigError: all that was submitted has been handed out.
+            RewardError: the agent is not open, or was closed meanwhile.
+        """
+        wake_up = WakeUp()
+        self._group_takers.append(wake_up)
         try:
-            while self._waiting:
-                ticket, index, context = self._waiting.popleft()
-                if in_groups:
-                    group = ticket.requests[index : index + ticket.group_size]
-                    scored = await _Turn(self.scorer.score_group(group), context)
-                    for place, result in enumerate(scored, index):
-                        ticket.results[place] = result
-                else:
-                    ticket.results[index] = await _Turn(self.scorer.score(ticket.requests[index]), context)
-                if (complete := ticket.complete_group(index)) is not None:
-                    self._complete.append(complete)
-                    self._arrival.set()
+            while True:
+                self._open_tasks()
+                if not self._tickets:
+                    raise ConfigError("get_group() can never be met: 0 results are outstanding")
+                if self._group_takers[0] is wake_up and (ticket := self._with_ready_group()) is not None:
+                    return self._handed_out(ticket, ticket.deliveries.take_group())
+                await wake_up.wait()
         finally:
-            self._workers -= 1
+            self._group_takers.remove(wake_up)
+            self._wake_group_taker()
 
+    async def mini_batches(
+        self, chunk_size: int, *, ticket: Ticket | None = None, order: Order = "completion"
+    ) -> AsyncIterator[ScoredChunk]:
+        """What is outstanding of one batch, in chunks as `get` gives them; the last one may be smaller.
 
-class _Turn(Generic[_Result]):
-    """Awaits a coroutine as if it were a task: in a copy of a context, and others have their turn at least once."""
+        Raises:
+            ConfigError: as `get`.
+            RewardError: as `get`.
+        """
+        self._open_tasks()
+        ticket = self._oldest(1) if ticket is None else ticket
+        while left := ticket.deliveries.outstanding:
+            yield await self.get(min(chunk_size, left), ticket=ticket, order=order)
 
-    def __init__(self, coroutine: Coroutine[Any, Any, _Result], context: contextvars.Context) -> None:
-        self._coroutine, self._context = coroutine, context.copy()
+    @property
+    def stats(self) -> dict[str, int]:
+        """Requests `submitted`, `pending` and settled (`scored`); calls `in_flight`, made again and not made at all."""
+        done = {"submitted": self._submitted, "pending": self._pending, "scored": self._scored}
+        return done | self._caller.stats
 
-    def __await__(self) -> Generator[Any, Any, _Result]:
-        step, given, has_waited = self._coroutine.send, None, False
-        while True:
-            try:
-                awaited = self._context.run(step, given)
-            except StopIteration as end:
-                if not has_waited:
-                    yield None
-                result: _Result = end.value
-                return result
-            has_waited = True
-            try:
-                step, given = self._coroutine.send, (yield awaited)
-            except BaseException as error:  # noqa: BLE001 - thrown in from outside, and handed on
-                step, given = self._coroutine.throw, error
+    async def _room_for(self, count: int) -> None:
+        """Wait until so many more may be pending; those who came before go first."""
+        if self._max_pending is None:
+            return
+        entry = (count, WakeUp())
+        self._submitters.append(entry)
+        try:
+            while self._submitters[0] is not entry or not self._has_room(count):
+                await entry[1].wait()
+                self._open_tasks()
+        finally:
+            self._submitters.remove(entry)
+            if self._submitters:  # it looks whether there is room for it too
+                self._submitters[0][1].tell()
+
+    def _has_room(self, count: int) -> bool:
+        return self._max_pending is None or not self._pending or self._pending + count <= self._max_pending
+
+    def _own(self, ticket: Ticket) -> Ticket:
+        if not ticket.is_of(self) and ticket.requests:
+            raise ConfigError("the ticket is of another agent, or of one that was closed since")
+        return ticket
+
+    def _oldest(self, chunk_size: int) -> Ticket:
+        for ticket in self._tickets:
+            if ticket.deliveries.outstanding:
+                return ticket
+        if chunk_size == 0:  # all of an empty batch
+            return Ticket((), 1, self)
+        raise ConfigError(f"get({chunk_size}) can never be met: 0 results are outstanding")
+
+    def _with_ready_group(self) -> Ticket | None:
+        """The batch of the group that completed first of those that nobody has asked for."""
+        return next((ticket for ticket, _ in self._completed if ticket.deliveries.has_ready_group()), None)
+
+    def _handed_out(self, ticket: Ticket, indexes: list[int]) -> ScoredChunk:
+        for group in {index // ticket.group_size for index in indexes}:
+            self._completed.pop((ticket, group), None)
+        if not ticket.deliveries.undelivered:
+            self._tickets.pop(ticket, None)
+        if not self._tickets:
+            for wake_up in self._group_takers:
+                wake_up.tell()
+        return ScoredChunk.of(ticket, indexes)
+
+    def _wake_group_taker(self) -> None:
+        if self._group_takers and self._with_ready_group() is not None:
+            self._group_takers[0].tell()
+
+    def settled(self, count: int) -> None:
+        """As `TicketOwner`."""
+        self._pending -= count
+        self._scored += count
+        if not self._pending:
+            self._quiet.set()
+        if self._submitters:
+            self._submitters[0][1].tell()
+
+    def completed(self, ticket: Ticket, group: int) -> None:
+        """As `TicketOwner`."""
+        self._completed[ticket, group] = None
+        ticket.deliveries.complete(group)
+        if self._group_takers:
+            self._wake_group_taker()
+
+    def gave_up(self, ticket: Ticket) -> None:
+        """As `TicketOwner`."""
+        self._caller.cancel_unwanted()

@@ -23,10 +23,11 @@ from typing import Any
 from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary
 from reward_kit.loading import imported, module_name_of, named_in, split_reference
 from reward_kit.models import EvaluateResult, Message
+from reward_kit.reward_agent.custom_scores import spec_of
 from reward_kit.reward_calls import OpenReward, calls_out
 from reward_kit.reward_options import fixed
 from reward_kit.sandbox import harness
-from reward_kit.typed_interface import RewardSpec, reward_spec
+from reward_kit.typed_interface import RewardSpec
 
 
 class _Texts(MetaPathFinder, Loader):
@@ -153,7 +154,7 @@ class ConfinedCalls:
 
     def _load(self) -> RewardSpec:
         if self._spec is None:
-            self._spec = fixed(reward_spec(self._object(self._reference)), self._options)
+            self._spec = fixed(spec_of(self._object(self._reference)), self._options)
         return self._spec
 
     def _object(self, reference: str) -> Any:

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from reward_kit.errors import ConfigError
 from reward_kit.loading import is_built_in, load_object, module_name_of, split_reference
+from reward_kit.reward_agent.custom_network import refuse_network
+from reward_kit.reward_agent.custom_scorer import custom_scorer
+from reward_kit.reward_agent.custom_scores import spec_of
 from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.reward_agent.requirements import check_installed, declared_in
 from reward_kit.reward_agent.scoring import Reward, Scorer
@@ -139,7 +142,7 @@ def scorer_of(reward: Reward, deadline_s: float | None = None) -> Scorer:
         deadline_s: for one call in this process; a confined reward has its own.
     """
     if isinstance(reward, RewardSpec):
-        return InProcessScorer(reward, deadline_s)
+        return custom_scorer(reward, deadline_s) or InProcessScorer(reward, deadline_s)
     from reward_kit.reward_agent.confined import ConfinedReward, ConfinedScorer
 
     assert isinstance(reward, ConfinedReward), "there are these two kinds"
@@ -158,7 +161,7 @@ async def _why_not_confined() -> str:
 
 
 def _loaded_here(reference: str, folder: Path, options: Mapping[str, Any]) -> RewardSpec:
-    spec = fixed(reward_spec(load_object(reference, folder)), options)
+    spec = fixed(spec_of(load_object(reference, folder)), options)
     check_installed(spec.requirements, f"reward {spec.id!r}")
     for resource in spec.resources.values():
         if (check := getattr(resource, "check_options", None)) is not None:
@@ -208,10 +211,11 @@ def _described(
     options: Mapping[str, Any],
 ) -> LoadedReward:
     from reward_kit.reward_agent.confined import ConfinedReward, describe, program_of, ready_to_score
-    from reward_kit.reward_agent.sources import built_in_imports, sources_of, user_roots
+    from reward_kit.reward_agent.sources import built_in_imports, read_source, sources_of, user_roots
 
     file, limits, location = origin.file, limits_of(choice), split_reference(reference)[0]
     is_file = location.endswith(".py")
+    refuse_network(read_source(file), origin.qualname, str(file), level)
     # Of a stranger's file only the folder it came in is its own.
     roots = [*([file.parent] if is_file else []), *([] if is_file and level == "isolated" else user_roots())]
     environment = _own_environment(origin, choice)
@@ -258,7 +262,6 @@ def _files_here(sources: Sources, read_paths: tuple[str, ...], choice: SandboxCh
 
 def _own_environment(origin: Origin, choice: SandboxChoice) -> PackageEnvironment | None:
     """The packages that a reward asks for and the user lets it have; None where it has those of the interpreter."""
-    from reward_kit.reward_agent.package_environment import environment_for
     from reward_kit.reward_agent.sources import read_source
 
     what = f"reward {origin.qualname!r}"
@@ -276,6 +279,8 @@ def _own_environment(origin: Origin, choice: SandboxChoice) -> PackageEnvironmen
         raise ConfigError(_UNREADABLE.format(origin.qualname, origin.file))
     if not declared.requirements:
         return None
+    from reward_kit.reward_agent.package_environment import environment_for
+
     return environment_for(declared.requirements, what, with_steps=declared.may_take_steps)
 
 

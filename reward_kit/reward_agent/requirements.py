@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from importlib import metadata
-from typing import NamedTuple
-
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion
+from typing import TYPE_CHECKING, NamedTuple
 
 from reward_kit.errors import ConfigError
+
+if TYPE_CHECKING:  # most rewards require nothing
+    from packaging.requirements import Requirement
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -63,6 +62,10 @@ def parsed(texts: Sequence[str], what: str) -> list[Requirement]:
     Raises:
         ConfigError: a text is no requirement.
     """
+    if not texts:
+        return []
+    from packaging.requirements import InvalidRequirement, Requirement
+
     found = []
     for text in texts:
         try:
@@ -143,6 +146,9 @@ def _may_take_steps(definition: _Definition) -> bool:
 
 
 def _why_unmet(requirement: Requirement, seen: frozenset[tuple[str, str]] = frozenset()) -> str | None:
+    from packaging.utils import canonicalize_name
+    from packaging.version import InvalidVersion
+
     try:
         installed = metadata.distribution(requirement.name)
     except metadata.PackageNotFoundError:
@@ -165,6 +171,8 @@ def _why_unmet(requirement: Requirement, seen: frozenset[tuple[str, str]] = froz
 
 def _wanted_by(installed: metadata.Distribution, extra: str) -> Iterator[Requirement]:
     """What an extra of an installed package adds to it."""
+    from packaging.requirements import Requirement
+
     for text in installed.requires or ():
         wanted = Requirement(text)
         marker = wanted.marker

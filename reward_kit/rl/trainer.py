@@ -99,5 +99,5 @@ class Trainer:
     async def score(self, episodes: Sequence[SingleAgentEpisode]) -> list[Scored]:
         """A score, or a failure, per episode, in the order in which they came."""
         requests = [ScoringRequest.of(episode, self.worker.task_definition) for episode in episodes]
-        await self.reward_agent.submit(requests, self.group_size)
-        return (await self.reward_agent.get(len(requests))).extra_infos
+        ticket = await self.reward_agent.submit(requests, self.group_size)
+        return (await self.reward_agent.get(len(requests), ticket=ticket)).extra_infos

@@ -11,6 +11,7 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +22,8 @@ from reward_kit.agent.models import StopReason
 from reward_kit.credit.diagnostics import credit_diagnostics
 from reward_kit.episodes.json_codec import TAG
 from reward_kit.episodes.record import attempt_of, episode_from_record
-from reward_kit.errors import ConfigError, Failure, StoreError
-from reward_kit.models import EvaluateResult
+from reward_kit.errors import ConfigError, EpisodeError, Failure, StoreError, boundary
+from reward_kit.models import EvaluateResult, describe_validation_error
 from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_processing import Aligned, CreditAssigner, CreditBatch
 from reward_kit.runs.files import read_json, write_atomically
@@ -95,6 +96,20 @@ def settings_of(path: Path) -> CreditModel | None:
         return None
 
 
+def scores_digest(path: Path, credit: CreditModel) -> str:
+    """The `scores_sha256` that credit of the run's present scores has.
+
+    Args:
+        path: the run.
+        credit: the settings with which its steps were credited.
+
+    Raises:
+        ConfigError: the settings are of no estimator.
+        StoreError: a file of the run is damaged.
+    """
+    return _digest(_stored(path, assigner_of(credit), keeps_steps=False))
+
+
 def headline(section: Mapping[str, Any]) -> str:
     """The credit of a run in one line: which estimator, how many steps, and how many of them share their state.
 
@@ -141,7 +156,7 @@ class _StoredEpisode(NamedTuple):
     offset: int
 
 
-def _stored(path: Path, assigner: CreditAssigner) -> list[_StoredEpisode]:
+def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -> list[_StoredEpisode]:
     """The episodes of a run with their base rewards and scores, a group after the other.
 
     One that the run's budget cut off is no result, and is left out.
@@ -149,30 +164,49 @@ def _stored(path: Path, assigner: CreditAssigner) -> list[_StoredEpisode]:
     scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(path)}
     is_lean = _reads_recorded_keys(assigner)
     latest: dict[str, tuple[int, _StoredEpisode | None]] = {}
-    for offset, record in placed_episodes(path):
+    for number, (offset, record) in enumerate(placed_episodes(path), 1):
         rollout_id, attempt = record["rollout_id"], attempt_of(record)
         if latest.get(rollout_id, (-1, None))[0] > attempt:
             continue
-        found = None
-        if record["stop_reason"] != StopReason.RUN_LIMIT:
-            scored = _scored(rollout_id, scores.get((rollout_id, attempt)))
-            aligned = assigner.align_one(episode_from_record(_lean(record) if is_lean else record), scored)
-            found = _StoredEpisode(aligned, attempt, record["rollout_index"] or 0, offset)
+        scored, found = _scored(path, rollout_id, scores.get((rollout_id, attempt))), None
+        with _told_of_line(f"{path / 'episodes.jsonl'}:{number}"):
+            if record["stop_reason"] != StopReason.RUN_LIMIT:
+                aligned = assigner.align_one(episode_from_record(_lean(record) if is_lean else record), scored)
+                aligned = aligned if keeps_steps else aligned._replace(steps=[])
+                found = _StoredEpisode(aligned, attempt, record["rollout_index"] or 0, offset)
         latest[rollout_id] = attempt, found
     stored = [episode for _, episode in latest.values() if episode is not None]
     return sorted(stored, key=lambda one: (one.aligned.group_id, one.rollout_index, one.aligned.rollout_id))
 
 
-def _scored(rollout_id: str, record: Mapping[str, Any] | None) -> Scored:
+@contextmanager
+def _told_of_line(place: str) -> Iterator[None]:
+    """What a damaged record does to its reader, as an error that names the line."""
+    try:
+        with boundary(StoreError, f"{place}: it cannot be read as an episode"):
+            yield
+    except EpisodeError as error:
+        raise StoreError(f"{place}: {error}") from None
+
+
+def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Scored:
     """A line of `scores.jsonl` as the score it was; without one the episode waits for it."""
     if record is None:
         return Scored(rollout_id)
     result, failure = record.get("result"), record.get("failure")
-    return Scored(
-        rollout_id,
-        EvaluateResult.model_validate(result) if result is not None else None,
-        Failure.from_json(failure) if failure is not None else None,
-    )
+    place = f"{path / 'scores.jsonl'}: the score of {rollout_id}"
+    try:
+        with boundary(StoreError, f"{place} cannot be read"):
+            return Scored(
+                rollout_id,
+                EvaluateResult.model_validate(result) if result is not None else None,
+                Failure.from_json(failure) if failure is not None else None,
+            )
+    except StoreError as error:
+        if isinstance(error.__cause__, pydantic.ValidationError):
+            told = "; ".join(describe_validation_error(error.__cause__))
+            raise StoreError(f"{place}: result: {told}") from None
+        raise
 
 
 def _reads_recorded_keys(assigner: CreditAssigner) -> bool:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ from reward_kit.environments.base import StateSnapshot
 from reward_kit.environments.snapshots import compose, decompose
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, StoreError
+from reward_kit.errors import ConfigError, Failure, StoreError, boundary
 from reward_kit.processes import lock_for_this_process
 from reward_kit.runs.files import cut_torn_line, told_of, write_atomically
 from reward_kit.runs.header import FILE, RunHeader
@@ -219,8 +219,19 @@ def placed_episodes(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_scores(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run's `scores.jsonl`; a torn last line is left out."""
-    return (record for _, record in _read_lines(path / "scores.jsonl"))
+    """The lines of a run's `scores.jsonl`; a torn last line is left out.
+
+    Raises:
+        StoreError: a line is damaged, or names a failure that no release knows; the message says which.
+    """
+    return (record for _, record in _read_lines(path / "scores.jsonl", _check_failure))
+
+
+def _check_failure(record: Mapping[str, Any]) -> None:
+    """A failure that nobody can tell would be counted as one of its own."""
+    if (failure := record.get("failure")) is not None:
+        with boundary(StoreError, "the failure cannot be read"):
+            Failure.from_json(failure)
 
 
 def read_credit(path: Path) -> Iterator[dict[str, Any]]:
@@ -257,8 +268,10 @@ def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
     return episode
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The whole lines of a file, each with the offset at which it begins."""
+def _read_lines(
+    path: Path, check: Callable[[Mapping[str, Any]], None] = lambda record: None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The whole lines of a file, each with the offset at which it begins; what `check` refuses is told of its line."""
     if not path.exists():
         return
     offset = 0
@@ -267,7 +280,16 @@ def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield offset, json.loads(line)
+                record = json.loads(line.rstrip())
             except ValueError as error:
                 raise StoreError(f"{path}:{number}: not JSON: {error}") from None
+            if not isinstance(record, dict) or not isinstance(record.get("rollout_id"), str):
+                raise StoreError(f"{path}:{number}: a line is an object with a rollout_id, a text; edited by hand?")
+            if not isinstance(record.get("attempt"), int | None):
+                raise StoreError(f"{path}:{number}: attempt is a whole number; got {record['attempt']!r}")
+            try:
+                check(record)
+            except StoreError as error:
+                raise StoreError(f"{path}:{number}: {error}") from None
+            yield offset, record
             offset += len(line)

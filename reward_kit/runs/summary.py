@@ -34,6 +34,7 @@ class EpisodeRow:
     tool_errors: int = 0
     score: float | None = None
     score_error: str | None = None
+    is_imputed: bool = False
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> EpisodeRow:
@@ -59,6 +60,7 @@ class EpisodeRow:
         failure = record.get("failure") or {}
         self.score = record.get("score")
         self.score_error = failure.get("class")
+        self.is_imputed = bool((record.get("result") or {}).get("is_imputed")) and self.score is not None
         self.error_message = self.error_message or failure.get("message")
         self.error_traceback = self.error_traceback or failure.get("traceback")
 
@@ -96,6 +98,7 @@ class PolicySummary:
     cost: float | None
     first_error: str | None
     first_traceback: str | None
+    imputed: int = 0
 
 
 def whole_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
@@ -154,6 +157,7 @@ def _summarise_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
         cost=_total_cost(rows),
         first_error=first.error_message if first else None,
         first_traceback=first.error_traceback if first else None,
+        imputed=sum(row.is_imputed for row in rows),
     )
 
 

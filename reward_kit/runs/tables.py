@@ -43,6 +43,7 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
     lines += [
         ("episodes (scored)", [f"{summary.episodes} ({summary.scored})" for summary in summaries]),
         ("failures (scored, not passed)", [str(summary.failures) for summary in summaries]),
+        *([("imputed scores", [str(s.imputed) for s in summaries])] if any(s.imputed for s in summaries) else []),
         ("errors", [_counts(summary.errors) for summary in summaries]),
         ("limits (cut off)", [str(summary.limits) for summary in summaries]),
         ("stop reasons", [_counts(summary.stop_reasons) for summary in summaries]),

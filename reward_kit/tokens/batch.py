@@ -57,11 +57,9 @@ class TokenBatch:
         """The row at an int; the rows of a slice, of a list of ints or of a boolean mask, as a batch.
 
         Raises:
-            IndexError: a row is out of range, or a mask is not as long as the batch.
+            IndexError: a row is out of range, a mask is not as long as the batch, or `index` is none of these.
         """
-        rows = index if isinstance(index, int | np.integer | slice) else np.asarray(index)
-        if isinstance(rows, np.ndarray) and not rows.size and rows.dtype != np.bool_:
-            rows = rows.astype(np.int64)
+        rows = _rows(index)
         batch = {key: values[rows] for key, values in self.batch.items()}
         others = {key: values[rows] for key, values in self.non_tensor_batch.items()}
         if isinstance(rows, int | np.integer):
@@ -112,12 +110,10 @@ class TokenBatch:
             ConfigError: an old name is not there, or two arrays would have one name.
         """
         _check_known(names, {**self.batch, **self.non_tensor_batch}, "batch")
-        parts = []
-        for part in (self.batch, self.non_tensor_batch):
-            new = [names.get(key, key) for key in part]
-            if doubled := sorted({key for key in new if new.count(key) > 1}):
-                raise ConfigError(f"two arrays would have the name {doubled[0]!r}")
-            parts.append(dict(zip(new, part.values(), strict=True)))
+        new = [names.get(key, key) for key in (*self.batch, *self.non_tensor_batch)]
+        if doubled := sorted({key for key in new if new.count(key) > 1}):
+            raise ConfigError(f"two arrays would have the name {doubled[0]!r}")
+        parts = [{names.get(key, key): v for key, v in part.items()} for part in (self.batch, self.non_tensor_batch)]
         return TokenBatch(parts[0], parts[1], dict(self.meta_info))
 
     def union(self, other: TokenBatch) -> TokenBatch:
@@ -159,10 +155,10 @@ class TokenBatch:
             interleave: a row's copies stand together; else the whole batch follows itself.
 
         Raises:
-            ConfigError: `times` is negative.
+            ConfigError: `times` is negative, or no whole number.
         """
-        if times < 0:
-            raise ConfigError(f"times is at least 0; got {times}")
+        if not isinstance(times, int | np.integer) or times < 0:
+            raise ConfigError(f"times is a whole number from 0; got {times!r}")
         rows = np.arange(len(self))
         return self[np.repeat(rows, times) if interleave else np.tile(rows, times)]
 
@@ -175,10 +171,10 @@ class TokenBatch:
         Raises:
             ConfigError: a row is left out or comes twice.
         """
-        places = np.asarray(order, dtype=np.int64)
+        places = np.asarray(order)
         if not np.array_equal(np.sort(places), np.arange(len(self))):
             raise ConfigError(f"an order names each of the {len(self)} rows once; got {places.tolist()}")
-        return self[places]
+        return self[places.astype(np.int64)]
 
     def split(self, size: int) -> list[TokenBatch]:
         """Parts of `size` rows each; the last has what is left.
@@ -208,6 +204,16 @@ class TokenBatch:
         """
         batch = widths.trimmed(self.batch, self.meta_info)
         return TokenBatch(batch, dict(self.non_tensor_batch), dict(self.meta_info))
+
+
+def _rows(index: Any) -> int | np.integer[Any] | slice | Array:
+    """What NumPy is to take rows by; what it would take in another sense, such as True as a new axis, is refused."""
+    if isinstance(index, slice) or (isinstance(index, int | np.integer) and not isinstance(index, bool)):
+        return index
+    rows = np.asarray(index)
+    if rows.ndim != 1 or not (rows.dtype.kind in "iub" or not rows.size):
+        raise IndexError(f"a batch takes an int, a slice, a list of ints or a mask (B,); got {index!r:.80}")
+    return rows if rows.dtype == np.bool_ else rows.astype(np.int64)
 
 
 def _check_known(wanted: Sequence[str] | Mapping[str, str], part: Mapping[str, Any], what: str) -> None:

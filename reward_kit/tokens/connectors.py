@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from reward_kit.agent.policy_interface import tool_calls_of
 from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.segments import ActionSpan, EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, EpisodeError
+from reward_kit.errors import ConfigError, EpisodeError, kind_of
 from reward_kit.tokens.columns import Array, Columns, Floats, Ints, ranges
 
 STD_FLOOR = 1e-6
@@ -121,11 +122,13 @@ def _sampled(recorded: list[EpisodeTokens], actions: dict[str, Ints]) -> dict[st
     # `np.concatenate` copies: a view would keep the episode from growing.
     ids = np.concatenate([np.zeros(0, np.int32), *(np.asarray(tokens.ids) for tokens in recorded)])
     logprobs = np.concatenate([np.zeros(0), *(np.asarray(tokens.logprobs) for tokens in recorded)])
-    step, versions = np.full(len(ids), -1, dtype=np.int32), np.full(len(ids), -1, dtype=np.int32)
+    # A version may be a time in milliseconds.
+    kind = np.int32 if actions["version"].max(initial=0) < 2**31 else np.int64
+    step, versions = np.full(len(ids), -1, dtype=np.int32), np.full(len(ids), -1, dtype=kind)
     lengths = actions["stop"] - actions["start"]
     places = ranges(actions["start"], lengths)
     step[places] = np.repeat(actions["place"].astype(np.int32), lengths)
-    versions[places] = np.repeat(actions["version"].astype(np.int32), lengths)
+    versions[places] = np.repeat(actions["version"].astype(kind), lengths)
     action_mask = (step >= 0).astype(np.int8)
     tokens = {"input_ids": ids, "action_mask": action_mask, "logprobs": logprobs, "policy_versions": versions}
     return {**tokens, "step": step}
@@ -269,9 +272,9 @@ def _success(episode: SingleAgentEpisode) -> bool | None:
 
 
 def _tool_calls(episode: SingleAgentEpisode) -> int:
-    actions = [action for action in episode.get_actions() if isinstance(action, Mapping)]
-    several = [len(action.get("calls") or ()) for action in actions if action.get("type") == "tool_calls"]
-    return sum(several) + [action.get("type") for action in actions].count("tool_call")
+    # An episode made by hand may hold actions of any kind.
+    ours = [action for action in episode.get_actions() if isinstance(action, Mapping) and "type" in action]
+    return sum(map(len, map(tool_calls_of, ours)))
 
 
 def _other_parts(episode: SingleAgentEpisode) -> dict[str, list[Any]]:
@@ -292,8 +295,12 @@ def check_complete(columns: Columns) -> None:
     """Every column that a layout needs is there.
 
     Raises:
-        ConfigError: one is missing; the message says which.
+        ConfigError: these are no columns, or one is missing; the message says which.
     """
+    if not isinstance(columns, Columns):
+        raise ConfigError(
+            f"rows are laid out from Columns, which a RowPipeline makes of episodes; got {kind_of(columns)}"
+        )
     missing = [key for key in ("input_ids", "completion_mask") if key not in columns.tokens]
     if missing:
         raise ConfigError(f"no token column {missing[0]!r}: the pipeline needs segment_rows or action_rows")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from reward_kit.episodes.columns import same_value
 from reward_kit.errors import ConfigError
 from reward_kit.tokens.columns import Array
 
@@ -36,7 +35,7 @@ def merged_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for meta in metas:
         for key, value in meta.items():
-            if key in merged and not same(merged[key], value):
+            if key in merged and not same_value(merged[key], value):
                 raise ConfigError(f"meta_info[{key!r}] is {merged[key]!r} in one batch and {value!r} in another")
             merged[key] = value
     return merged
@@ -49,27 +48,6 @@ def united(first: Mapping[str, Array], second: Mapping[str, Array], what: str) -
         ConfigError: it does not.
     """
     for key in first.keys() & second.keys():
-        if not same(first[key], second[key]):
+        if not same_value(first[key], second[key]):
             raise ConfigError(f"{what}[{key!r}] differs between the two batches; rename one or leave it out")
     return {**first, **second}
-
-
-def same(first: Any, second: Any) -> bool:
-    """Equal in kind and value; NaN equals NaN, here and inside arrays and containers."""
-    if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
-        return isinstance(first, np.ndarray) and isinstance(second, np.ndarray) and _same_arrays(first, second)
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
-    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        return len(first) == len(second) and all(same(a, b) for a, b in zip(first, second, strict=True))
-    both_nan = isinstance(first, float) and isinstance(second, float) and first != first and second != second
-    return both_nan or bool(first == second)
-
-
-def _same_arrays(first: Array, second: Array) -> bool:
-    if first.shape != second.shape:
-        return False
-    if object in (first.dtype, second.dtype):
-        return all(same(a, b) for a, b in zip(first.flat, second.flat, strict=True))
-    inexact = np.issubdtype(first.dtype, np.inexact) and np.issubdtype(second.dtype, np.inexact)
-    return bool(np.array_equal(first, second, equal_nan=inexact))

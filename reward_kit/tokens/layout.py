@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from reward_kit.errors import ConfigError
 from reward_kit.tokens.batch import TokenBatch
 from reward_kit.tokens.columns import Array, Columns, Ints, counted, ranges
 from reward_kit.tokens.connectors import check_complete
@@ -37,9 +38,14 @@ def pad_rows(columns: Columns, *, pad_token_id: int, padding: Padding = "right")
             that all completions begin in one column, as verl and TRL have it.
 
     Raises:
-        ConfigError: the padding is unknown, or the columns hold no rows.
+        ConfigError: the padding or the id is none, or the columns hold no rows.
     """
     check_padding(padding)
+    if not isinstance(pad_token_id, int | np.integer) or not -(2**31) <= pad_token_id < 2**31:
+        raise ConfigError(
+            f"pad_token_id is a token id; got {pad_token_id!r}. Of a tokenizer without one take its eos_token_id: "
+            "padding is never attended to"
+        )
     check_complete(columns)
     meta = {"pad_token_id": pad_token_id, "padding": padding}
     lengths, prompts = columns.lengths_B, columns.prompt_lengths_B

@@ -28,9 +28,12 @@ def micro_batches(
         The rows of each part, ascending; `restored_order` undoes the order.
 
     Raises:
-        ConfigError: a row alone is longer than the budget, or there are fewer rows than parts.
+        ConfigError: `lengths` are none, a row alone is longer than the budget, or there are fewer rows than parts.
     """
-    sizes = np.asarray(lengths, dtype=np.int64)
+    sizes = np.asarray(lengths)
+    if sizes.ndim != 1 or (sizes.size and (sizes.dtype.kind not in "iu" or sizes.min() < 0)):
+        raise ConfigError(f"lengths are the tokens of each row, whole numbers (B,); got {lengths!r:.80}")
+    sizes = sizes.astype(np.int64)
     if len(sizes) and sizes.max() > max_tokens:
         row = int(sizes.argmax())
         raise ConfigError(f"row {row} has {sizes[row]} tokens, more than max_tokens={max_tokens}; raise max_tokens")

@@ -138,6 +138,14 @@ class TestWhoSpokeLast:
         assert dialogue.get_truncateds() == {AGENT: True, USER: False, "__all__": True}
         assert dialogue.hanging_extra_model_outputs[USER] == {"raw_policy_output": "42"}
 
+    async def test_a_user_whose_answer_was_the_last_word_before_a_limit_hangs(self):
+        user = ScriptedUser(["42", "Thanks. ###STOP###"])
+        cut = (await collected([text("Which size?"), text("Here.")], user))[:1]
+        cut.is_truncated = True
+        dialogue = dialogue_of(cut)
+        assert dialogue.hanging_actions == {USER: text("42")}
+        assert dialogue.get_truncateds() == {AGENT: True, USER: False, "__all__": True}
+
     async def test_an_agent_whom_the_step_limit_cut_off_was_heard(self):
         user = ScriptedUser(["42", "and now?"])
         dialogue = dialogue_of(await collected([text("Which size?"), text("Here.")], user, max_episode_steps=2))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests import command_line
 
 TOOLS = """
 import asyncio
@@ -70,21 +71,14 @@ class Project:
         (self.folder / "task.yaml").write_text(yaml.safe_dump(task, sort_keys=False))
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "reward_kit.cli.main", *arguments]
+        return command_line.command(*arguments)
 
     def environment(self, **variables: str) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "REWARD_KIT_"))}
         return {**kept, "NO_COLOR": "1", **variables}
 
     def call(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*arguments),
-            cwd=self.folder,
-            env=self.environment(**variables),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        return command_line.call(*arguments, cwd=self.folder, env=self.environment(**variables))
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from reward_kit.cli.check_run import _findings_of
+from reward_kit.cli.check_run import _CreditLines, _findings_of
 from reward_kit.cli.main import program
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, StoreError
+from tests.runs.stored_run import episode, make_run, score
 
 TASK = """
 name: lake
@@ -88,6 +89,18 @@ def repeat(lines: list[dict[str, Any]]) -> None:
     lines.append(lines[0])
 
 
+def garble(*keys: str | int) -> Callable[[list[dict[str, Any]]], None]:
+    """Puts a text where a number or an object was."""
+
+    def change(lines: list[dict[str, Any]]) -> None:
+        place: Any = lines[0]
+        for key in keys[:-1]:
+            place = place[key]
+        place[keys[-1]] = "x"
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "count"),
     [
@@ -97,6 +110,10 @@ def repeat(lines: list[dict[str, Any]]) -> None:
         (lose_a_key, "unreadable", 1),
         (end_twice, "terminated-and-truncated", 3),
         (repeat, "duplicate-rollout", 1),
+        (garble("steps", 0, "reward"), "unreadable", 1),
+        (garble("attempt"), "unreadable", 1),
+        (garble("environment_return"), "unreadable", 1),
+        (garble("final_state"), "unreadable", 1),
     ],
 )
 def test_a_fault_is_found_in_the_file(
@@ -166,6 +183,43 @@ def test_scores_and_credit_are_joined(
     assert [found["kind"] for found in report["findings"]] == kinds
 
 
+def test_credit_of_an_episode_that_is_gone_is_found(recorded: Path, tmp_path: Path) -> None:
+    kept: list[dict[str, Any]] = []
+    copy = copied(recorded, tmp_path, kept.extend)
+    lines = [credit_line({**kept[0], "rollout_id": "gone"}, step) for step in range(2)]
+    (copy / "credit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    done = invoke("check", str(copy))
+    assert done.exit_code == 1
+    assert "credit.jsonl: it credits gone, of which episodes.jsonl has no line: it was lost" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith(": 1 error, 0 warnings in 3 episodes")
+    # With a line that cannot be read nobody knows whose it is.
+    with (copy / "episodes.jsonl").open("a", encoding="utf-8") as episodes:
+        episodes.write("{}\n")
+    assert "credit-steps" not in invoke("check", str(copy)).stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "said"),
+    [
+        ("scores.jsonl", {"rollout_id": "r", "score": "good"}, "the score of r is a finite number or null; got 'good'"),
+        ("scores.jsonl", {"score": 1.0}, "scores.jsonl:1: a line is an object with a rollout_id"),
+        ("scores.jsonl", [], "scores.jsonl:1: a line is an object with a rollout_id"),
+        ("scores.jsonl", {"rollout_id": "r", "attempt": "x"}, "scores.jsonl:1: attempt is a whole number; got 'x'"),
+        ("scores.jsonl", {"rollout_id": "r", "failure": {"class": "crush"}}, "scores.jsonl:1: unknown failure class"),
+        ("scores.jsonl", {"rollout_id": "r", "failure": "x"}, "scores.jsonl:1: the failure cannot be read"),
+        ("credit.jsonl", {"rollout_id": "r", "A": "much"}, "credit.jsonl:1: A is a number, or null where unscored"),
+        ("credit.jsonl", [], "credit.jsonl:1: the line is no credit of a step"),
+    ],
+)
+def test_a_damaged_line_beside_the_episodes_is_named(
+    recorded: Path, tmp_path: Path, file: str, line: Any, said: str
+) -> None:
+    copy = copied(recorded, tmp_path)
+    (copy / file).write_text(json.dumps(line) + "\n", encoding="utf-8")
+    done = invoke("check", str(copy))
+    assert isinstance(done.exception, ConfigError | StoreError) and said in str(done.exception)
+
+
 def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_found(recorded: Path, tmp_path: Path) -> None:
     copy = copied(recorded, tmp_path)
     with (copy / "episodes.jsonl").open("a", encoding="utf-8") as lines:
@@ -181,8 +235,10 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_found(recorded: Path,
     ("arguments", "said"),
     [
         (("runs/lakf-1",), "no run runs/lakf-1; did you mean 'lake-1'?"),
+        (("lake-1",), "no run lake-1; did you mean 'runs/lake-1'?"),
         (("runs",), "runs is no run: it has no episodes.jsonl; name one of the runs in it, such as runs/lake-1"),
         (("rollouts.jsonl",), "say whose rollouts these are: --format trl or --format verifiers"),
+        (("runs/lake-1/episodes.jsonl",), "a run is checked by its folder, runs/lake-1"),
         (("rolouts.jsonl", "--format", "trl"), "did you mean 'rollouts.jsonl'?"),
         (("runs/lake-1", "--seed", "1"), "--seed is for a reward or a task file or a resource"),
         (("runs/lake-1", "--format", "trl"), "--format is for a file of rollouts"),
@@ -220,10 +276,112 @@ def test_memory_does_not_grow_with_the_run(recorded: Path, tmp_path: Path) -> No
         (tmp_path / str(episodes)).mkdir()
         run = copied(recorded, tmp_path / str(episodes), repeated)
         tracemalloc.start()
-        assert sum(len(findings) for findings in _findings_of(run)) == 0
+        assert sum(len(findings) for findings in _findings_of(run, _CreditLines(run))) == 0
         used = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return used
 
     small, large = peak(20), peak(200)
     assert large - small < 180 * 2_000  # a tenth of what the episodes themselves take
+
+
+def credited(folder: Path, *options: str) -> Path:
+    """A run of two episodes in one group, with credit."""
+    episodes = [episode("a", ["s0", "s1"]), episode("b", ["s0", "s2"], index=1)]
+    made = make_run(folder, episodes, [score("a", 1.0), score("b", 0.0)])
+    done = invoke("credit", str(made), *options)
+    assert done.exit_code == 0, done.output
+    return made
+
+
+def kinds_found(run: Path) -> list[str]:
+    return [found["kind"] for found in json.loads(invoke("check", str(run), "--json").stdout)["findings"]]
+
+
+def rewrite(path: Path, change: Callable[[list[Any]], None]) -> None:
+    """A file of JSON lines, or of one JSON object, with a change."""
+    text = path.read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [json.loads(text)]
+    change(lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-E", "omega=0.3"),
+        ("-E", "combination=additive", "-E", "step_weight=0.5"),
+        *(("--estimator", name) for name in ("grpo", "rloo", "discounted_returns", "turn_level_grpo")),
+    ],
+)
+def test_the_advantage_is_the_combination_that_the_options_say(tmp_path: Path, options: tuple[str, ...]) -> None:
+    run = credited(tmp_path, *options)
+    assert kinds_found(run) == []
+    rewrite(run / "credit.jsonl", lambda rows: rows[1].update(A=rows[1]["A"] + 0.01))
+    assert kinds_found(run) == ["credit-combination"]
+
+
+def test_credit_of_older_scores_is_found(tmp_path: Path) -> None:
+    run = credited(tmp_path)
+    rewrite(run / "scores.jsonl", lambda lines: lines[1].update(score=1.0, result={"score": 1.0}))
+    done = invoke("check", str(run))
+    assert done.exit_code == 1
+    assert f"the credit is of other scores than the run has now; assign it again with `reward-kit credit {run}`" in (
+        done.stdout
+    )
+    invoke("credit", str(run))
+    assert kinds_found(run) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [
+        (lambda summary: summary.pop("credit"), ["credit-scores"]),
+        (lambda summary: summary.update(credit={}), ["unreadable"]),
+        (lambda summary: summary["credit"]["options"].update(gamma="x"), ["credit-scores"]),
+    ],
+)
+def test_a_summary_that_tells_nothing_of_the_credit_is_found(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], kinds: list[str]
+) -> None:
+    run = credited(tmp_path)
+    rewrite(run / "summary.json", lambda whole: change(whole[0]))
+    assert kinds_found(run) == kinds
+
+
+def test_credit_that_the_summary_tells_of_and_that_is_lost_is_found(tmp_path: Path) -> None:
+    run = credited(tmp_path)
+    (run / "credit.jsonl").unlink()
+    assert kinds_found(run) == ["credit-steps"]
+    (run / "summary.json").write_text("{", encoding="utf-8")
+    assert kinds_found(run) == ["unreadable"]
+
+
+def test_the_header_is_read_and_says_how_many_episodes_there_are(tmp_path: Path) -> None:
+    run = credited(tmp_path)
+    rewrite(run / "run.json", lambda whole: whole[0].update(status="complete", total=2))
+    assert kinds_found(run) == []
+    rewrite(run / "run.json", lambda whole: whole[0].update(total=3))
+    assert "run.json: it says that the run is complete with 3 episodes, and there are 2" in invoke(
+        "check", str(run)
+    ).output.replace("\n", " ")
+    rewrite(run / "run.json", lambda whole: whole[0].update(status="interrupted"))
+    assert kinds_found(run) == []
+    (run / "run.json").write_text("{", encoding="utf-8")
+    assert kinds_found(run) == ["unreadable"]
+
+
+def test_a_record_of_another_form_does_not_hide_the_others(tmp_path: Path) -> None:
+    wrong = {"prompt_ids": [[1, 2]], "completion_ids": [[3, 4]], "logprobs": [[-1.0, 0.5]], "env_mask": [[1, 1]]}
+    lines = [json.dumps({"prompt_ids": [[1]]}), "[]", "{", json.dumps(wrong)]
+    (tmp_path / "r.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    report = json.loads(invoke("check", str(tmp_path / "r.jsonl"), "--format", "trl", "--json").stdout)
+    assert [(found["kind"], found["count"]) for found in report["findings"]] == [
+        ("unreadable", 3),
+        ("logprob-positive", 1),
+    ]
+    assert report["checked"] == {"records": 4}
+    # A file without one record of the form is another file.
+    (tmp_path / "r.jsonl").write_text("".join(f"{line}\n" for line in lines[:3]), encoding="utf-8")
+    done = invoke("check", str(tmp_path / "r.jsonl"), "--format", "trl")
+    assert isinstance(done.exception, ConfigError) and "r.jsonl:1" in str(done.exception)

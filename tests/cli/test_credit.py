@@ -98,6 +98,7 @@ def test_another_estimator_has_options_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--estimator", "GIGPO"], "unknown estimator 'GIGPO'; did you mean 'gigpo'"),
         (["--estimator", "gigpoo"], "unknown estimator 'gigpoo'; did you mean 'gigpo'"),
         (["-E", "omgea=0.5"], "gigpo has no option 'omgea'; did you mean 'omega'"),
         (["-E", "gamma='0.5'"], "gigpo, option 'gamma': Input should be a valid number"),
@@ -118,6 +119,50 @@ def test_a_misspelt_run_is_answered_with_the_nearest(tmp_path: Path) -> None:
     run = stored_run(tmp_path)
     with pytest.raises(ConfigError, match=re.escape(f"is no run: it has no run.json; did you mean '{run}'")):
         call(str(tmp_path / "rum"))
+
+
+def test_a_run_by_its_bare_name_or_by_one_of_its_files_is_answered_with_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stored_run(tmp_path)
+    (tmp_path / "runs").mkdir()
+    run.rename(tmp_path / "runs" / "lake-1")
+    monkeypatch.chdir(tmp_path)
+    for named in ("lake-1", "runs/lake-1/episodes.jsonl"):
+        with pytest.raises(ConfigError, match=r"is no run: it has no run\.json; did you mean 'runs/lake-1'"):
+            call(named)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "message"),
+    [
+        ("episodes.jsonl", "steps", 5, "episodes.jsonl:1: it cannot be read as an episode: TypeError"),
+        ("episodes.jsonl", "schema_version", 99, "episodes.jsonl:1: episode record of version 99"),
+        ("episodes.jsonl", "rollout_id", None, "episodes.jsonl:1: a line is an object with a rollout_id, a text"),
+        ("scores.jsonl", "result", "x", "scores.jsonl: the score of a: result: .* valid dictionary"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, file: str, key: str, value: Any, message: str) -> None:
+    run = stored_run(tmp_path)
+    first, *others = (run / file).read_text(encoding="utf-8").splitlines()
+    changed = json.dumps({**json.loads(first), key: value})
+    (run / file).write_text("\n".join([changed, *others, ""]), encoding="utf-8")
+    with pytest.raises(StoreError, match=message):
+        call(str(run))
+    assert not (run / "credit.jsonl").exists()
+
+
+def test_none_of_the_steps_asked_for_is_not_none_that_differ(tmp_path: Path) -> None:
+    assert "No step was better" not in call(str(stored_run(tmp_path)), "--top", "0").stdout
+
+
+def test_a_digest_leaves_room_for_the_action(tmp_path: Path) -> None:
+    state = "0123456789abcdef" * 2
+    run = make_run(
+        tmp_path, [episode("a", [state]), episode("b", [state], index=1)], [score("a", 1.0), score("b", 0.0)]
+    )
+    assert "01234567…" in (shown := call(str(run)).stdout) and state not in shown and "-0.000" not in shown
+    assert json.loads(call(str(run), "--json").stdout)["best"][0]["state_key"] == state
 
 
 def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
@@ -240,6 +285,11 @@ def test_a_block_on_the_command_line_is_told_of_there(tmp_path: Path) -> None:
     Project(tmp_path)
     with pytest.raises(ConfigError, match=r"-T: credit\.omega: convex takes omega"):
         load(tmp_path, **{"credit.omega": 3.0})
+    for block in (5, ["gigpo"], True):
+        with pytest.raises(ConfigError, match="credit: write the name of an estimator, or a mapping such as"):
+            load(tmp_path, credit=block)
+    with pytest.raises(ConfigError, match="credit: the estimator is named by 'estimator', not by 'name'"):
+        load(tmp_path, credit={"name": "gigpo"})
     assert load(tmp_path, **{"credit": "rloo"}).definition.credit.estimator == "rloo"
 
 
@@ -303,6 +353,11 @@ def test_the_guide_knows_every_estimator_and_what_its_options_count() -> None:
         options = CreditAssigner(estimator).options
         for name, value in re.findall(r"`(\w+)` ([\w.]+)", told):
             assert str(options[name]).removesuffix(".0") == value, (estimator, name)
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_the_programs_of_the_guide_run(code: str) -> None:
+    exec(compile(code, "credit.md", "exec"), {"__name__": "guide"})
 
 
 def test_the_program_of_the_guide_finds_where_actions_matter(tmp_path: Path) -> None:

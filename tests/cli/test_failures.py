@@ -375,7 +375,7 @@ def test_every_option_can_be_given_by_the_environment_variable_that_its_name_say
     verb: str, option: click.Option, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     longest = max(option.opts, key=len)
-    name = f"REWARD_KIT_{verb}_{longest.removeprefix('--').replace('-', '_')}".upper()
+    name = f"REWARD_KIT_{verb}_{longest.removeprefix('--')}".replace("-", "_").upper()
     monkeypatch.setenv(name, "1")
     context = click.Context(program.commands.get(verb, program), auto_envvar_prefix=f"REWARD_KIT_{verb.upper()}")
     assert option.value_from_envvar(context), f"{longest} is not read from {name}"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from reward_kit.cli import main as entry
 from reward_kit.errors import ConfigError, RewardKitError, StoreError
+from tests import command_line
+from tests.cli.project import Project
 
 PROGRAM = """
 import sys, types, threading, time
@@ -114,3 +119,56 @@ def test_every_error_of_ours_has_a_code_of_the_documented_ones() -> None:
     kinds = [RewardKitError, *RewardKitError.__subclasses__()]
     assert {kind.exit_code for kind in kinds} == {2, 3}
     assert [kind for kind in kinds if kind.exit_code == 2] == [ConfigError]
+
+
+class TestAForkIsAsANewProcess:
+    """Most tests call the program in a fork of one that is started already, which has to be like a start of it."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+        project = Project(tmp_path_factory.mktemp("project"))
+        rows = [{"id": "a", "ground_truth": "x", "messages": [{"role": "assistant", "content": "x"}]}]
+        (project.folder / "said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return project
+
+    @pytest.mark.parametrize(
+        ("line", "code"),
+        [
+            ("run task.yaml --json --log-dir {place}", 0),
+            ("run --nosuch", 2),
+            ("run nosuch.yaml", 2),
+            ("score said.jsonl --reward reward.py:right --json --log-dir {place}", 0),
+            ("check reward.py:broken --sandbox in_process", 1),
+            ("runs list --log-dir {place}", 0),
+            ("credit nosuch", 2),
+            ("calibrate", 2),
+            ("schema", 0),
+            ("doctor --json", 0),
+            ("nosuch", 2),
+        ],
+    )
+    def test_it_says_and_leaves_the_same(self, project: Project, tmp_path: Path, line: str, code: int) -> None:
+        arguments, environment = line.format(place=tmp_path).split(), project.environment()
+        forked = command_line.call(*arguments, cwd=project.folder, env=environment)
+        anew = command_line.call_anew(*arguments, cwd=project.folder, env=environment)
+        assert (forked.returncode, anew.returncode) == (code, code), anew.stderr
+        assert without_chance(forked.stdout) == without_chance(anew.stdout)
+        assert without_chance(forked.stderr) == without_chance(anew.stderr)
+
+    def test_what_it_is_told_of_its_environment(self, project: Project) -> None:
+        done = command_line.call("run", "task.yaml", cwd=project.folder, env={"REWARD_KIT_RUN_SEED": "x"})
+        assert done.returncode == 2 and "'--seed': 'x'" in done.stderr
+
+    def test_a_call_that_does_not_end_is_killed(self, tmp_path: Path) -> None:
+        project = Project(tmp_path, sandbox={"level": "in_process"})
+        (tmp_path / "reward.py").write_text("import time\ntime.sleep(600)\n")
+        with pytest.raises(subprocess.TimeoutExpired):
+            command_line.call("run", "task.yaml", cwd=project.folder, timeout_s=2)
+        assert command_line.call("schema", cwd=project.folder).returncode == 0
+
+
+def without_chance(text: str) -> str:
+    """What is said, without ids of runs, times and speeds."""
+    text = re.sub(r"[\w-]+-\d{8}T\d{6}Z-[0-9a-f]{6}", "RUN", text)
+    return re.sub(r"\b\d+\.\d+(/s|s| s)?\b|\b[0-9.]+e-\d+", "N", text)

@@ -105,3 +105,29 @@ def test_a_constant_goes_with_its_measure() -> None:
         check_normalization("leave_one", None, 0.0)
     with pytest.raises(ConfigError, match="'mean' takes none"):
         check_normalization("mean", 4.0, 0.0)
+
+
+# Numbers near the ends of what a float holds
+
+
+@pytest.mark.parametrize("size", [1e160, 1e300, 1.6e308, 1e-160, 1e-300])
+def test_values_whose_squares_no_float_holds_are_measured_like_any_others(size: float) -> None:
+    # Beside a group of usual size, which they must not disturb.
+    values, groups = np.array([size, -size, 0.0, 3.0, 1.0]), np.array([0, 0, 0, 1, 1])
+    found = relative(values, groups, "std", 0.0)
+    np.testing.assert_allclose(found, [1.0, -1.0, 0.0, 0.5**0.5, -(0.5**0.5)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e160, 1e-160])
+def test_the_other_measures_keep_their_unit(size: float) -> None:
+    values, groups = np.array([size, -size, 0.0]), np.array([0, 0, 0])
+    np.testing.assert_allclose(relative(values, groups, "mean"), values, rtol=1e-12)
+    np.testing.assert_allclose(relative(values, groups, "leave_one_out"), 1.5 * values, rtol=1e-12)
+    measured = relative(values, groups, "constant", normalization_constant=2.0)
+    np.testing.assert_allclose(measured, values / 2.0, rtol=1e-12)
+
+
+def test_epsilon_counts_in_the_values_own_unit() -> None:
+    values, groups = np.array([2e-200, 0.0]), np.array([0, 0])
+    found = relative(values, groups, "std", 1e-200)
+    np.testing.assert_allclose(found, [1.0 / (2.0**0.5 + 1.0), -1.0 / (2.0**0.5 + 1.0)], rtol=1e-12)

@@ -93,6 +93,15 @@ def test_ties_and_groups_of_one_are_told():
     assert mixed.warnings() == []
 
 
+@pytest.mark.parametrize("group_ids", [["a", "b", "c", "d"], ["a", "a", "b", "b"]])
+def test_an_estimator_that_compares_otherwise_needs_no_groups(group_ids):
+    scores = [1.0, 1.0, 0.0, 0.0]
+    over_the_batch = credit([0.5, 0.5, -0.5, -0.5], [-1] * 4)
+    assert credit_diagnostics(over_the_batch, [1] * 4, scores, group_ids).warnings() == []
+    within_groups = credit([0.0] * 4, [-1] * 4)
+    assert len(credit_diagnostics(within_groups, [1] * 4, scores, group_ids).warnings()) == 1
+
+
 def test_nearly_equal_scores_are_no_tie():
     found = credit_diagnostics(credit([0.0, 0.0], [0, 0]), [1, 1], [0.1, 0.1 + 1e-12])
     assert found.tied_groups == 0

@@ -291,3 +291,52 @@ def test_scores_and_rewards_must_be_numbers(setting: Setting) -> None:
             setting.credit(Given([row, row], [1.0, bad], [0, 0]))
         with pytest.raises(InvalidResultError, match="trajectory 1: a base reward"):
             setting.credit(Given([row, [step("a", bad, value=0.0)]], [1.0, 1.0], [0, 0]))
+
+
+# Numbers near the ends of what a float holds
+
+any_size = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@every_setting
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(any_size, any_size, any_size), min_size=1, max_size=4),
+    st.lists(st.one_of(any_size, st.none()), min_size=4, max_size=4),
+)
+def test_whatever_its_size_a_scored_step_has_a_number_or_the_batch_is_refused(
+    setting: Setting, numbers: list[tuple[float, float, float]], scores: list[float | None]
+) -> None:
+    batch = [[step("a", reward, value=v), step("b", after, value=v)] for reward, after, v in numbers]
+    rows = Given(batch, scores[: len(batch)], [0] * len(batch))
+    try:
+        credit = setting.credit(rows)
+    except InvalidResultError as error:
+        assert "not finite" in str(error)
+        return
+    is_scored = [score is not None for score in rows.scores for _ in range(2)]
+    assert np.isfinite(credit.advantages_S).tolist() == is_scored
+
+
+@pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus_baseline", "reinforce_plus_plus"])
+def test_huge_scores_are_not_taken_for_equal_ones(name: str) -> None:
+    batch = [[step("a", reward)] for reward in (1e200, -1e200, 0.0)]
+    options = {"gamma": 1.0} if name == "reinforce_plus_plus" else {}
+    found = ESTIMATORS[name](batch, [1e200, -1e200, 0.0], **options).advantages_S
+    np.testing.assert_allclose(found, [1.0, -1.0, 0.0], rtol=1e-12)
+
+
+def test_an_advantage_too_large_for_a_number_is_refused() -> None:
+    batch = [[step("a", 0.0)], [step("a", 0.0)]]
+    with pytest.raises(InvalidResultError, match="trajectory 0: an advantage is not finite, at step 0"):
+        ESTIMATORS["rloo"](batch, [1.7e308, -1.7e308])
+    with pytest.raises(InvalidResultError, match="trajectory 1: an advantage is not finite, at step 0"):
+        ESTIMATORS["gigpo"](
+            [[step("a", 1.0)], [step("b", 5.0)], [step("b", 0.0)]],
+            [1.0, 1.0, 1.0],
+            omega=None,
+            gamma=1.0,
+            combination="additive",
+            step_weight=1e308,
+            normalization="mean",
+        )

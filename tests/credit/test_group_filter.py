@@ -67,6 +67,8 @@ def test_unscored_members_are_ignored_or_drop_their_group():
     [
         ({"group_ids": ["a"]}, "2 scores need 2 group ids; got 1"),
         ({"band": (0.8, 0.2)}, "band is two numbers"),
+        ({"band": 5}, "band is two numbers"),
+        ({"band": ("0", "1")}, "band is two numbers"),
         ({"unscored": "dropp"}, "did you mean 'drop'"),
         ({"keep_step_signal": True}, "keep_step_signal needs step_advantages of 2 trajectories; got none"),
         ({"keep_step_signal": True, "step_advantages": [[0.0]]}, "of 2 trajectories; got 1"),
@@ -75,6 +77,11 @@ def test_unscored_members_are_ignored_or_drop_their_group():
 def test_arguments_that_do_not_fit_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         filter_groups([1.0, 0.0], **{"group_ids": ["a", "a"], **arguments})
+
+
+def test_a_score_that_is_no_number_is_refused():
+    with pytest.raises(ConfigError, match=r"the score of trajectory 1 is a number, .* got '1'"):
+        filter_groups([1.0, "1"], ["a", "a"])
 
 
 def test_a_score_that_is_not_finite_is_refused():

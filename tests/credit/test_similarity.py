@@ -12,12 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.credit.edit_distance import indel_distance, similarity
+from reward_kit.credit.edit_distance import indel_distance
 from reward_kit.credit.similarity import components, similar_groups
 from reward_kit.credit.text_sketches import TextSketches
 
 texts = st.text("ab#\U0001f6aa", max_size=12)
 longer = st.text("abcd ", max_size=200)
+
+
+def similarity(a: str, b: str) -> float:
+    total = len(a) + len(b)
+    distance = indel_distance(a, b, total)
+    assert distance is not None
+    return (total - distance) / total if total else 1.0
 
 
 @cache
@@ -86,6 +93,14 @@ def test_sketches_bound_the_distance_from_below(items):
     bounds = sketches.least_distances(0, np.arange(len(items)))
     for bound, item in zip(bounds.tolist(), items, strict=True):
         assert bound <= indel_distance(items[0], item, 10**6)
+
+
+@given(st.lists(longer, min_size=2, max_size=4), st.integers(0, 60))
+def test_no_pair_within_reach_is_left_out(items, reach):
+    indices, reaches = np.arange(len(items)), np.full(len(items), reach / 2)
+    near = {(row, other) for row, others in TextSketches.of(items).near_pairs(indices, reaches) for other in others}
+    for row, other in combinations(range(len(items)), 2):
+        assert (row, other) in near or indel_distance(items[row], items[other], reach) is None
 
 
 def test_no_symbol_is_ignored_for_being_frequent():
@@ -169,3 +184,12 @@ def test_a_pool_of_states_with_small_noise_is_found_again():
         [stamp + pool[pick] for stamp, pick in zip(stamps, picks, strict=True)], np.zeros(120, dtype=np.int64), 0.95
     )
     assert len(set(codes.tolist())) == len(set(zip(codes.tolist(), picks, strict=True))) == 8
+
+
+def test_texts_of_the_same_few_words_are_told_apart_without_comparing_them():
+    # Counts of symbols, pairs and triples hardly differ here; every pair would be compared in full.
+    rng = random.Random(7)
+    words = [f"w{n}" for n in range(500)]
+    items = [" ".join(rng.choices(words, k=400)) for _ in range(30)]
+    reaches = np.array([0.05 * len(text) for text in items])
+    assert list(TextSketches.of(items).near_pairs(np.arange(30), reaches)) == []

@@ -50,6 +50,13 @@ def test_a_return_too_large_for_a_number_is_refused() -> None:
         arrays.returns_S(1.0)
 
 
+def test_what_is_no_batch_or_no_score_is_told_so() -> None:
+    with pytest.raises(ConfigError, match="a list of trajectories, each a list of steps; got a list of steps"):
+        StepArrays.of(trajectory("a", [1.0]), [1.0])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"the score of trajectory 1 is a number, .* got '1'"):
+        StepArrays.of([[step()], [step()]], [1.0, "1"])  # type: ignore[list-item]
+
+
 def test_groups_recorded_by_some_only_are_refused() -> None:
     batch = [[step(group_id="x")], [], [step()]]
     with pytest.raises(ConfigError, match="trajectory 2 records no group_id while others do"):
@@ -70,6 +77,17 @@ def test_one_very_long_trajectory_beside_many_short_ones() -> None:
     found = discounted(np.ones(int(lengths.sum())), lengths, 1.0)
     assert found[1000:21_000].tolist() == list(range(20_000, 0, -1))
     assert found[:1000].tolist() + found[21_000:].tolist() == [1.0] * 2000
+
+
+@pytest.mark.parametrize("lengths", [[700, 0, 3], [300, 40] + [9] * 70, [*range(130)], [5] * 64 + [0] * 3])
+def test_discounted_sums_of_few_long_and_many_short_trajectories(lengths: list[int]) -> None:
+    rewards = np.random.default_rng(3).normal(size=sum(lengths))
+    expected, end = rewards.copy(), 0
+    for length in lengths:
+        end += length
+        for k in range(end - 2, end - length - 1, -1):
+            expected[k] += 0.9 * expected[k + 1]
+    np.testing.assert_array_equal(discounted(rewards, np.array(lengths), 0.9), expected)
 
 
 def test_codes_and_places() -> None:

@@ -248,6 +248,28 @@ class TestLanguage:
             chunks[0].concat_episode(chunk)
         assert chunks[0] == whole
 
+    @given(
+        st.lists(st.none() | st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=6),
+        st.lists(st.integers(0, 6), max_size=3),
+    )
+    def test_steps_of_no_tokens_and_empty_prompts_are_restored_too(self, turns, ends):
+        whole, context = SingleAgentEpisode("e"), []
+        whole.add_env_reset("o")
+        for t, turn in enumerate(turns):
+            if turn is not None:  # no step of a policy that tells no tokens
+                is_rewritten, new, sampled = turn
+                prompt = ([] if is_rewritten else context) + [1] * new
+                whole.tokens.add_turn(t, prompt, [2] * sampled)
+                context = prompt + [2] * sampled
+            whole.add_env_step("o", "a", 0.0)
+        chunks = [whole[a:b] for a, b in pairwise([0, *sorted(ends), len(turns)])]
+        for chunk in chunks:
+            assert chunk.tokens.turns().keys() <= set(range(len(chunk)))
+            assert SingleAgentEpisode.from_state(json.loads(json.dumps(chunk.get_state()))) == chunk
+        for chunk in chunks[1:]:
+            chunks[0].concat_episode(chunk)
+        assert chunks[0] == whole
+
     def test_a_cut_episode_goes_on_speaking_and_goes_together_again(self):
         first = spoken(2)
         after = first.cut(1)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from reward_kit.episodes.columns import Column, same_value
 from reward_kit.episodes.compaction import compact
-from reward_kit.episodes.storage import RaggedNumbers, RaggedText
+from reward_kit.episodes.storage import RaggedNumbers
+from reward_kit.episodes.texts import RaggedText
 
 MISSING = object()
 
@@ -209,6 +210,13 @@ class TestSameValue:
         nan = float("nan")
         assert same_value({"a": [nan, (nan,)]}, {"a": [float("nan"), (float("nan"),)]})
         assert same_value(np.array([nan]), np.array([nan]))
+
+    def test_arrays_of_objects_are_compared_item_by_item(self):
+        left, right = (np.array([1, "x", float("nan"), None], dtype=object) for _ in range(2))
+        left[3], right[3] = np.zeros(2), np.zeros(2)
+        assert same_value(left, right)
+        right[3] = np.ones(2)
+        assert not same_value(left, right)
 
     @pytest.mark.parametrize(
         ("left", "right"),

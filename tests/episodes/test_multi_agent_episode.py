@@ -88,10 +88,16 @@ class TestReading:
         }
         assert episode.env_t_to_agent_t["a"].data == [-1, "S", "S", 0, 1]
 
-    def test_an_unknown_output_offers_the_nearest_and_an_absent_agent_is_left_out(self):
+    def test_an_unknown_output_or_agent_offers_the_nearest_and_an_absent_agent_is_left_out(self):
         with pytest.raises(KeyError, match="no extra model output 'w'"):
             chunk().get_extra_model_outputs("w")
-        assert chunk().get_observations(0, agent_ids=["a", "nobody"]) == {"a": 0}
+        agents = {"alice": 0, "bob": 1}
+        episode = begun(**agents)
+        with pytest.raises(KeyError, match="no agent 'alcie' in episode e; did you mean 'alice'"):
+            episode.get_observations(0, agent_ids=["bob", "alcie"])
+        episode.add_env_step({"alice": 1}, {"alice": 0}, {"alice": 0.0, "carol": 1.0})
+        assert episode.get_observations(-1, agent_ids=["alice", "bob", "carol"]) == {"alice": 1}
+        assert MultiAgentEpisode(observation_space={"dave": None}).get_observations(0, "dave", fill=0) == {}
 
     def test_one_hot_where_there_is_a_space(self):
         space = {"a": SimpleNamespace(n=3, shape=(), dtype=np.int64, start=0)}
@@ -133,6 +139,17 @@ class TestHanging:
         assert episode.hanging_rewards_begin == {"b": 4.0}
         assert episode.env_t_to_agent_t["b"].data == ["S", "S", 0]
         assert episode.get_return(include_hanging_rewards=True) == 4.0
+
+    def test_what_was_given_before_the_first_observation_goes_with_the_first_steps(self):
+        episode = begun(a=0)
+        episode.add_env_step({"a": 1}, {"a": 0}, {"a": 0.0, "b": 3.0})
+        episode.add_env_step({"b": 1}, {"a": 0}, {"b": 1.0})
+        parts = [episode[:0], episode[:1], episode[1:]]
+        assert [part.hanging_rewards_begin for part in parts] == [{}, {"b": 4.0}, {}]
+        for part in parts[1:]:
+            parts[0].concat_episode(part)
+        assert parts[0].hanging_rewards_begin == {"b": 4.0}
+        assert parts[0].get_return(include_hanging_rewards=True) == episode.get_return(include_hanging_rewards=True)
 
     def test_a_reward_that_nobody_gave_is_unknown_and_not_zero(self):
         episode = begun(a=0)
@@ -338,6 +355,7 @@ def test_slices_make_the_episode_again(seed, steps, ends, ends_early, numpy, dat
     assert whole.agent_episodes == episode.agent_episodes
     assert (whole.hanging_actions, whole.hanging_rewards) == (episode.hanging_actions, episode.hanging_rewards)
     assert (whole.is_terminated, len(whole)) == (episode.is_terminated, len(episode))
+    assert whole.hanging_rewards_begin == episode.hanging_rewards_begin
 
 
 @settings(max_examples=60, deadline=None)
@@ -367,6 +385,16 @@ def test_a_state_survives_json_and_pickle(seed, steps, numpy):
     for each in (episode, part):
         assert MultiAgentEpisode.from_state(json.loads(json.dumps(each.get_state()))) == each
         assert pickle.loads(pickle.dumps(each)) == each
+
+
+def test_a_pickle_stops_the_clock():
+    episode = begun(a=0)
+    episode.add_env_step({"a": 1}, {"a": 0}, {"a": 0.0})
+    episode._start_time += 1e6  # of another machine
+    episode._last_step_time += 1e6
+    again = pickle.loads(pickle.dumps(episode))
+    again.add_env_step({"a": 2}, {"a": 0}, {"a": 0.0})
+    assert again.get_duration_s() == episode.get_duration_s() > 0.0
 
 
 def test_a_state_of_another_version_or_without_a_field_is_refused():

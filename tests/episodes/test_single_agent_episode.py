@@ -194,8 +194,8 @@ class TestCompactState:
     def test_ragged_text_stays_small(self):
         episode = SingleAgentEpisode()
         episode.add_env_reset("x" * 20_000)
-        for _ in range(100):
-            episode.add_env_step("y", "z", 0.0)
+        for t in range(100):
+            episode.add_env_step(chr(t), "z", 0.0)
         # A NumPy text array would take 4 bytes for 20,000 characters 101 times.
         assert len(episode.to_numpy().observations.data.blob) == 20_100
 
@@ -208,12 +208,23 @@ class TestClock:
     def test_a_restored_episode_that_goes_on_does_not_count_the_pause(self):
         episode = built(3)
         state = episode.get_state() | {"duration_s": 2.0}
-        again = SingleAgentEpisode.from_state(state)
+        again = SingleAgentEpisode.from_state(state=state)  # RLlib's name of it
         assert again.get_duration_s() == 2.0
         again.add_env_step("o4", {}, 0.0)
         assert again.get_duration_s() == 2.0
         again.add_env_step("o5", {}, 0.0)
         assert 2.0 < again.get_duration_s() < 1_000.0
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda episode: pickle.loads(pickle.dumps(episode))])
+    def test_a_copy_and_a_pickle_stop_the_clock_too(self, copied):
+        episode = built(3)
+        # Of another machine, whose clock is far ahead.
+        episode._start_time += 1e6
+        episode._last_step_time += 1e6
+        again = copied(episode)
+        assert again.get_duration_s() == episode.get_duration_s()
+        again.add_env_step("o4", {}, 0.0)
+        assert again.get_duration_s() == episode.get_duration_s()
 
 
 def test_equality_is_of_the_record_and_not_of_the_clock():

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from reward_kit.episodes.columns import same_value
 from reward_kit.episodes.compaction import compact, joined
-from reward_kit.episodes.storage import MixedRecords, RaggedNumbers, RaggedText, Records, as_list, items_of, part_of
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.episodes.storage import MixedRecords, RaggedNumbers, Records, as_list, items_at, items_of, part_of
+from reward_kit.episodes.texts import FewTexts, RaggedText
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=3)
 record = (
@@ -18,8 +20,12 @@ record = (
     | st.fixed_dictionaries({"content": leaves})
 )
 uniform = st.fixed_dictionaries({"a": leaves, "b": st.tuples(st.integers(), st.lists(st.integers(), max_size=2))})
+few = st.sampled_from(["tool", "user", "", "é\ud800", "search"])
+spoken = st.fixed_dictionaries({"role": few, "content": st.text(st.characters(), max_size=3)})
 columns = (
     st.lists(record, max_size=12)
+    | st.lists(few, max_size=40)
+    | st.lists(spoken, max_size=40)
     | st.lists(uniform, max_size=5)
     | st.lists(st.tuples(leaves, leaves), max_size=5)
     | st.lists(st.builds(np.full, st.integers(1, 2), st.integers(0, 9)), max_size=4)
@@ -43,6 +49,7 @@ def test_parts_and_pickles_give_the_items_back(items, start, length):
         assert len(each) == stop - start
         assert written(as_list(each)) == written(items[start:stop])
     assert written(items_of(stored, start, stop)) == written(items[start:stop])
+    assert written(items_at(part, np.arange(stop - start)[::-2])) == written(items[start:stop][::-2])
 
 
 @given(columns, columns)
@@ -52,10 +59,37 @@ def test_joined_columns_are_one_after_the_other(left, right):
 
 class TestKinds:
     def test_dicts_of_one_shape_are_columns(self):
-        stored = compact([{"role": "tool", "n": n} for n in range(3)])
+        stored = compact([{"role": "tool", "text": f"item {n}", "n": n} for n in range(3)])
         assert isinstance(stored, Records) and not stored.stacks
-        assert isinstance(stored.columns["role"], RaggedText)
+        assert isinstance(stored.columns["role"], FewTexts)
+        assert isinstance(stored.columns["text"], RaggedText)
         assert stored.columns["n"].dtype == np.int64
+
+    def test_texts_of_which_few_differ_stand_once(self):
+        stored = compact(["user", "tool"] * 500)
+        assert isinstance(stored, FewTexts)
+        assert (stored.values, stored.codes) == (["user", "tool"], b"\0\1" * 500)
+        assert isinstance(compact([f"item {n % 300}" for n in range(2_000)]), RaggedText)
+        assert isinstance(compact(["same"] * 40 + [str(n) for n in range(40)]), RaggedText)
+
+    def test_a_kind_of_text_stays_what_it_is(self):
+        items = [np.str_("tool")] * 8
+        assert compact(items) is items
+
+    @pytest.mark.parametrize("length", [3, 31, 32, 255, 256, 70_000])
+    def test_texts_of_every_length_come_back(self, length):
+        items = [f"{n}é" if n % 3 else f"{n}".ljust(length, "x") for n in range(40)]
+        assert compact(items)[:] == items
+
+    def test_keys_in_another_order_or_number_are_another_shape(self):
+        for other in ({"b": 1, "a": 2}, {"a": 1}, {"a": 1, "b": 2, "c": 3}, {"a": 1, "c": 2}):
+            items = [{"a": 1, "b": 2}] * 5 + [other] * 5
+            assert written(as_list(compact(items))) == written(items)
+            assert isinstance(compact(items), MixedRecords)
+
+    def test_keys_that_only_seem_to_repeat_are_seen(self):
+        items = [{"a": 1, "b": 2}, {"a": 3}, {"b": 4, "a": 5}, {"b": 6}] * 2
+        assert written(as_list(compact(items))) == written(items)
 
     def test_dicts_of_several_shapes_are_one_set_for_each(self):
         stored = compact([{"x": n} if n % 2 else {"y": "a"} for n in range(6)])
@@ -77,6 +111,10 @@ class TestKinds:
         assert compact(items, exact=True) is items
         assert compact(items) is not items
 
+    def test_arrays_with_and_without_axes_stay_a_list(self):
+        items = [np.ones(2), np.array(0.5)]
+        assert same_value(compact(items), items)
+
     def test_arrays_of_another_kind_are_not_converted(self):
         items = [np.zeros(2), np.zeros(2, np.float32)]
         assert compact(items) is items
@@ -91,3 +129,46 @@ def test_a_pickled_part_carries_only_itself():
         RaggedNumbers("q", [[1]] * 99),
     ):
         assert len(pickle.dumps(part_of(stored, 50, 52))) < 4_000
+
+
+ITEMS = [{"role": "tool", "content": f"item {n}", "n": n} for n in range(20)]
+
+
+class TestDictsAsAView:
+    @pytest.fixture
+    def view(self):
+        return part_of(compact([*ITEMS]), 5, 15)
+
+    def test_it_reads_as_the_list(self, view):
+        items = ITEMS[5:15]
+        assert view == items and items == view and view == part_of(compact(ITEMS), 5, 15)
+        assert view != items[:-1] and view != "text"
+        assert [*view] == items and len(view) == 10 and items[3] in view
+        assert (view[0], view[-1]) == (items[0], items[-1])
+        assert view[2:4] == items[2:4] and view[::-3] == items[::-3] and view[4:2] == []
+        assert repr(view) == f"Records({items!r})"
+
+    def test_a_row_out_of_range_is_an_index_error(self, view):
+        for row in (10, -11):
+            with pytest.raises(IndexError, match=f"row {row} is out of range: there are 10"):
+                view[row]
+
+    def test_a_field_of_all_rows_is_its_column(self, view):
+        assert view["content"] == [f"item {n}" for n in range(5, 15)]
+        assert view["n"].tolist() == list(range(5, 15))
+        with pytest.raises(KeyError, match="other"):
+            view["other"]
+
+    def test_what_is_read_is_not_shared(self, view):
+        view[0]["content"] = "changed"
+        assert view[0]["content"] == "item 5"
+
+    def test_a_getter_gives_one(self):
+        episode = SingleAgentEpisode(observations=ITEMS, actions=[0] * 19, rewards=[0.0] * 19)
+        listed = episode.get_observations(slice(-15, -5))
+        assert listed == ITEMS[5:15]
+        found = episode.to_numpy().get_observations(slice(-15, -5))
+        assert isinstance(found, Records)
+        assert found == listed
+        assert episode.get_observations([-3, -1]) == [ITEMS[-3], ITEMS[-1]]
+        assert episode.get_observations(slice(500, 600)) == []

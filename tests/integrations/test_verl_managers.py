@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reward_kit.rl.reward_managers import load_reward_manager
+from reward_kit.rl.reward_manager import load_reward_manager
 from tests.integrations.peers import Peer, generator
 
 pytestmark = pytest.mark.campaign

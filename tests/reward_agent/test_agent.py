@@ -43,14 +43,13 @@ class Gate:
             self.of(str(text)).set()
 
 
-async def test_results_come_with_their_place_in_everything_submitted():
+async def test_results_come_with_their_place_in_their_batch():
     async with agent() as scorer:
-        await scorer.submit(batch(0, 1))
-        await scorer.submit(batch(2))
-        chunk = await scorer.get(3)
-    by_index = dict(zip(chunk.data_idxs, chunk.rewards, strict=True))
-    assert by_index == {0: 0.0, 1: 1.0, 2: 2.0}
-    assert {scored.rollout_id for scored in chunk.extra_infos} == {"r0", "r1", "r2"}
+        first, second = await scorer.submit(batch(0, 1)), await scorer.submit(batch(2))
+        chunks = [await scorer.get(1, ticket=second), await scorer.get(2, ticket=first)]
+    assert [(chunk.data_idxs, chunk.rewards) for chunk in chunks] == [([0], [2.0]), ([0, 1], [0.0, 1.0])]
+    assert [chunk.ticket for chunk in chunks] == [second, first]
+    assert [scored.rollout_id for scored in chunks[1].extra_infos] == ["r0", "r1"]
 
 
 async def test_a_ticket_shows_the_results_of_its_batch_in_order():
@@ -99,7 +98,7 @@ async def test_many_callers_get_each_result_once():
             gate.let(n)
             await asyncio.sleep(0)
         chunks = await asyncio.gather(*callers)
-    assert sorted(index for chunk in chunks for index in chunk.data_idxs) == list(range(8))
+    assert [chunk.rewards for chunk in chunks] == [[float(n)] for n in range(8)]  # each of the oldest batch left
 
 
 async def test_a_caller_that_gives_up_loses_no_result():
@@ -111,6 +110,27 @@ async def test_a_caller_that_gives_up_loses_no_result():
             await asyncio.wait_for(scorer.get(2), 0.02)
         gate.let(1)
         assert sorted((await scorer.get(2)).data_idxs) == [0, 1]
+
+
+async def test_all_of_an_empty_batch_is_nothing():
+    async with agent() as scorer:
+        ticket = await scorer.submit([])
+        assert ticket.is_done
+        assert tuple(await scorer.get(0)) == tuple(await scorer.get(0, ticket=ticket)) == ([], [], [])
+
+
+async def test_a_chunk_of_a_negative_size_is_refused():
+    async with agent() as scorer:
+        await scorer.submit(batch(0))
+        with pytest.raises(ConfigError, match=r"get\(-1\): a chunk has no negative size"):
+            await scorer.get(-1)
+
+
+async def test_a_ticket_of_another_agent_is_refused():
+    async with agent() as scorer, agent() as other:
+        ticket = await scorer.submit(batch(0))
+        with pytest.raises(ConfigError, match="the ticket is of another agent"):
+            await other.get(1, ticket=ticket)
 
 
 class TestRefusals:
@@ -137,7 +157,7 @@ class TestRefusals:
     async def test_a_chunk_that_would_cut_a_group_is_refused_and_nothing_is_lost(self):
         async with agent() as scorer:
             await scorer.submit(batch(0, 1, 2), group_size=3)
-            with pytest.raises(ConfigError, match=r"get\(2\) would cut a group; 3 results make whole groups"):
+            with pytest.raises(ConfigError, match=r"get\(2\) would cut a group of 3: ask for 3, or allow"):
                 await scorer.get(2)
             assert (await scorer.get(3)).data_idxs == [0, 1, 2]
 
@@ -199,7 +219,7 @@ async def test_as_many_blocking_calls_are_in_flight_as_allowed():
         assert (await scorer.get(100)).rewards == [1.0] * 100
 
 
-async def test_what_waits_is_scored_in_the_order_submitted():
+async def test_batches_take_turns_and_each_is_scored_in_its_order():
     order = []
 
     async def note(messages):
@@ -209,8 +229,7 @@ async def test_what_waits_is_scored_in_the_order_submitted():
     async with agent(note, max_concurrency=1) as scorer:
         await scorer.submit(batch(0, 1, 2, 3, 4))
         await scorer.submit(batch(5, 6))
-        await scorer.get(7)
-    assert order == list(range(7))
+    assert order == [0, 1, 5, 2, 6, 3, 4]  # the first one began before the second batch was there
 
 
 async def test_rewards_that_wait_for_nothing_let_others_have_their_turn():
@@ -258,7 +277,6 @@ class TestContextVariables:
             first = await scorer.submit(batch(0, 1))
             VARIABLE.set(200.0)
             second = await scorer.submit(batch(2, 3))
-            await scorer.get(4)
         assert [scored.score for ticket in (first, second) for scored in ticket.results] == [100.0] * 2 + [200.0] * 2
         assert VARIABLE.get() == 200.0
 

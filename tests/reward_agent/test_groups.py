@@ -314,10 +314,10 @@ class TestTheAgent:
             await agent.submit(group("a", "b"), group_size=2)
             await agent.submit(group("c", "d", "e"), group_size=3)
             with pytest.raises(ConfigError, match="would cut a group"):
-                await agent.get(4)
+                await agent.get(1)
             assert (await agent.get_group()).data_idxs == [0, 1]
             chunk = await agent.get_group()
-            assert (chunk.data_idxs, chunk.rewards) == ([2, 3, 4], [3.0] * 3)
+            assert (chunk.data_idxs, chunk.rewards) == ([0, 1, 2], [3.0] * 3)
             with pytest.raises(ConfigError, match=r"get_group\(\) can never be met"):
                 await agent.get_group()
 

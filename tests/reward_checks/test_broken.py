@@ -5,13 +5,11 @@ Each file in `broken/` says in its first line what is wrong with it and where th
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from reward_kit.reward_checks.grounds import Given
-from reward_kit.reward_checks.report import Report
 from tests.reward_checks.checks import checked, codes
 
 FOLDER = Path(__file__).parent / "broken"
@@ -53,14 +51,6 @@ KNOWN = {
 """What a user would have to say, where a right answer cannot be guessed."""
 
 
-@pytest.fixture(scope="module")
-def reports() -> dict[str, Report]:
-    """All checks, two at a time, since each waits for its workers now and then."""
-    with ThreadPoolExecutor(2) as pool:
-        made = pool.map(lambda name: checked(f"{FOLDER / name}.py:reward", KNOWN.get(name)), MISTAKES)
-        return dict(zip(MISTAKES, made, strict=True))
-
-
 def test_there_are_no_others_and_more_than_twenty() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} == MISTAKES.keys()
     assert len(MISTAKES) >= 20
@@ -73,8 +63,8 @@ def test_a_broken_reward_says_what_is_wrong_and_where_it_was_published(name: str
 
 
 @pytest.mark.parametrize(("name", "mistake"), MISTAKES.items())
-def test_the_check_names_the_mistake(reports: dict[str, Report], name: str, mistake: str) -> None:
-    report = reports[name]
+def test_the_check_names_the_mistake(name: str, mistake: str) -> None:
+    report = checked(f"{FOLDER / name}.py:reward", KNOWN.get(name))
     assert mistake in codes(report, "error", "warning"), "\n".join(report.lines())
     (finding,) = [finding for finding in report.findings if finding.code == mistake]
     assert finding.message and (finding.evidence or mistake == "constant")

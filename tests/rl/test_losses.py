@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -223,6 +225,18 @@ def test_half_precision_is_computed_in_float32() -> None:
         assert loss(case).loss.dtype == torch.float32
 
 
+def test_logprobs_of_half_precision_logits_are_computed_in_float32() -> None:
+    logits = torch.randn((1, 5, 64), generator=torch.Generator().manual_seed(0)).bfloat16()
+    ids = torch.arange(5).unsqueeze(0)
+    assert logprobs_of(logits, ids).dtype == entropies_of(logits).dtype == torch.float32
+    torch.testing.assert_close(logprobs_of(logits, ids), logprobs_of(logits.float(), ids))
+
+
+def test_counts_may_be_numbers_of_numpy() -> None:
+    counts: Any = (np.int64(6), np.float32(2.0))
+    assert ppo_clip_loss(ONES, ONES, ONES, ONES, global_batch=GlobalBatch(*counts)).loss.item() == -1.0
+
+
 def test_logprobs_and_entropies_come_from_the_logits_before() -> None:
     logits = torch.randn(2, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ids = torch.tensor([[1, 2, 3, 4], [6, 5, 0, 1]])
@@ -256,6 +270,22 @@ ONES = torch.ones(2, 3)
         ),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, torch.ones(3)), r"the axes row and token; got the shape \(3,\)"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=torch.ones(2)), "sequence_ids has the shape"),
+        (
+            lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=ONES),
+            r"sequence_ids are integers; got torch.float32",
+        ),
+        (
+            lambda: ppo_clip_loss(ONES.tolist(), ONES, ONES, ONES),  # type: ignore[arg-type]
+            "logprobs is a tensor; got a list",
+        ),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES.numpy()), "loss_mask is a tensor; got"),  # type: ignore[arg-type]
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, 0.5 * ONES), "loss_mask is 0 or 1; factors of tokens are weights_BT"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, math.nan * ONES), "loss_mask is 0 or 1"),
+        (
+            lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, global_batch=GlobalBatch(0, 0)),
+            "global_batch counts all rows of the step, and here 6 tokens",
+        ),
+        (lambda: logprobs_of(torch.ones(2, 3, 4), torch.ones(2, 4).long()), r"got \(2, 3, 4\) of \(2, 4\)"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_low=1.5), r"clip_low is in \[0, 1\]; got 1.5"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_high=math.nan), "clip_high is a finite number"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, dual_clip=1.0), "dual_clip is above 1; got 1"),

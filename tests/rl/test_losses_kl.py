@@ -69,6 +69,26 @@ def test_the_loss_describes_the_divergence_per_token_and_per_sequence() -> None:
     torch.testing.assert_close(found["kl_sequence"], per_token.sum() / case["mask"].any(1).sum())
 
 
+def test_weights_scale_the_loss_and_its_gradient_and_not_what_is_described() -> None:
+    case = random_case(0)
+    x, weights = case["trained"].clone().requires_grad_(), case["weights"].clone().requires_grad_()
+    found = kl_loss(x, case["old"], case["mask"], weights_BT=weights)
+    expected = (weights.detach() * kl_estimate(x, case["old"], "k3+"))[case["mask"]].mean()
+    torch.testing.assert_close(found.loss, expected)
+    gradients = [torch.autograd.grad(loss, x)[0] for loss in (found.loss, expected)]
+    torch.testing.assert_close(*gradients)
+    assert torch.autograd.grad(
+        kl_loss(x, case["old"], case["mask"], weights_BT=weights).loss, weights, allow_unused=True
+    ) == (None,)
+    assert found.diagnostics.floats() == kl_loss(x, case["old"], case["mask"]).diagnostics.floats()
+
+
+def test_the_penalty_on_rewards_of_whole_numbers_is_not_cut_off() -> None:
+    ones = torch.ones(1, 2)
+    found = penalised_rewards(torch.ones(1, 2, dtype=torch.int64), ones, 0.0 * ones, ones, coefficient=0.25)
+    assert found.rewards_BT.tolist() == [[0.75, 0.75]]
+
+
 def test_rewards_are_lowered_where_a_token_takes_part_and_nowhere_else() -> None:
     case = random_case(0)
     tensors = (case["trained"].clone().requires_grad_(), case["old"], case["mask"])
@@ -119,6 +139,16 @@ ONES = torch.ones(1, 1)
         (lambda: penalised_rewards(ONES, ONES, ONES, ONES, coefficient=1.0, estimator="k3+"), "in rewards say 'k3'"),
         (lambda: penalised_rewards(ONES, ONES, ONES, ONES, coefficient=-1.0), "coefficient is at least 0"),
         (lambda: AdaptiveKLCoefficient(0.1, target=0.0, horizon=1), "target is above 0; got 0"),
+        (
+            lambda: AdaptiveKLCoefficient(0.1, target=1.0, horizon=1).update(2.0, -100),
+            "samples is at least 0; got -100",
+        ),
+        (lambda: AdaptiveKLCoefficient(0.1, target=1.0, horizon=1).update(2.0, math.nan), "samples is a finite number"),
+        (
+            lambda: AdaptiveKLCoefficient(0.1, target=1.0, horizon=1).load_state_dict({}),
+            "the state's value is a finite",
+        ),
+        (lambda: kl_loss(ONES, ONES, ONES, weights_BT=torch.ones(1)), r"weights has the shape \(1,\)"),
         (lambda: AdaptiveKLCoefficient(math.inf, target=1.0, horizon=1), "coefficient is a finite number"),
     ],
 )

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.rl.reward_managers import (
-    REWARD_MANAGERS,
+from reward_kit.rl.reward_manager import (
     BatchRewardManager,
     DAPORewardManager,
     NaiveRewardManager,
     PrimeRewardManager,
     load_reward_manager,
 )
-from reward_kit.rl.reward_reports import columns_of
+from reward_kit.rl.reward_manager.registry import REWARD_MANAGERS
+from reward_kit.rl.reward_manager.reports import columns_of
 from reward_kit.typed_interface import reward_function
 from tests.rl.reward_cases import WordTokenizer, answers
 
@@ -83,6 +83,15 @@ def test_a_reward_sees_the_prompt_as_a_chat_where_the_batch_has_it() -> None:
     ]
 
 
+@pytest.mark.parametrize("number", [torch.tensor(0.5), torch.tensor([0.5]), np.float32(0.5), np.array([0.5])])
+def test_a_tensor_or_an_array_of_one_number_is_that_number(number: Any) -> None:
+    assert naive(lambda solution_str: number)(answers([[4]])).tolist() == [[0.5]]
+
+
+def test_extra_info_that_is_no_mapping_reaches_a_function_of_verls_form() -> None:
+    assert naive(lambda solution_str, extra_info: float(extra_info))(answers([[4]], extra_info=["0.5"])).sum() == 0.5
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
@@ -137,7 +146,9 @@ async def test_it_works_inside_an_event_loop_and_with_a_coroutine_function() -> 
 
 
 def test_a_required_ground_truth_that_no_row_has_is_told_of() -> None:
-    with pytest.raises(ConfigError, match="'exact' asks for ground_truth, and no row has it"):
+    with pytest.raises(
+        ConfigError, match=r"'exact' asks for ground_truth, and no row of .* has it; their fields: extra_info"
+    ):
         naive(exact)(answers([[4]], extra_info=[{}]))
     with pytest.raises(ConfigError, match="'compute_score' asks for ground_truth"):
         naive(compute_score)(answers([[4]]))

@@ -99,7 +99,7 @@ def test_a_file_that_is_all_torn_becomes_empty(store: RunStore) -> None:
 
 
 def test_a_broken_line_in_the_middle_is_an_error_with_its_number(store: RunStore) -> None:
-    (store.path / "scores.jsonl").write_bytes(b'{"a": 1}\nnot json\n{"a": 2}\n')
+    (store.path / "scores.jsonl").write_bytes(b'{"rollout_id": "a"}\nnot json\n{"rollout_id": "b"}\n')
     with pytest.raises(StoreError, match=r"scores\.jsonl:2"):
         list(read_scores(store.path))
 

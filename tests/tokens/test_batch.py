@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reward_kit.episodes.columns import same_value
 from reward_kit.errors import ConfigError
 from reward_kit.tokens import TokenBatch, build_rows
-from reward_kit.tokens.joining import same
 from tests.tokens.made_episodes import PAD, Played, batches, play
 
 PADDING = st.sampled_from(["right", "left", "outer"])
@@ -23,7 +23,9 @@ def rows_of(made: list[Played], padding: Any = "right") -> TokenBatch:
 
 
 def alike(first: TokenBatch, second: TokenBatch) -> bool:
-    return all(same(getattr(first, name), getattr(second, name)) for name in ("batch", "non_tensor_batch", "meta_info"))
+    return all(
+        same_value(getattr(first, name), getattr(second, name)) for name in ("batch", "non_tensor_batch", "meta_info")
+    )
 
 
 def small(rows: int = 3) -> TokenBatch:
@@ -170,6 +172,8 @@ def test_renaming() -> None:
     assert swapped.batch["attention_mask"].tolist() == small().batch["input_ids"].tolist()
     with pytest.raises(ConfigError, match="two arrays would have the name 'attention_mask'"):
         small().rename({"input_ids": "attention_mask"})
+    with pytest.raises(ConfigError, match="two arrays would have the name 'uid'"):
+        small().rename({"input_ids": "uid"})
     with pytest.raises(ConfigError, match="no 'ids'"):
         small().rename({"ids": "input_ids"})
 
@@ -184,8 +188,11 @@ def test_numbers_that_cannot_be() -> None:
         small().chunk(4)
     with pytest.raises(ConfigError, match="at least 1 row; got 0"):
         small().split(0)
-    with pytest.raises(ConfigError, match="times is at least 0; got -1"):
-        small().repeat(-1)
+    for times in (-1, 1.5):
+        with pytest.raises(ConfigError, match=f"times is a whole number from 0; got {times}"):
+            small().repeat(times)
+    with pytest.raises(ConfigError, match=r"each of the 3 rows once; got \[0.2, 1.5, 2.9\]"):
+        small().reorder([0.2, 1.5, 2.9])
     with pytest.raises(ConfigError, match=r"each of the 3 rows once; got \[0, 0, 1\]"):
         small().reorder([0, 0, 1])
     with pytest.raises(IndexError):
@@ -201,3 +208,9 @@ def test_what_trimming_needs() -> None:
     with pytest.raises(ConfigError, match="without 'completion_mask'"):
         rows.select(["prompt_ids", "attention_mask"]).trim()
     assert rows.select(["attention_mask"]).trim().batch["attention_mask"].tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize("index", [True, np.True_, None, 1.0, "uid", np.array([[0], [1]]), [0.0]], ids=repr)
+def test_what_numpy_would_take_in_another_sense_is_no_index(index: Any) -> None:
+    with pytest.raises(IndexError, match="a batch takes an int, a slice, a list of ints or a mask"):
+        small()[index]

@@ -121,6 +121,14 @@ def answer_another_call(recording: Recording) -> None:
     answer.tool_call_id = "call_of_somebody_else"
 
 
+def answer_twice(recording: Recording) -> None:
+    episode = recording.long
+    place = episode.assistant_turns[0] + 1
+    episode.messages.insert(place, episode.messages[place].model_copy())
+    turns = episode.assistant_turns
+    turns[1:] = array(turns.typecode, [turn + 1 for turn in turns[1:]])
+
+
 def call_another_tool(recording: Recording) -> None:
     message = recording.long.messages[recording.long.assistant_turns[0]]
     assert message.tool_calls
@@ -242,6 +250,7 @@ FAULTS: dict[str, tuple[Callable[[Recording], None], str]] = {
     "an assistant turn points at an answer": (move_a_turn, "assistant-turns"),
     "two assistant messages for one action": (say_twice, "two-assistant-messages"),
     "a tool call without its answer": (answer_another_call, "unanswered-call"),
+    "a tool call answered twice": (answer_twice, "call-answered-twice"),
     "a message that says another action": (call_another_tool, "action-and-message"),
     "a reward of NaN": (reward_nan, "reward-not-finite"),
     "terminated and truncated": (end_twice, "terminated-and-truncated"),
@@ -343,3 +352,13 @@ def test_starts_that_nobody_verified_are_a_warning() -> None:
     start_elsewhere(recording)
     recording.episodes[-1].custom_data["start"]["verified"] = False
     assert [(f.kind, f.level) for f in check_group(recording.episodes)] == [("mixed-starts", "warning")]
+
+
+def test_an_action_behind_a_rewritten_context_is_told_by_its_own_place() -> None:
+    episode = SingleAgentEpisode("e")
+    episode.add_env_reset("o")
+    for step, (prompt, logprobs) in enumerate([([1], [-1.0]), ([7, 7], [-1.0]), ([7, 7, 5, 6], [0.5])]):
+        episode.tokens.add_turn(step, prompt, [5], logprobs, policy_version=1, reason="compacted")
+        episode.add_env_step("o", "a", 0.0)
+    ((kind, step, token),) = [(one.kind, one.step, one.token) for one in check_episode(episode)]
+    assert (kind, step, token) == ("logprob-positive", 2, 6)

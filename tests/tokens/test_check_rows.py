@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from reward_kit.errors import ConfigError
 from reward_kit.tokens import TokenBatch, build_rows
 from reward_kit.tokens.checking.rows import check_rows
 from tests.tiny_policy import PAD
@@ -154,3 +155,27 @@ def test_actions_without_an_observation_between_them_are_told_apart_by_their_epi
     batch = build_rows([episode], [steps], pad_token_id=PAD)
     assert check_rows(batch, [episode]) == []
     assert {finding.kind for finding in check_rows(batch)} == {"credit-varies"}
+
+
+def test_a_batch_that_does_not_say_what_was_sampled_is_refused() -> None:
+    rows = build_rows(record().episodes, pad_token_id=PAD)
+    with pytest.raises(ConfigError, match="this batch has no 'action_mask'"):
+        check_rows(rows.select(["input_ids", "attention_mask"]))
+    assert check_rows(rows.select([], [])) == []
+
+
+@pytest.mark.parametrize("padding", ["right", "left", "outer"])
+def test_a_fault_is_told_by_its_own_place_wherever_the_padding_stands(
+    padding: Literal["right", "left", "outer"],
+) -> None:
+    episodes = record().episodes
+    rows = build_rows(episodes, pad_token_id=PAD, padding=padding)
+    number = int(np.argmin(rows.lengths()))
+    shortest = next(one for one in episodes if one.id_ == rows[number].non_tensor_batch["rollout_id"])
+    span = shortest.tokens.spans[-1]
+    offset = int(np.argmax(rows.batch["attention_mask"][number]))
+    rows.batch["logprobs"][number, offset + span.stop - 1] = 0.5
+    findings = check_rows(rows, episodes)
+    assert [(one.kind, one.step, one.token) for one in findings] == [
+        ("logprob-positive", span.step, offset + span.stop - 1)
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -95,3 +97,9 @@ def test_what_cannot_be() -> None:
         micro_batches([3], 10, multiple_of=0)
     with pytest.raises(ConfigError, match="2 rows cannot make 4 parts, the next multiple of multiple_of=4"):
         micro_batches([3, 3], 10, multiple_of=4)
+
+
+@pytest.mark.parametrize("lengths", [[-3, 2], [1.5], [[1, 2]], [True]])
+def test_lengths_that_cannot_be(lengths: list[Any]) -> None:
+    with pytest.raises(ConfigError, match="lengths are the tokens of each row, whole numbers"):
+        micro_batches(lengths, 5)

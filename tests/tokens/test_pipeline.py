@@ -156,6 +156,14 @@ def test_a_pipeline_without_rows_makes_no_batch() -> None:
             lay_out(row_columns(EPISODES, STEPS, pipeline=RowPipeline([step_values])))
 
 
+def test_what_is_no_columns_is_not_laid_out() -> None:
+    batch = pad_rows(row_columns(EPISODES, STEPS), pad_token_id=PAD)
+    for lay_out in (pack_rows, lambda columns: pad_rows(columns, pad_token_id=PAD)):
+        for wrong, kind in ((batch, "a TokenBatch"), (EPISODES, "a list")):
+            with pytest.raises(ConfigError, match=f"from Columns, which a RowPipeline makes of episodes; got {kind}"):
+                lay_out(wrong)  # type: ignore[arg-type]
+
+
 def test_no_connector_changes_what_it_is_given() -> None:
     before = copy.deepcopy([episode.get_state() for episode in EPISODES])
     columns = Columns.of(EPISODES, STEPS, [1.0, None])

@@ -192,3 +192,18 @@ def test_steps_must_fit_the_episodes() -> None:
         build_rows([LONG, SHORT], [steps_of(LONG)], pad_token_id=PAD)
     with pytest.raises(EpisodeError, match="episode long: tokens of step 1, but only 1 steps"):
         build_rows([LONG], [steps_of(LONG)[:1]], pad_token_id=PAD)
+
+
+@pytest.mark.parametrize("pad_token_id", [None, "0", 0.5, 2**31])
+def test_what_is_no_token_id_is_no_padding(pad_token_id: object) -> None:
+    # Many tokenizers have none.
+    with pytest.raises(ConfigError, match=r"pad_token_id is a token id; got .*eos_token_id"):
+        build_rows([LONG], pad_token_id=pad_token_id)  # type: ignore[arg-type]
+
+
+def test_a_version_may_be_a_time_in_milliseconds() -> None:
+    made = SingleAgentEpisode("r")
+    made.add_env_reset("o")
+    made.tokens.add_turn(0, [1], [2, 3], policy_version=1_800_000_000_000)
+    made.add_env_step("o", {"type": "text", "content": ""}, 0.0)
+    assert build_rows([made], pad_token_id=PAD).batch["policy_versions"].tolist() == [[-1] + [1_800_000_000_000] * 2]

@@ -61,6 +61,7 @@ def kl_loss(
     loss_mask_BT: Tensor,
     *,
     estimator: KLEstimator = "k3+",
+    weights_BT: Tensor | None = None,
     aggregation: Aggregation = "token-mean",
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
@@ -72,6 +73,8 @@ def kl_loss(
         reference_logprobs_BT: of the reference.
         loss_mask_BT: 1 where a token takes part.
         estimator: see `kl_estimate`.
+        weights_BT: a factor per token, such as importance weights of samples of another policy; None: 1. The
+            diagnostics are without it.
         aggregation: how the tokens' losses become one.
         global_batch: the counts of all micro-batches; None: these rows are all.
         sequence_ids_BT: which sequence a token belongs to; None: its row.
@@ -84,7 +87,8 @@ def kl_loss(
     """
     tokens = Participants(loss_mask_BT, sequence_ids_BT)
     kl_N = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
-    return Loss(tokens.aggregate(kl_N, aggregation, global_batch), _described(tokens, kl_N))
+    loss_N = tokens.weighted(kl_N, weights_BT)
+    return Loss(tokens.aggregate(loss_N, aggregation, global_batch), _described(tokens, kl_N))
 
 
 def penalised_rewards(
@@ -125,8 +129,10 @@ def penalised_rewards(
         tokens = Participants(loss_mask_BT, sequence_ids_BT)
         kl_N = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
         rewards_N = tokens.pick("rewards", rewards_BT) - coefficient * kl_N
-        changed_BT = tokens.lay(rewards_N).to(rewards_BT.dtype)
-        return PenalisedRewards(torch.where(loss_mask_BT.bool(), changed_BT, rewards_BT), _described(tokens, kl_N))
+        # Whole numbers would swallow the penalty.
+        dtype = rewards_BT.dtype if rewards_BT.is_floating_point() else rewards_N.dtype
+        changed_BT = torch.where(loss_mask_BT.bool(), tokens.lay(rewards_N).to(dtype), rewards_BT.to(dtype))
+        return PenalisedRewards(changed_BT, _described(tokens, kl_N))
 
 
 def _kl(tokens: Participants, logprobs_BT: Tensor, reference_BT: Tensor, estimator: KLEstimator) -> Tensor:
@@ -172,7 +178,10 @@ class AdaptiveKLCoefficient:
 
         Raises:
             TrainingError: the divergence is not finite; the coefficient stays.
+            ConfigError: the number of samples is negative or not finite.
         """
+        check_number("samples", samples, 0.0)
+        kl = float(kl)
         if not math.isfinite(kl):
             raise TrainingError(f"the KL divergence from the reference is {kl}; its coefficient stays {self.value:g}")
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)
@@ -184,5 +193,10 @@ class AdaptiveKLCoefficient:
         return {"value": self.value}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Goes on from a checkpoint."""
+        """Goes on from a checkpoint.
+
+        Raises:
+            ConfigError: it holds no coefficient.
+        """
+        check_number("the state's value", state.get("value"), 0.0)
         self.value = state["value"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from reward_kit.credit.options import check_choice, check_number
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, kind_of
 from reward_kit.rl.losses.diagnostics import Statistic
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -76,20 +76,28 @@ class Participants:
             whichever rows they stand. `row_ids` of a packed batch are such ids. None: each row is a sequence.
 
     Raises:
-        ConfigError: the two differ in shape, or the mask has not two axes.
+        ConfigError: the two differ in shape, the mask has not two axes or holds something besides 0 and 1, or ids are
+            no integers.
     """
 
     def __init__(self, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None) -> None:
+        _check_tensor("loss_mask", loss_mask_BT)
         if loss_mask_BT.dim() != 2:
             raise ConfigError(f"loss_mask has the axes row and token; got the shape {tuple(loss_mask_BT.shape)}")
         self.shape = loss_mask_BT.shape
         self.places_N = loss_mask_BT.reshape(-1).nonzero().squeeze(1)
         self.count = len(self.places_N)
+        if loss_mask_BT.is_floating_point() and (loss_mask_BT.reshape(-1)[self.places_N] != 1.0).any():
+            raise ConfigError("loss_mask is 0 or 1; factors of tokens are weights_BT")
         self._sequence_ids_BT = sequence_ids_BT
         self._check_shape("sequence_ids", sequence_ids_BT)
+        if sequence_ids_BT is not None and sequence_ids_BT.is_floating_point():
+            raise ConfigError(f"sequence_ids are integers; got {sequence_ids_BT.dtype}")
 
     def _check_shape(self, name: str, values: Tensor | None) -> None:
         # A (B,) or (B,1) tensor would be spread over the tokens without a word.
+        if values is not None:
+            _check_tensor(name, values)
         if values is not None and values.shape != self.shape:
             raise ConfigError(
                 f"{name} has the shape {tuple(values.shape)}, loss_mask {tuple(self.shape)}; give one each"
@@ -109,6 +117,10 @@ class Participants:
         values_N = values_BT.reshape(-1).index_select(0, self.places_N)
         # In bfloat16 a ratio of 1.001 is 1.
         return values_N.to(torch.promote_types(values_N.dtype, torch.float32))
+
+    def weighted(self, values_N: Tensor, weights_BT: Tensor | None) -> Tensor:
+        """(N,) values times a factor per token, which gets no gradient; None: 1."""
+        return values_N if weights_BT is None else values_N * self.pick("weights", weights_BT).detach()
 
     def total(self) -> Statistic:
         """How many tokens take part, as a diagnostic."""
@@ -151,9 +163,11 @@ class Participants:
             whole: the counts of the whole batch; None: these rows are all.
 
         Raises:
-            ConfigError: the aggregation is unknown or lacks its length.
+            ConfigError: the aggregation is unknown or lacks its length, or the whole counts nothing and these do.
         """
         check_choice("aggregation", aggregation, get_args(Aggregation))
+        if whole is not None and self.count and not (whole.tokens and whole.sequences):
+            raise ConfigError(f"global_batch counts all rows of the step, and here {self.count} tokens; got {whole}")
         if aggregation == "token-mean":
             return values_N.sum() / max(whole.tokens if whole else self.count, _LEAST)
         summands = self.sequence_means(values_N) if aggregation == "seq-mean-token-mean" else values_N
@@ -163,6 +177,11 @@ class Participants:
         if whole is None or whole.norm_length is None:
             raise ConfigError(f"{aggregation!r} needs global_batch=GlobalBatch.of(…, norm_length=…), a constant length")
         return share / whole.norm_length
+
+
+def _check_tensor(name: str, values: object) -> None:
+    if not isinstance(values, Tensor):
+        raise ConfigError(f"{name} is a tensor; got {kind_of(values)}")
 
 
 _LEAST = 1e-12

@@ -95,7 +95,7 @@ def ppo_clip_loss(
     log_ratio_N = _log_ratio(tokens, logprobs_BT, old_logprobs_BT)
     advantages_N = tokens.pick("advantages", advantages_BT).detach()
     ratio_N = cut(log_ratio_N).exp()
-    loss_N = _weighted(_clipped_surrogate(ratio_N, advantages_N, clip), tokens, weights_BT)
+    loss_N = tokens.weighted(_clipped_surrogate(ratio_N, advantages_N, clip), weights_BT)
     found = _clip_fractions(ratio_N, advantages_N, clip) | ratio_statistics(ratio_N, log_ratio_N, tokens)
     return Loss(tokens.aggregate(loss_N, aggregation, global_batch), found)
 
@@ -142,7 +142,7 @@ def gspo_loss(
     log_ratio_Q = cut(tokens.sequence_means(log_ratio_N.detach()))
     logprobs_N = tokens.pick("logprobs", logprobs_BT)
     ratio_N = (log_ratio_Q[tokens.sequence_N] + (logprobs_N - logprobs_N.detach())).exp()
-    loss_N = _weighted(_clipped_surrogate(ratio_N, advantages_N, clip), tokens, weights_BT)
+    loss_N = tokens.weighted(_clipped_surrogate(ratio_N, advantages_N, clip), weights_BT)
     found = _clip_fractions(ratio_N, advantages_N, clip) | ratio_statistics(log_ratio_Q.exp(), log_ratio_N, tokens)
     return Loss(tokens.aggregate(loss_N, aggregation, global_batch), found)
 
@@ -187,7 +187,7 @@ def cispo_loss(
     advantages_N = tokens.pick("advantages", advantages_BT).detach()
     ratio_N = cut(log_ratio_N.detach()).exp()
     clipped_N = ratio_N.clamp(1.0 - clip.low, 1.0 + clip.high)
-    loss_N = _weighted(-clipped_N * advantages_N * tokens.pick("logprobs", logprobs_BT), tokens, weights_BT)
+    loss_N = tokens.weighted(-clipped_N * advantages_N * tokens.pick("logprobs", logprobs_BT), weights_BT)
     fractions = _fractions(low_N=ratio_N < 1.0 - clip.low, high_N=ratio_N > 1.0 + clip.high)
     found = Diagnostics(fractions) | ratio_statistics(ratio_N, log_ratio_N, tokens)
     return Loss(tokens.aggregate(loss_N, aggregation, global_batch), found)
@@ -262,10 +262,6 @@ def _clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -
     if clip.dual is None:
         return loss_N
     return torch.where(advantages_N < 0.0, torch.minimum(loss_N, -advantages_N * clip.dual), loss_N)
-
-
-def _weighted(loss_N: Tensor, tokens: Participants, weights_BT: Tensor | None) -> Tensor:
-    return loss_N if weights_BT is None else loss_N * tokens.pick("weights", weights_BT).detach()
 
 
 def _clip_fractions(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> Diagnostics:

@@ -130,6 +130,7 @@ def _check_answers(
     calls = [call.id for call in said.tool_calls or ()]
     told = [message.tool_call_id for message in answers if message.role == "tool"]
     open_calls = [call for call in calls if call not in told]
+    twice = [call for call in dict.fromkeys(calls) if told.count(call) > calls.count(call)]
     # An answer without an id can be to any call; a transcript may end, or an agent of its own be stopped, on a call.
     unnamed = sum(answer is None for answer in told)
     if len(open_calls) > unnamed and not (t == len(episode) - 1 and _may_end_on_a_call(episode, t)):
@@ -143,6 +144,13 @@ def _check_answers(
         found.error(
             "unanswered-call",
             f"a tool message answers {stray[0]!r}, which this action did not call (it called {calls or 'nothing'})",
+            step=t,
+        )
+    elif twice:
+        found.error(
+            "call-answered-twice",
+            f"{told.count(twice[0])} tool messages answer the call {twice[0]!r}; endpoints refuse such a conversation: "
+            "an answer was recorded again, by a retry perhaps",
             step=t,
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -130,35 +131,51 @@ _CHECKS: dict[str, Callable[..., list[EpisodeFinding]]] = {
 def check_foreign_file(path: Path, form: str) -> Iterator[list[EpisodeFinding]]:
     """The findings of each record of a JSON or JSONL file, one after another.
 
+    A record that is not of this form is a finding, and those behind it are read all the same.
+
     Args:
         path: a JSON object or a list of them, or one object a line where it ends in `.jsonl`.
         form: one of `FORMATS`.
 
     Raises:
-        ConfigError: the file cannot be read, a record is not of this form, or no form is called so.
+        ConfigError: the file cannot be read, none of its records is of this form, or no form is called so.
     """
     if form not in _CHECKS:
         raise ConfigError(f"unknown format {form!r}{did_you_mean(form, _CHECKS)}")
-    for what, record in _records(path):
-        if not isinstance(record, Mapping):
-            raise ConfigError(f"{what}: a record is a mapping, this one is {kind_of(record)}")
-        yield _CHECKS[form](record, what=what)
+    refused, is_of_form = None, False
+    for what, parsed in _records(path):
+        try:
+            if not isinstance(record := parsed(), Mapping):
+                raise ConfigError(f"{what}: a record is a mapping, this one is {kind_of(record)}")
+            findings = _CHECKS[form](record, what=what)
+            is_of_form = True
+        except ConfigError as error:
+            refused = refused or error
+            findings = [EpisodeFinding("error", str(error), "unreadable")]
+        yield findings
+    if refused is not None and not is_of_form:
+        raise refused  # the file is of another form, or of none
 
 
-def _records(path: Path) -> Iterator[tuple[str, Any]]:
+def _records(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Each record's name, and what gives it or says why it is none."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
             if path.suffix == ".jsonl":
                 for number, line in enumerate(lines, 1):
                     if line.strip():
-                        yield f"{path.name}:{number}", _parsed(line, f"{path}:{number}")
+                        yield f"{path.name}:{number}", partial(_parsed, line, f"{path}:{number}")
                 return
             whole = _parsed(lines.read(), str(path))
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"cannot read {path}: {why_unreadable(path, error)}") from error
     entries: Sequence[Any] = whole if isinstance(whole, list) else [whole]
     for number, entry in enumerate(entries):
-        yield (f"{path.name}[{number}]" if isinstance(whole, list) else path.name), entry
+        yield (f"{path.name}[{number}]" if isinstance(whole, list) else path.name), partial(_itself, entry)
+
+
+def _itself(record: Any) -> Any:
+    return record
 
 
 def _parsed(text: str, where: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import ConfigError
 from reward_kit.tokens.batch import TokenBatch
 from reward_kit.tokens.checking.findings import EpisodeFinding, Found
 from reward_kit.tokens.checking.segments import rows_of
@@ -38,7 +39,12 @@ def check_rows(
 
     Returns:
         What is wrong, [] where nothing was found.
+
+    Raises:
+        ConfigError: the batch has no `input_ids` or `action_mask`.
     """
+    if missing := [key for key in ("input_ids", "action_mask") if key not in batch.batch and len(batch)]:
+        raise ConfigError(f"rows are proved by their input_ids and action_mask; this batch has no {missing[0]!r}")
     known = {episode.id_: episode for episode in episodes or ()}
     version = batch.meta_info.get("policy_version") if current_version is None else current_version
     findings: list[EpisodeFinding] = []

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from verl.protocol import DataProto
 from verl.workers.reward_manager import get_reward_manager_cls
 
-from reward_kit.rl.reward_managers import load_reward_manager
+from reward_kit.rl.reward_manager import load_reward_manager
 
 WORDS = {"<pad>": 0, "<eos>": 1, **{f"word{number}": number for number in range(2, 13)}}
 TOKENIZER = PreTrainedTokenizerFast(

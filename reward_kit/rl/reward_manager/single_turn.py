@@ -1,25 +1,25 @@
-"""Reward managers by name, and those for single-turn work: each row is an answer that a reward function scores."""
+"""Single answers: each row is one, which a reward function scores."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
 import numpy as np
+from pydantic import ValidationError
 
 from reward_kit.credit.options import check_number
-from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.errors import ConfigError
 from reward_kit.models import Message
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, check_truth
-from reward_kit.rl.reward_batches import RewardBatch
-from reward_kit.rl.reward_manager import EpisodeRewardManager, RewardManager, Scores
-from reward_kit.rl.reward_reports import Echo, Tokenizer, columns_of, texts_of
-from reward_kit.rl.verl_rewards import ComputeScore, VerlReward, is_verl_style
+from reward_kit.rl.reward_manager.base import RewardManager, Scores
+from reward_kit.rl.reward_manager.batches import RewardBatch
+from reward_kit.rl.reward_manager.reports import Echo, Tokenizer, check_tokenizer, check_whole, columns_of, texts_of
+from reward_kit.rl.reward_manager.verl_style import ComputeScore, VerlReward, is_verl_style
 from reward_kit.typed_interface import Mode, RewardSpec, reward_spec
 
 
@@ -56,6 +56,7 @@ class NaiveRewardManager(RewardManager):
         echo: Echo | None = None,
     ) -> None:
         super().__init__(tokenizer, num_examine, seed=seed, echo=echo)
+        check_tokenizer(tokenizer)
         self._compute_score = _reward_of(compute_score, self.mode)
 
     def _score(self, batch: RewardBatch) -> Scores:
@@ -66,7 +67,8 @@ class NaiveRewardManager(RewardManager):
             verl_reward = VerlReward(self._compute_score, self.mode)  # a new one: a call given up may still write to it
             reward, extras = verl_reward.spec, verl_reward.extras
         if isinstance(reward, RewardSpec) and requests:
-            check_truth(reward, [request.ground_truth for request in requests], batch.others, "row")
+            truths = [request.ground_truth for request in requests]
+            check_truth(reward, truths, _fields_beside_truth(batch), "row of non_tensor_batch['reward_model']")
         scored = _run(requests, reward, self._max_concurrency, self._deadline_s) if requests else []
         scores = np.array([np.nan if one.score is None else one.score for one in scored], dtype=np.float64)
         facts = [{**extras.get(one.rollout_id, {}), **_facts(one)} for one in scored]
@@ -78,16 +80,16 @@ class NaiveRewardManager(RewardManager):
         requests = []
         for row in range(len(batch)):
             prompt, response = texts_of(self.tokenizer, batch, row, self.skips_special_tokens)
-            chat = [Message(role="user", content=prompt)] if chats is None else list(map(_message, chats[row]))
+            chat = [Message(role="user", content=prompt)] if chats is None else _chat(chats[row], row)
             extra_info = None if extra_infos is None else extra_infos[row]
             source = None if sources is None else sources[row]
             requests.append(
                 ScoringRequest(
                     rollout_id=str(row),
                     messages=[*chat, Message(role="assistant", content=response)],
-                    ground_truth=None if models is None else (models[row] or {}).get("ground_truth"),
+                    ground_truth=None if models is None else _ground_truth(models[row], row),
                     assistant_turns=[len(chat)],
-                    sample=extra_info or {},
+                    sample=extra_info if isinstance(extra_info, Mapping) else {},
                     extra={"data_source": source, "solution_str": response, "extra_info": extra_info},
                 )
             )
@@ -135,9 +137,11 @@ class PrimeRewardManager(NaiveRewardManager):
         echo: Echo | None = None,
     ) -> None:
         super().__init__(tokenizer, num_examine, compute_score, seed=seed, echo=echo)
-        for name, number in (("max_concurrency", max_concurrency), ("deadline_s", deadline_s)):
-            if number is not None and number <= 0:
-                raise ConfigError(f"{name} is above 0; got {number!r}")
+        check_whole("max_concurrency", max_concurrency, 1)
+        if deadline_s is not None:
+            check_number("deadline_s", deadline_s)
+            if deadline_s <= 0:
+                raise ConfigError(f"deadline_s is above 0; got {deadline_s!r}")
         self._max_concurrency, self._deadline_s = max_concurrency, deadline_s
 
 
@@ -175,7 +179,8 @@ class DAPORewardManager(NaiveRewardManager):
         echo: Echo | None = None,
     ) -> None:
         super().__init__(tokenizer, num_examine, compute_score, seed=seed, echo=echo)
-        check_number("max_response_length", max_response_length, 1)
+        check_whole("max_response_length", max_response_length, 1)
+        check_whole("overlong_buffer_len", overlong_buffer_len, 1)
         check_number("overlong_buffer_len", overlong_buffer_len, 1, max_response_length)
         check_number("overlong_penalty_factor", overlong_penalty_factor, 0.0)
         self._max_length, self._buffer = max_response_length, overlong_buffer_len
@@ -187,42 +192,6 @@ class DAPORewardManager(NaiveRewardManager):
         over = np.clip((lengths - (self._max_length - self._buffer)) / self._buffer, 0.0, 1.0)
         penalty = 0.0 - self._factor * over
         return Scores(found.scores_B + penalty, {**found.info, "overlong_penalty": penalty})
-
-
-REWARD_MANAGERS: dict[str, type[RewardManager]] = {
-    "batch": BatchRewardManager,
-    "dapo": DAPORewardManager,
-    "episode": EpisodeRewardManager,
-    "naive": NaiveRewardManager,
-    "prime": PrimeRewardManager,
-}
-
-
-def load_reward_manager(name: str, tokenizer: Tokenizer, num_examine: int, **options: Any) -> RewardManager:
-    """The reward manager of this name.
-
-    Args:
-        name: one of `REWARD_MANAGERS`.
-        tokenizer: decodes what is shown and scored.
-        num_examine: how many rows of each data source are shown of a batch, at most.
-        options: the manager's own.
-
-    Raises:
-        ConfigError: the name or an option is unknown, an option is missing or wrong.
-    """
-    if name not in REWARD_MANAGERS:
-        known = ", ".join(REWARD_MANAGERS)
-        near = did_you_mean(name, REWARD_MANAGERS)
-        raise ConfigError(f"unknown reward manager {name!r}; known: {known}{near if near.endswith('?') else ''}")
-    kind = REWARD_MANAGERS[name]
-    parameters = list(inspect.signature(kind).parameters.values())[2:]
-    for option in options:
-        if option not in (names := [parameter.name for parameter in parameters]):
-            raise ConfigError(f"reward manager {name!r} has no option {option!r}{did_you_mean(option, names)}")
-    for parameter in parameters:
-        if parameter.default is parameter.empty and parameter.name not in options:
-            raise ConfigError(f"reward manager {name!r} needs {parameter.name}")
-    return kind(tokenizer, num_examine, **options)
 
 
 def _reward_of(given: Any, mode: Mode) -> Any:
@@ -269,5 +238,23 @@ def _facts(scored: Scored) -> dict[str, Any]:
     }
 
 
-def _message(given: Any) -> Message:
-    return given if isinstance(given, Message) else Message.model_validate(given)
+def _chat(given: Any, row: int) -> list[Message]:
+    try:
+        return [each if isinstance(each, Message) else Message.model_validate(each) for each in given]
+    except (TypeError, ValidationError) as error:
+        raise ConfigError(f"non_tensor_batch['raw_prompt'][{row}] is no list of messages: {error}") from error
+
+
+def _fields_beside_truth(batch: RewardBatch) -> set[str]:
+    """What rows have where a ground truth is looked for, and where the batch has no such place, what it has."""
+    models = batch.column("reward_model")
+    return set(map(str, batch.others)) if models is None else {str(key) for model in models for key in model or {}}
+
+
+def _ground_truth(given: Any, row: int) -> Any:
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(
+            f"non_tensor_batch['reward_model'][{row}] is a mapping with 'ground_truth', as verl has it; "
+            f"got {given!r:.80}"
+        )
+    return (given or {}).get("ground_truth")

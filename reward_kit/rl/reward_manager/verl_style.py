@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from reward_kit.errors import ConfigError, InvalidResultError, kind_of
 from reward_kit.models import EvaluateResult
+from reward_kit.rl.reward_manager.batches import finite_number
 from reward_kit.typed_interface import Mode, RewardSpec, reward_function, reward_spec
 
 ComputeScore = Callable[..., Any]
@@ -113,7 +112,7 @@ class VerlReward:
         if isinstance(answer, Mapping):
             self.extras[rollout_id] = {key: value for key, value in answer.items() if key != "score"}
             answer = answer.get("score")
-        number = _number(answer)
+        number = finite_number(answer)
         if number is None:
             # Such an answer is told of in the place of its row; an error here would be that of a whole batch.
             return EvaluateResult(score=0.0, error=f"it gave {answer!r:.80} for a score, which is no finite number")
@@ -126,10 +125,3 @@ class VerlReward:
         if len(answers) != len(rollout_ids):
             raise InvalidResultError(f"{len(answers)} scores for {len(rollout_ids)} rows")
         return [self._one(rollout_id, answer) for rollout_id, answer in zip(rollout_ids, answers, strict=True)]
-
-
-def _number(answer: Any) -> float | None:
-    """A finite number, also one of NumPy or a tensor of one item."""
-    if hasattr(answer, "item") and np.size(answer) == 1:
-        answer = answer.item()
-    return float(answer) if isinstance(answer, int | float) and np.isfinite(answer) else None

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from reward_kit.errors import ConfigError
-from reward_kit.rl.reward_batches import Floats
+from reward_kit.rl.reward_manager.batches import Floats
 
 EPSILON = 1e-8
 """Added to the deviation that scores are divided by."""
 
 
-class RunningStatistics(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RunningStatistics:
     """Of all numbers seen so far. It is never changed; `including` gives another.
 
     Attributes:
@@ -56,15 +59,17 @@ class RunningStatistics(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunningStatistics:
-        """What `_asdict` gave.
+        """What `asdict` gave.
 
         Raises:
             ConfigError: a number is missing, or cannot be one of these.
         """
         try:
-            found = cls(int(data["count"]), float(data["mean"]), float(data["m2"]))
+            found = cls(operator.index(data["count"]), float(data["mean"]), float(data["m2"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"no running statistics: {dict(data)!r:.200}; wanted: count, mean, m2") from error
         if found.count < 0 or not math.isfinite(found.mean) or not 0 <= found.m2 < math.inf:
             raise ConfigError(f"no running statistics: {found}; count and m2 are at least 0, and all are finite")
+        if found.count == 0 and found != cls():
+            raise ConfigError(f"no running statistics: {found}; of no numbers, mean and m2 are 0")
         return found

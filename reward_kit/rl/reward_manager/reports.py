@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reward_kit.errors import ConfigError, RewardError, boundary
-from reward_kit.rl.reward_batches import Floats, RewardBatch
+from reward_kit.rl.reward_manager.batches import Floats, RewardBatch
 
 Echo = Callable[[str], None]
 Column = npt.NDArray[Any]
@@ -30,6 +30,26 @@ class Tokenizer(Protocol):
         """The text of these tokens."""
 
 
+def check_whole(name: str, number: object, low: int) -> None:
+    """Refuses what is no whole number of at least `low`.
+
+    Raises:
+        ConfigError: see above.
+    """
+    if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < low:
+        raise ConfigError(f"{name} is a whole number of at least {low}; got {number!r}")
+
+
+def check_tokenizer(tokenizer: object) -> None:
+    """Refuses what cannot decode. Where nothing is decoded, a tokenizer may be anything.
+
+    Raises:
+        ConfigError: see above.
+    """
+    if not callable(getattr(tokenizer, "decode", None)):
+        raise ConfigError(f"the tokenizer has no method `decode`; got {tokenizer!r:.80}")
+
+
 class ExampleLog:
     """Shows some rows of a batch as text: prompt, response, score.
 
@@ -40,12 +60,16 @@ class ExampleLog:
         echo: takes each line; by default the logger "reward_kit.rl", at the level INFO.
 
     Raises:
-        ConfigError: the number is none, or below 0.
+        ConfigError: a number is none, or below 0; the tokenizer or `echo` is none.
     """
 
     def __init__(self, tokenizer: Tokenizer, num_examine: int, seed: int, echo: Echo | None) -> None:
-        if not isinstance(num_examine, int) or num_examine < 0:
-            raise ConfigError(f"num_examine is a whole number of at least 0; got {num_examine!r}")
+        check_whole("num_examine", num_examine, 0)
+        check_whole("seed", seed, 0)
+        if echo is not None and not callable(echo):
+            raise ConfigError(f"echo is a function that takes a line; got {echo!r:.80}")
+        if num_examine:
+            check_tokenizer(tokenizer)
         self._tokenizer, self._num_examine, self._echo = tokenizer, num_examine, echo
         self._generator = np.random.default_rng(seed)
 

@@ -1,0 +1,235 @@
+"""One submitted batch: its results as they come in, when its groups are whole, and how it ends early."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from reward_kit.errors import DeadlineError, Failure
+from reward_kit.reward_agent.deliveries import Deliveries
+from reward_kit.reward_agent.scoring import Scored, ScoringRequest
+
+_CANCELLED = Failure("refused", "CancelledError", "its ticket was cancelled before it was scored")
+
+
+class TicketOwner(Protocol):
+    """The agent, as a ticket knows it."""
+
+    def settled(self, count: int) -> None:
+        """So many requests have their result, or never will have one."""
+
+    def completed(self, ticket: Ticket, group: int) -> None:
+        """A group can be handed out."""
+
+    def gave_up(self, ticket: Ticket) -> None:
+        """What is still being scored for the ticket is in vain."""
+
+
+class _Columns(NamedTuple):
+    data_idxs: list[int]
+    rewards: list[float | None]
+    extra_infos: list[Scored]
+
+
+class ScoredChunk(_Columns):
+    """Results in one order, that of their place in the batch. Unpacks as (data_idxs, rewards, extra_infos).
+
+    Attributes:
+        data_idxs: their places in the batch of `ticket`, ascending.
+        rewards: None where unscored, which is not zero; `rewards_B` is the same as an array.
+        extra_infos: the whole results, with failures.
+        ticket: the batch.
+    """
+
+    ticket: Ticket
+
+    @classmethod
+    def of(cls, ticket: Ticket, indexes: list[int]) -> Self:
+        """The chunk of these places, all of which have their results."""
+        results = [result for index in indexes if (result := ticket.results[index]) is not None]
+        chunk = cls(indexes, [result.score for result in results], results)
+        chunk.ticket = ticket
+        return chunk
+
+    @property
+    def rewards_B(self) -> npt.NDArray[np.float64]:
+        """(B,) the rewards, NaN where unscored: whoever averages them without thought gets no number."""
+        return np.array(self.rewards, dtype=np.float64)
+
+    @property
+    def lengths(self) -> list[int | None]:
+        """Tokens of each response, up to its last: at that one a trainer lays down the reward.
+
+        It is `extra["response_length"]` of the request; else of the episode's tokens, where they are one row.
+        """
+        return [response_length(self.ticket.requests[index]) for index in self.data_idxs]
+
+    @property
+    def completion_ranks(self) -> list[int]:
+        """Which in its batch each was when it came in, from 0: fast rewards have low ranks."""
+        return [self.ticket.completion_ranks[index] for index in self.data_idxs]
+
+    @property
+    def groups(self) -> list[int]:
+        """The number of each one's group in its batch."""
+        return [index // self.ticket.group_size for index in self.data_idxs]
+
+    @property
+    def incomplete_groups(self) -> list[int]:
+        """The groups in which a score is missing."""
+        pairs = zip(self.groups, self.rewards, strict=True)
+        return sorted({group for group, reward in pairs if reward is None})
+
+
+def response_length(request: ScoringRequest) -> int | None:
+    """The tokens of a request's response; None where the request does not tell."""
+    if (told := request.extra.get("response_length")) is not None:
+        return int(told)
+    rows = list(request.episode.tokens.rows()) if request.episode is not None else []
+    return len(rows[0].completion_ids) if len(rows) == 1 else None
+
+
+class Ticket:
+    """One submitted batch. Its indexes count from 0, and are never mixed with those of another.
+
+    Attributes:
+        requests: the batch.
+        group_size: how many consecutive requests are a group.
+        results: `results[i]` is that of its i-th request, None until it is there. Where the scorer finishes groups, it
+            may change until the group is handed out.
+        completion_ranks: `completion_ranks[i]` is which in the batch the i-th result was when it came; -1 until then.
+        context: the context variables of whoever submitted it.
+    """
+
+    def __init__(
+        self, requests: Iterable[ScoringRequest], group_size: int, owner: TicketOwner, *, finishes_groups: bool = False
+    ) -> None:
+        self.requests: Sequence[ScoringRequest] = tuple(requests)
+        self.group_size = group_size
+        self.results: list[Scored | None] = [None] * len(self.requests)
+        self.completion_ranks = [-1] * len(self.requests)
+        self.context = contextvars.copy_context()
+        self.deliveries = Deliveries(len(self.requests), group_size)
+        self._owner: TicketOwner | None = owner
+        self._finishes_groups = finishes_groups
+        self._loop = asyncio.get_running_loop()
+        self._missing = [group_size] * (len(self.requests) // group_size)
+        self._is_complete = bytearray(len(self._missing))
+        self._open_groups = len(self._missing)
+        self._settled = 0
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every result is there, be it a failure."""
+        return self._open_groups == 0
+
+    def is_of(self, owner: TicketOwner) -> bool:
+        """Whether `owner` issued it, and is still open."""
+        return self._owner is owner
+
+    def cancel(self) -> None:
+        """Give up what is not scored yet; calls that have begun are cancelled. From any thread.
+
+        It is unscored with the class `refused`, and handed out as everything else. Where the scorer finishes groups, so
+        is the whole of each group that is not finished.
+        """
+        try:
+            is_here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_here = False
+        if is_here:
+            self._end(_CANCELLED)
+        elif self._owner is not None:
+            self._loop.call_soon_threadsafe(self._end, _CANCELLED)
+
+    def expire_in(self, seconds: float) -> None:
+        """From then on, what has no score is unscored with the class `timeout`."""
+        error = DeadlineError(f"not scored within the {seconds:g} s of its ticket (deadline_s)")
+        if not self.is_done:
+            self._deadline = self._loop.call_later(seconds, self._end, Failure.from_exception(error))
+
+    def close(self) -> None:
+        """The agent was left: nothing comes any more."""
+        self._owner = None
+        self._stop_clock()
+        self.deliveries.close()
+
+    def group_of(self, group: int) -> slice:
+        """The places of a group."""
+        return slice(group * self.group_size, (group + 1) * self.group_size)
+
+    def settle(self, start: int, scored: Sequence[Scored]) -> int | None:
+        """Keep results, but where there is one: what comes after a deadline is too late.
+
+        Returns:
+            The group, where now all of its results are there and the scorer is to finish it.
+        """
+        if self._owner is None:
+            return None
+        fresh = 0
+        for index, result in enumerate(scored, start):
+            if self.results[index] is None:
+                self._keep(index, result)
+                fresh += 1
+        group = start // self.group_size
+        self._missing[group] -= fresh
+        self._owner.settled(fresh)
+        if self._missing[group] or not fresh:
+            return None
+        if self._finishes_groups:
+            return group
+        self._complete(group)
+        return None
+
+    def finish(self, group: int, scored: Sequence[Scored]) -> None:
+        """Replace the results of a group by finished ones, unless that is too late, and let it be handed out."""
+        if self._owner is not None and not self._is_complete[group]:
+            self.results[self.group_of(group)] = scored
+            self._complete(group)
+
+    def is_open(self, group: int) -> bool:
+        """Whether the group can still be finished."""
+        return self._owner is not None and not self._is_complete[group]
+
+    def _keep(self, index: int, result: Scored) -> None:
+        self.results[index] = result
+        self.completion_ranks[index] = self._settled
+        self._settled += 1
+
+    def _complete(self, group: int) -> None:
+        assert self._owner is not None
+        self._is_complete[group] = True
+        self._open_groups -= 1
+        if not self._open_groups:
+            self._stop_clock()
+        self._owner.completed(self, group)
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _end(self, failure: Failure) -> None:
+        """Every group that is not complete is, with failures where scores are missing."""
+        if self._owner is None:
+            return
+        ended = [group for group, is_complete in enumerate(self._is_complete) if not is_complete]
+        fresh = 0
+        for group in ended:
+            for index in range(*self.group_of(group).indices(len(self.requests))):
+                lost = Scored(self.requests[index].rollout_id, None, failure)
+                if self.results[index] is None:
+                    self._keep(index, lost)
+                    fresh += 1
+                elif self._finishes_groups:  # a score that was not finished is on another scale
+                    self.results[index] = lost
+        self._owner.settled(fresh)
+        for group in ended:
+            self._complete(group)
+        self._owner.gave_up(self)

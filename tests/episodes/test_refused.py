@@ -1,0 +1,153 @@
+"""What both episode classes refuse, and that nothing of a step that was refused is kept."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import EpisodeError
+from reward_kit.models import Message
+
+NO_NUMBERS: list[Any] = ["x", "1.0", [1.0], {"value": 1.0}, 1j, np.complex128(1j), np.array([1.0]), b"1"]
+NUMBERS: list[Any] = [1, True, np.float32(1), np.int8(1), np.bool_(True), np.array(1.0), Fraction(1)]
+
+
+def single() -> SingleAgentEpisode:
+    episode = SingleAgentEpisode("e")
+    episode.add_env_reset("o")
+    episode.add_env_step("o", "a", 1.0, extra_model_outputs={"v": 1})
+    return episode
+
+
+def several() -> MultiAgentEpisode:
+    episode = MultiAgentEpisode("m")
+    episode.add_env_reset(observations={"alice": 0, "bob": 0})
+    episode.add_env_step({"alice": 1, "bob": 1}, {"alice": 0, "bob": 0}, {"alice": 1.0, "bob": 2.0})
+    return episode
+
+
+def refused(episode: Any, add: Callable[[Any], None], match: str) -> None:
+    before = copy.deepcopy(episode)
+    with pytest.raises(EpisodeError, match=match):
+        add(episode)
+    assert episode == before
+    episode.validate()
+
+
+@pytest.mark.parametrize("reward", NO_NUMBERS, ids=repr)
+def test_a_reward_that_is_no_number(reward: Any) -> None:
+    refused(single(), lambda e: e.add_env_step("o", "a", reward), "episode e, step 1: the reward is a number; got")
+    data = {"observations": {"bob": 2}, "actions": {"bob": 1}}
+    match = "episode m, step 1: the reward of agent 'bob' is a number; got"
+    refused(several(), lambda e: e.add_env_step(rewards={"bob": reward}, **data), match)
+    with pytest.raises(EpisodeError, match="episode e, step 1: the reward is a number; got"):
+        SingleAgentEpisode("e", observations=[0, 1, 2], actions=[0, 0], rewards=[0.5, reward])
+    with pytest.raises(EpisodeError, match="step 0: the reward of agent 'a' is a number; got"):
+        MultiAgentEpisode(observations=[{"a": 0}, {"a": 1}], actions=[{"a": 0}], rewards=[{"a": reward}])
+
+
+@pytest.mark.parametrize("reward", NUMBERS, ids=repr)
+def test_a_reward_of_any_kind_of_number(reward: Any) -> None:
+    one, many = single(), several()
+    one.add_env_step("o", "a", reward)
+    many.add_env_step({"bob": 2}, {"bob": 1}, {"bob": reward})
+    given = SingleAgentEpisode(observations=[0, 1], actions=[0], rewards=[reward], len_lookback_buffer=0)
+    assert (one.get_return(), many.get_return(), given.get_return()) == (2.0, 4.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("part", "match"),
+    [
+        ({"infos": "x"}, "episode e, step 1: infos are a dict; got 'x'"),
+        ({"infos": 3}, "infos are a dict; got 3"),
+        ({"extra_model_outputs": "x"}, "episode e, step 1: extra_model_outputs are a dict; got 'x'"),
+        ({"extra_model_outputs": [1]}, "extra_model_outputs are a dict"),
+    ],
+)
+def test_infos_and_outputs_that_are_no_dict(part: dict[str, Any], match: str) -> None:
+    refused(single(), lambda episode: episode.add_env_step("o", "a", 1.0, **part), match)
+
+
+def test_a_step_before_the_reset() -> None:
+    with pytest.raises(EpisodeError, match="episode m: call add_env_reset before add_env_step"):
+        MultiAgentEpisode("m").add_env_step({}, {}, {})
+    # An environment may show nothing to anybody at first.
+    episode = MultiAgentEpisode("m")
+    episode.add_env_reset(observations={})
+    episode.add_env_step({"alice": 0}, {}, {})
+    assert episode.get_observations(-1) == {"alice": 0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "match"),
+    [
+        (
+            {"terminateds": {"__al__": True}},
+            "terminateds ends '__al__', which is no agent here; did you mean '__all__'",
+        ),
+        ({"truncateds": {"bbo": True}}, "truncateds ends 'bbo', which is no agent here; did you mean 'bob'"),
+    ],
+)
+def test_a_flag_of_nobody(flags: dict[str, Any], match: str) -> None:
+    refused(several(), lambda e: e.add_env_step({"bob": 2}, {"bob": 1}, {"bob": 0.0}, **flags), f"step 1: {match}")
+
+
+def test_an_environment_names_agents_that_never_entered() -> None:
+    episode = several()
+    part: Any = ({"bob": 2}, {"bob": 1}, {"bob": 0.0})
+    episode.add_env_step(*part, terminateds={"carol": False, "__all__": False})
+    episode.add_env_step(*part, terminateds={"carol": True, "__all__": True})
+    assert episode.is_terminated
+
+
+def test_an_agent_that_acts_and_is_not_there_is_named_before_others() -> None:
+    # Alice got an observation and has not acted, which is another mistake.
+    match = "agent 'bbo' acts and has seen nothing yet.*did you mean 'bob'"
+    refused(several(), lambda e: e.add_env_step({"alice": 2}, {"bbo": 1}, {}), match)
+
+
+def state() -> dict[str, Any]:
+    episode = single()
+    episode.messages.append(Message(role="user", content="hi"))
+    return json.loads(json.dumps(episode.get_state()))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "match"),
+    [
+        ("t", "x", "t is an int; got 'x'"),
+        ("t_started", None, "t_started is an int; got None"),
+        ("lookback", "x", "lookback is an int"),
+        ("is_terminated", "x", "is_terminated is a bool"),
+        ("actions", "a", "actions is a list; got 'a'"),
+        ("messages", {}, "messages is a list"),
+        ("messages", [{"role": "user", "content": "hi", "name": 3}], r"messages\[0\]: name"),
+        ("tokens", "x", "tokens is a dict"),
+        ("rewards", ["x"], "step 0: the reward is a number; got 'x'"),
+        ("assistant_turns", ["x"], "cannot be read: TypeError"),
+    ],
+)
+def test_a_state_with_something_else_in_a_field(field: str, value: Any, match: str) -> None:
+    with pytest.raises(EpisodeError, match=match) as caught:
+        SingleAgentEpisode.from_state({**state(), field: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("field", "value"), [("env_t", "x"), ("agents", {}), ("agents", [["a", {}]])])
+def test_a_state_of_several_with_something_else_in_a_field(field: str, value: Any) -> None:
+    with pytest.raises(EpisodeError, match="episode state"):
+        MultiAgentEpisode.from_state({**several().get_state(), field: value})
+
+
+@pytest.mark.parametrize("kind", [SingleAgentEpisode, MultiAgentEpisode])
+def test_a_state_that_is_none(kind: Any) -> None:
+    with pytest.raises(EpisodeError, match="an episode's state is a dict, as get_state gives it; got 'x'"):
+        kind.from_state("x")

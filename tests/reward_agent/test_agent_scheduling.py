@@ -1,0 +1,336 @@
+"""What `AsyncRewardAgent` calls when: turns, rates, deadlines, retries, the cache, back-pressure. Time is virtual."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from reward_kit.errors import ConfigError, Failure, RewardError
+from reward_kit.providers.rates import Rates
+from reward_kit.providers.retry import RetryPolicy
+from reward_kit.reward_agent import AsyncRewardAgent, Retries, ScoreCache, SyncRewardAgent
+from reward_kit.reward_agent.score_cache import content_hash
+from reward_kit.typed_interface import reward_function, reward_spec
+from tests.reward_agent import virtual_time
+from tests.reward_agent.held_scorer import HeldScorer, requests, scored
+from tests.reward_agent.virtual_time import settled
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+def virtual(test):
+    """The coroutine function as a test, in virtual time."""
+
+    def run(*fixtures):
+        virtual_time.run(test(*fixtures))
+
+    run.__name__ = test.__name__
+    return run
+
+
+@virtual
+async def test_a_begun_group_is_finished_before_another_begins_and_tickets_take_turns():
+    held = HeldScorer()
+    async with AsyncRewardAgent(held, max_concurrency=2) as agent:
+        await agent.submit(requests(*"abcdefghi"), group_size=3)
+        await agent.submit(requests(*"uvw"), group_size=3)
+        while held.calls or not held.asked:
+            await settled()
+            for name in list(held.calls)[:1]:
+                held.answer(name)
+    assert (
+        "".join(held.asked) == "abcdefuvwghi"
+    )  # the first batch began, and stood in line again, before the second came
+    assert held.most == 2
+
+
+class TestRates:
+    @staticmethod
+    async def beginnings(agent, held, count):
+        async with agent:
+            await agent.submit(requests(*range(count)))
+            began = []
+            while len(began) < count:
+                await asyncio.sleep(0.01)
+                began += [now()] * len(held.calls)
+                held.answer(*held.calls)
+        return began
+
+    def test_calls_begin_as_fast_as_allowed_and_no_faster(self):
+        held = HeldScorer()
+        agent = AsyncRewardAgent(held, rates=Rates(requests_per_minute=60))
+        began = virtual_time.run(self.beginnings(agent, held, 5))
+        assert began == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0], abs=0.03)
+
+    def test_a_scorer_may_ask_for_them(self):
+        held = HeldScorer()
+        held.rates = Rates(requests_per_minute=120, max_connections=1)
+        assert virtual_time.run(self.beginnings(AsyncRewardAgent(held), held, 4))[-1] == pytest.approx(1.0, abs=0.03)
+        assert held.most == 1
+
+    def test_tokens_are_unknown_here(self):
+        with pytest.raises(ConfigError, match="tokens_per_minute is for model endpoints"):
+            AsyncRewardAgent(HeldScorer(), rates=Rates(tokens_per_minute=100))
+
+
+class TestTicketsThatEndEarly:
+    @virtual
+    async def test_after_the_deadline_what_is_missing_is_unscored_and_its_group_says_so(self=None):
+        held = HeldScorer()
+        async with AsyncRewardAgent(held, max_concurrency=3) as agent:
+            ticket = await agent.submit(requests(*"abcdef"), group_size=2, deadline_s=10.0)
+            other = await agent.submit(requests("x"))
+            await settled()
+            held.answer("a", "b", "c")
+            chunk = await agent.get(6)
+            assert now() == pytest.approx(10.0)
+            assert chunk.rewards == [1.0, 1.0, 1.0, None, None, None]
+            assert chunk.incomplete_groups == [1, 2]
+            assert {one.failure.failure_class for one in chunk.extra_infos[3:]} == {"timeout"}
+            await settled()
+            assert set(held.calls) == {"x"}
+            assert "d" in held.cancelled
+            assert ticket.is_done
+            held.answer("x")
+            assert (await agent.get(1, ticket=other)).rewards == [1.0]
+
+    @virtual
+    async def test_a_cancelled_ticket_frees_its_calls_and_touches_no_other(self=None):
+        held = HeldScorer()
+        async with AsyncRewardAgent(held, max_concurrency=2) as agent:
+            ticket, other = await agent.submit(requests(*"abc")), await agent.submit(requests("x"))
+            await settled()
+            ticket.cancel()
+            await settled()
+            assert (sorted(held.cancelled), list(held.calls)) == (["a", "b"], ["x"])
+            assert [one.failure.failure_class for one in ticket.results] == ["refused"] * 3
+            held.answer("x")
+            assert (await agent.get(1, ticket=other)).rewards == [1.0]
+            assert (await agent.get(3)).rewards == [None] * 3
+
+
+class TestRetries:
+    @staticmethod
+    async def failing(agent, held, failure_class="provider_error", **values):
+        """The attempts that a request which always fails gets, and its failure."""
+        async with agent:
+            await agent.submit(requests("a", **values))
+            getting = asyncio.create_task(agent.get(1))
+            while not getting.done():
+                await settled()
+                if held.calls:
+                    held.fail("a", failure_class)
+                await asyncio.sleep(0.01)
+        return len(held.asked), getting.result().extra_infos[0].failure
+
+    def test_they_end_and_the_failure_says_so(self):
+        held = HeldScorer()
+        agent = AsyncRewardAgent(held, retries=Retries(RetryPolicy(max_attempts=4), seed=1))
+        attempts, failure = virtual_time.run(self.failing(agent, held))
+        assert (attempts, failure.message) == (4, "a failed; 4 attempts")
+
+    def test_the_budget_ends_them_too(self):
+        held = HeldScorer()
+        policy = RetryPolicy(max_attempts=1000, budget_s=5.0, base_s=1.0, cap_s=1.0)
+        attempts, _ = virtual_time.run(self.failing(AsyncRewardAgent(held, retries=Retries(policy, seed=1)), held))
+        assert 5 < attempts < 20
+
+    def test_only_what_may_pass_is_tried_again(self):
+        held = HeldScorer()
+        agent = AsyncRewardAgent(held, retries=Retries(seed=1))
+        assert virtual_time.run(self.failing(agent, held, "invalid_result"))[0] == 1
+
+    def test_a_rollout_that_broke_is_no_failure_of_its_call(self):
+        broken = Failure("provider_error", "PolicyError", "the policy's endpoint")
+        held = HeldScorer()
+        agent = AsyncRewardAgent(held, retries=Retries(seed=1))
+        assert virtual_time.run(self.failing(agent, held, failure=broken))[0] == 1
+
+    def test_a_class_that_is_none_is_refused(self):
+        with pytest.raises(ConfigError, match=r"no failure class 'time_out'; did you mean 'timeout'\?"):
+            Retries(classes=("time_out",))
+
+
+class TestCache:
+    @staticmethod
+    def alike(*names):
+        return [type(one)(f"r{i}", one.messages) for i, one in enumerate(requests(*names))]
+
+    @virtual
+    async def test_equal_requests_are_one_call_also_in_flight_and_each_gets_its_own_copy(self=None):
+        calls = []
+
+        async def judge(messages):
+            calls.append(messages[-1].text)
+            await asyncio.sleep(1.0)
+            return {"score": float(len(calls))}
+
+        cache = ScoreCache()
+        async with AsyncRewardAgent(reward_spec(judge), cache=cache) as agent:
+            ticket = await agent.submit(TestCache.alike("a", "a", "b", "a"))
+            chunk = await agent.get(4)
+            assert calls == ["a", "b"]
+            assert chunk.rewards[0] == chunk.rewards[1] == chunk.rewards[3]
+            assert [one.rollout_id for one in chunk.extra_infos] == ["r0", "r1", "r2", "r3"]
+            assert len({id(one.result) for one in ticket.results}) == 4
+            again = await agent.submit(TestCache.alike("b"))
+            await agent.get(1)
+        assert (again.results[0].score, len(calls), len(cache)) == (chunk.rewards[2], 2, 2)
+
+    @virtual
+    async def test_who_waits_for_the_call_of_a_cancelled_ticket_still_gets_its_score(self=None):
+        held = HeldScorer()
+        async with AsyncRewardAgent(held, cache=ScoreCache()) as agent:
+            first = await agent.submit(requests("a"))
+            second = await agent.submit(requests("a"))
+            await settled()
+            first.cancel()
+            await settled()
+            held.answer("a")
+            assert (await agent.get(1, ticket=second)).rewards == [1.0]
+        assert (held.asked, held.cancelled, first.results[0].score) == (["a"], [], None)
+
+    @virtual
+    async def test_failures_are_not_kept(self=None):
+        held = HeldScorer()
+        async with AsyncRewardAgent(held, cache=ScoreCache()) as agent:
+            for answer in (held.fail, held.answer):
+                await agent.submit(requests("a"))
+                await settled()
+                answer("a")
+                chunk = await agent.get(1)
+        assert (chunk.rewards, held.asked) == ([1.0], ["a", "a"])
+
+    @pytest.mark.parametrize("values", [{"ground_truth": {1: 2}}, {"extra": {"x": object()}}, {"sample": {"x": (1,)}}])
+    def test_what_json_cannot_tell_apart_is_scored_each_time(self, values):
+        assert content_hash(requests("a", **values)) is None
+
+    def test_all_that_a_reward_sees_counts(self):
+        kinds = [{}, {"ground_truth": 1}, {"ground_truth": "1"}, {"sample": {"a": 1}}, {"environment_return": 1.0}]
+        kinds += [{"stop_reason": "x"}, {"extra": {"a": 1}}, {"assistant_turns": [1]}]
+        assert len({content_hash(requests("a", **values)) for values in kinds}) == len(kinds)
+
+    def test_a_reward_that_sees_more_than_the_key_is_refused(self):
+        spec = reward_spec(reward_function(id="steps")(lambda messages, step_data: 1.0))
+        with pytest.raises(ConfigError, match="reward 'steps' asks for 'step_data'"):
+            AsyncRewardAgent(spec, cache=ScoreCache())
+
+
+@virtual
+async def test_submit_waits_while_too_much_is_pending_and_who_came_first_goes_first():
+    held = HeldScorer()
+    async with AsyncRewardAgent(held, max_pending=3) as agent:
+        await agent.submit(requests("a", "b"))
+        waiting = [asyncio.create_task(agent.submit(requests(*names))) for names in ("cd", "e")]
+        await settled()
+        assert [task.done() for task in waiting] == [False, False]
+        held.answer("a")
+        await settled()
+        assert [task.done() for task in waiting] == [True, False]
+        held.answer("b", "c")
+        await settled()
+        assert waiting[1].done()
+        held.answer("d", "e")
+        much = asyncio.create_task(agent.submit(requests(*"uvwxyz")))  # alone it may be more
+        await settled()
+        assert much.done()
+        held.answer(*held.calls)
+
+
+class Centred(HeldScorer):
+    """Finishes groups by taking their mean off their scores."""
+
+    error = None
+
+    async def finish_group(self, requests, found):
+        await asyncio.sleep(1.0)
+        if self.error is not None:
+            raise self.error
+        mean = sum(one.score or 0.0 for one in found) / len(found)
+        return [scored(one.rollout_id, (one.score or 0.0) - mean) for one in found]
+
+
+class TestGroupsThatAreFinished:
+    @virtual
+    async def test_a_group_is_handed_out_when_it_is_finished(self=None):
+        held = Centred()
+        async with AsyncRewardAgent(held) as agent:
+            await agent.submit(requests("a", "b"), group_size=2)
+            await settled()
+            held.answer("a", score=3.0)
+            held.answer("b", score=1.0)
+            assert (await agent.get(2)).rewards == [1.0, -1.0]
+            assert now() == pytest.approx(1.0)
+
+    @virtual
+    async def test_what_cannot_be_finished_is_unscored_as_a_group(self=None):
+        held = Centred()
+        held.error = ValueError("no mean")
+        async with AsyncRewardAgent(held) as agent:
+            await agent.submit(requests("a", "b"), group_size=2)
+            await settled()
+            held.answer("a", "b")
+            chunk = await agent.get(2)
+        assert chunk.rewards == [None, None]
+        assert "no mean" in chunk.extra_infos[0].failure.message
+
+    @virtual
+    async def test_at_the_deadline_no_score_of_another_scale_is_handed_out(self=None):
+        held = Centred()
+        async with AsyncRewardAgent(held) as agent:
+            await agent.submit(requests("a", "b"), group_size=2, deadline_s=0.5)
+            await settled()
+            held.answer("a", "b")
+            chunk = await agent.get(2)
+        assert [one.failure.failure_class for one in chunk.extra_infos] == ["timeout"] * 2
+
+
+class TestHooks:
+    @virtual
+    async def test_a_hook_makes_of_a_chunk_what_the_trainer_wants(self=None):
+        async def later(idxs, rewards, infos, scale):
+            return [scale * reward for reward in rewards]
+
+        async with AsyncRewardAgent(Centred(), max_concurrency=1) as agent:
+            agent.scorer.score = lambda request: asyncio.sleep(0, scored(request.rollout_id, 1.0))
+            await agent.submit(requests("a", "b"))
+            assert await agent.get(1, lambda idxs, rewards, infos: (idxs, len(infos))) == ([0], 1)
+            assert await agent.get(1, later, scale=3.0) == [0.0]
+
+    @virtual
+    async def test_arguments_for_no_hook_are_refused(self=None):
+        async with AsyncRewardAgent(HeldScorer()) as agent:
+            with pytest.raises(ConfigError, match="get: scale would be for hook_func"):
+                await agent.get(1, scale=3.0)
+
+
+class TestWithoutALoop:
+    @staticmethod
+    def agent():
+        async def value(messages):
+            return {"score": float(messages[-1].text)}
+
+        return SyncRewardAgent(reward_spec(value), max_concurrency=4)
+
+    def test_a_batch_from_end_to_end(self):
+        with self.agent() as agent:
+            ticket = agent.submit(requests(0, 1, 2, 3), 2)
+            agent.compute_reward_pipeline(requests(7, 8), 2)
+            chunks = [chunk.data_idxs for chunk in agent.mini_batches(2, ticket=ticket, order="submission")]
+            assert chunks == [[0, 1], [2, 3]]
+            assert agent.get(2, lambda idxs, rewards, infos, add: [add + one for one in rewards], add=1) == [8.0, 9.0]
+            with pytest.raises(ConfigError, match="0 results are outstanding"):
+                agent.get_group()
+            assert agent.stats["scored"] == 6
+        with pytest.raises(RewardError, match="with SyncRewardAgent"):
+            agent.get(1)
+
+    def test_a_ticket_is_cancelled_from_the_callers_thread(self):
+        held = HeldScorer()
+        with SyncRewardAgent(held) as agent:
+            ticket = agent.submit(requests("a"))
+            ticket.cancel()
+            assert agent.get(1).rewards == [None]
