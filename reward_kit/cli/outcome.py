@@ -164,6 +164,7 @@ def carry_out(
     async def run() -> int:
         control, shown = Control(), Display(display_kind(display), ending.expected)
         execution = Run(plan, store, listener=shown, control=control, error_limit=error_limit, only_failed=only_failed)
+        shown.scoring = lambda: execution.scoring
         if traffic is not None:
             from reward_kit.providers.traffic import CURRENT_TRAFFIC
 

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from reward_kit.reward_agent.scoring import Scored as Scored
     from reward_kit.reward_agent.scoring import Scorer as Scorer
     from reward_kit.reward_agent.scoring import ScoringRequest as ScoringRequest
+    from reward_kit.reward_agent.stats import AgentStats as AgentStats
     from reward_kit.reward_agent.sync_agent import SyncRewardAgent as SyncRewardAgent
     from reward_kit.reward_agent.tickets import ScoredChunk as ScoredChunk
     from reward_kit.reward_agent.tickets import Ticket as Ticket
 
 # The worker behind walls imports this package too, and next to nothing of it.
 _HOMES = {
+    "AgentStats": "stats",
     "AsyncRewardAgent": "agent",
     "ConfinedReward": "confined",
     "ConfinedScorer": "confined",
@@ -41,6 +43,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AgentStats",
     "AsyncRewardAgent",
     "ConfinedReward",
     "ConfinedScorer",

@@ -23,11 +23,13 @@ from reward_kit.errors import ConfigError, RewardError
 from reward_kit.providers.options import check_number
 from reward_kit.providers.rates import Rates
 from reward_kit.reward_agent.calling import Caller, CallerOptions
+from reward_kit.reward_agent.custom_scorer import custom_scorer
 from reward_kit.reward_agent.deliveries import NOT_OPEN, Order, WakeUp
 from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
 from reward_kit.reward_agent.retrying import Retries
 from reward_kit.reward_agent.score_cache import ScoreCache, check_cacheable
 from reward_kit.reward_agent.scoring import Scorer, ScoringRequest
+from reward_kit.reward_agent.stats import AgentStats, Tally
 from reward_kit.reward_agent.tickets import ScoredChunk, Ticket
 from reward_kit.typed_interface import RewardSpec
 
@@ -75,13 +77,16 @@ class AsyncRewardAgent:
             warn_unconfined(scorer)
             if cache is not None:
                 check_cacheable(scorer)
-            scorer, deadline_s = InProcessScorer(scorer, deadline_s, max_threads=max_concurrency), None
+            custom = custom_scorer(scorer, deadline_s, max_threads=max_concurrency)
+            scorer = custom or InProcessScorer(scorer, deadline_s, max_threads=max_concurrency)
+            deadline_s = None
         rates = rates or getattr(scorer, "rates", None) or Rates()
         if rates.tokens_per_minute is not None:
             raise ConfigError("rates.tokens_per_minute is for model endpoints: what a reward's calls use is unknown")
         self.scorer: Scorer = scorer
         width = min(max_concurrency, rates.max_connections or max_concurrency)
-        self._caller = Caller(scorer, CallerOptions(width, deadline_s, rates, retries), cache)
+        self._tally = Tally()
+        self._caller = Caller(scorer, CallerOptions(width, deadline_s, rates, retries), cache, self._tally)
         self._max_pending = max_pending
         self._tasks: anyio.abc.TaskGroup | None = None
         self._tickets: dict[Ticket, None] = {}  # not handed out in full
@@ -89,7 +94,7 @@ class AsyncRewardAgent:
         self._group_takers: deque[WakeUp] = deque()
         self._submitters: deque[tuple[int, WakeUp]] = deque()
         self._quiet = anyio.Event()
-        self._pending = self._submitted = self._scored = 0
+        self._pending = 0
 
     async def __aenter__(self) -> Self:
         await self.scorer.__aenter__()
@@ -139,7 +144,7 @@ class AsyncRewardAgent:
             waiting.tell()
         self._tickets.clear()
         self._completed.clear()
-        self._pending = 0
+        self._pending = self._tally.groups_outstanding = 0
 
     def _open_tasks(self) -> anyio.abc.TaskGroup:
         if self._tasks is None:
@@ -173,7 +178,7 @@ class AsyncRewardAgent:
             return ticket
         self._tickets[ticket] = None
         self._pending += len(batch)
-        self._submitted += len(batch)
+        self._tally.submit(len(batch), len(batch) // group_size)
         if deadline_s is not None:
             ticket.expire_in(deadline_s)
         self._caller.add(ticket)
@@ -281,10 +286,9 @@ class AsyncRewardAgent:
             yield await self.get(min(chunk_size, left), ticket=ticket, order=order)
 
     @property
-    def stats(self) -> dict[str, int]:
-        """Requests `submitted`, `pending` and settled (`scored`); calls `in_flight`, made again and not made at all."""
-        done = {"submitted": self._submitted, "pending": self._pending, "scored": self._scored}
-        return done | self._caller.stats
+    def stats(self) -> AgentStats:
+        """What was done and is being done, in figures; `stats.metrics()` has them as a trainer logs them."""
+        return self._tally.stats(self._pending)
 
     async def _room_for(self, count: int) -> None:
         """Wait until so many more may be pending; those who came before go first."""
@@ -338,7 +342,6 @@ class AsyncRewardAgent:
     def settled(self, count: int) -> None:
         """As `TicketOwner`."""
         self._pending -= count
-        self._scored += count
         if not self._pending:
             self._quiet.set()
         if self._submitters:
@@ -346,6 +349,7 @@ class AsyncRewardAgent:
 
     def completed(self, ticket: Ticket, group: int) -> None:
         """As `TicketOwner`."""
+        self._tally.complete_group(ticket.results[ticket.group_of(group)])
         self._completed[ticket, group] = None
         ticket.deliveries.complete(group)
         if self._group_takers:

@@ -87,7 +87,8 @@ class CallThreads:
 
         Raises:
             OverdueError: the call exceeded the deadline.
-            BaseException: whatever the function raised, as it raised it.
+            BaseException: whatever the function raised, as it raised it; but a `KeyboardInterrupt` or the like as the
+                cause of a `RuntimeError`, since it would end the event loop.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
         context = contextvars.copy_context()
@@ -194,7 +195,7 @@ class CallThreads:
             try:
                 call.result = call.context.run(call.function)
             except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
-                call.error = error
+                call.error = _as_failure(error)
             call.is_over = True
             self._over.append(call)
             del call  # nothing of it is held while the thread waits for the next
@@ -254,3 +255,12 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         """Make calls until there is no need for it."""
         self._make_calls(self)
+
+
+def _as_failure(error: BaseException) -> BaseException:
+    """Ctrl-C reaches the main thread alone: what looks like it here was raised by the function itself."""
+    if isinstance(error, Exception | SystemExit | asyncio.CancelledError):
+        return error
+    failure = RuntimeError(f"it raised {type(error).__name__}")
+    failure.__cause__ = error
+    return failure

@@ -18,6 +18,7 @@ from reward_kit.reward_agent.retrying import Retries, given_up
 from reward_kit.reward_agent.schedule import Call, Schedule
 from reward_kit.reward_agent.score_cache import ScoreCache, content_hash, shared
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
+from reward_kit.reward_agent.stats import Tally
 from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.reward_agent.turns import Turn
 
@@ -40,13 +41,14 @@ class Caller:
         scorer: is called.
         options: of the agent.
         cache: see `ScoreCache`.
+        tally: counts what is done.
 
     Attributes:
         finishes_groups: the scorer has a `finish_group`, which is given all results of a group when they are there.
     """
 
-    def __init__(self, scorer: Scorer, options: CallerOptions, cache: ScoreCache | None) -> None:
-        self._scorer, self._options, self._cache = scorer, options, cache
+    def __init__(self, scorer: Scorer, options: CallerOptions, cache: ScoreCache | None, tally: Tally) -> None:
+        self._scorer, self._options, self._cache, self._tally = scorer, options, cache, tally
         self._in_groups = scorer.mode == "batch"
         self._finisher: Finisher | None = getattr(scorer, "finish_group", None)
         self.finishes_groups = self._finisher is not None
@@ -59,12 +61,7 @@ class Caller:
         self._pause: asyncio.TimerHandle | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._bucket: Bucket | None = None
-        self._workers = self._retried = self._cached = 0
-
-    @property
-    def stats(self) -> dict[str, int]:
-        """Calls being made, made again, and not made since the answer was known."""
-        return {"in_flight": len(self._making), "retries": self._retried, "cached": self._cached}
+        self._workers = 0
 
     def open(self, tasks: anyio.abc.TaskGroup) -> None:
         """Work in these tasks from now on."""
@@ -158,14 +155,26 @@ class Caller:
             if self._bucket is not None:
                 self._bucket.take(-1.0)
             return None
+        scored = await self._make(call)
+        if not self._is_made_again(call, scored):
+            await self._settle(call, scored)
+        return None
+
+    async def _make(self, call: Call) -> list[Scored]:
+        """The results of one attempt, which is counted."""
+        began = self._loop.time()
         self._making.add(call)
+        self._tally.begin_call(call.count)
         try:
             scored = await self._ask(call)
         finally:
             self._making.discard(call)
-        if not self._is_made_again(call, scored):
-            await self._settle(call, scored)
-        return None
+            self._tally.end_call(call.count)
+        # What was cancelled says nothing of the scorer, nor does a rollout that broke, for which it is not asked.
+        if call.is_wanted and any(request.failure is None for request in call.requests):
+            self._tally.latencies.add(self._loop.time() - began)
+        self._tally.spend(scored)
+        return scored
 
     async def _ask(self, call: Call) -> list[Scored]:
         """The results of one attempt; what goes wrong with it is in them."""
@@ -200,7 +209,7 @@ class Caller:
         wait_s = retries.wait_s(call.attempts, self._loop.time() - call.began, self._jitter)
         if wait_s is None:
             return False
-        self._retried += 1
+        self._tally.retries += 1
 
         def again() -> None:
             self._timers.discard(timer)
@@ -259,7 +268,7 @@ class Caller:
             leader.followers.append(call)
         else:
             return False
-        self._cached += 1
+        self._tally.cached += 1
         await asyncio.sleep(0)  # a batch that is known as a whole holds up nobody
         return True
 

@@ -60,7 +60,10 @@ def failed(why: str, **kept: str | None) -> EvaluateResult:
     return EvaluateResult(score=0.0, is_score_valid=False, error=_plain(why), **kept)
 
 
-def _number(score: Any, what: str) -> float:
+_FORMS = "return a number, (score, query, response), or a mapping with 'score'"
+
+
+def _number(score: Any, what: str, forms: str = _FORMS) -> float:
     """A score as a number, NaN where there is none; also one of NumPy, or a tensor of one item."""
     if score is None:
         return math.nan
@@ -70,8 +73,7 @@ def _number(score: Any, what: str) -> float:
         except (TypeError, ValueError, RuntimeError):  # an array of several, which is no number
             raise InvalidResultError(f"{what} gave {kind_of(score)} of several items for a score") from None
     if not isinstance(score, int | float):
-        form = "return a number, (score, query, response), or a mapping with 'score'"
-        raise InvalidResultError(f"{what} gave {kind_of(score)} for a score; {form}")
+        raise InvalidResultError(f"{what} gave {kind_of(score)} for a score; {forms}")
     try:
         number = float(score)
     except OverflowError:
@@ -116,7 +118,8 @@ def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> li
         raise InvalidResultError(f"{name} returned {kind_of(given)}; return a list of scores")
     if len(given) != len(results):
         raise InvalidResultError(f"{name} returned {len(given)} scores for {len(results)}")
-    after = [_number(score, f"{name}, [{place}]") for place, score in enumerate(given)]
+    forms = "return a list of numbers, with None where there is no score"
+    after = [_number(score, f"{name}, [{place}],", forms) for place, score in enumerate(given)]
     return [_with_score(*each) for each in zip(results, scores_of(results), after, strict=True)]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.errors import ConfigError
 
 GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
 GIVEN_TO_BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
@@ -92,14 +93,18 @@ def form_of(code: Callable[..., Any], id: str, *, has_self: bool) -> Form:
     Raises:
         ConfigError: it is not that of the form.
     """
-    parameters = list(inspect.signature(code).parameters.values())[has_self:]
+    parameters = list(inspect.signature(code).parameters.values())
+    if has_self and parameters and (first := parameters[0].name) in (*GIVEN, *GIVEN_TO_BATCH):
+        raise ConfigError(f"{line_of(code)}{id}: its first parameter is {first!r}; a method begins with self")
+    parameters = parameters[has_self:]
     names = {each.name for each in parameters if each.kind not in VARIABLE}
     is_batch = "solution_strs" in names
     form = GIVEN_TO_BATCH if is_batch else GIVEN
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
     if form[1] not in names and not takes_any:
-        near = did_you_mean(form[1], names)
-        raise ConfigError(f"{line_of(code)}{id} does not take 'solution_str'{near or f'; write {_FORM}'}")
+        near = next((name for name in names if nearly(name, form[1:2])), None)
+        told = f"takes {near!r} in the place of" if near else "does not take"
+        raise ConfigError(f"{line_of(code)}{id} {told} 'solution_str'; write {_FORM}")
     if positional := next((each.name for each in parameters if each.kind is each.POSITIONAL_ONLY), None):
         raise ConfigError(f"{line_of(code)}{id}: parameters are passed by name; {positional!r} cannot be")
     try:
@@ -107,6 +112,7 @@ def form_of(code: Callable[..., Any], id: str, *, has_self: bool) -> Form:
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise ConfigError(f"{line_of(code)}{id}: an annotation cannot be resolved: {error}") from error
     own = frozenset(names - set(form))
+    _refuse_slips(f"{line_of(code)}{id}", own, names, is_batch)
     needed = {each.name for each in parameters if each.default is each.empty and each.kind not in VARIABLE}
     return Form(
         id=id,
@@ -117,6 +123,22 @@ def form_of(code: Callable[..., Any], id: str, *, has_self: bool) -> Form:
         is_batch=is_batch,
         is_async=inspect.iscoroutinefunction(code),
     )
+
+
+def _refuse_slips(where: str, own: Iterable[str], names: Iterable[str], is_batch: bool) -> None:
+    """Refuse a further parameter that is one of the form, misspelt: with a default, it would always have that."""
+    form, other = (GIVEN_TO_BATCH, GIVEN) if is_batch else (GIVEN, GIVEN_TO_BATCH)
+    for name in sorted(own):
+        if name in other:
+            meant = form[other.index(name)]
+            raise ConfigError(f"{where}: {name!r} does not go with {form[1]!r}; write {meant!r}")
+        if meant_by := nearly(name, set(form) - set(names)):
+            raise ConfigError(f"{where} takes {name!r}, which nobody gives; did you mean {meant_by!r}?")
+
+
+def nearly(name: str, known: Iterable[str]) -> str | None:
+    """The known name of which this one is a slip; names that are only alike are not."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)), None)
 
 
 def line_of(code: Any) -> str:

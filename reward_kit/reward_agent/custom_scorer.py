@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from reward_kit.errors import Failure, RewardError, RewardKitError, boundary
+from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary
 from reward_kit.models import EvaluateResult
 from reward_kit.providers.rates import Rates
 from reward_kit.reward_agent.custom_answers import failed, finished
@@ -35,7 +35,12 @@ class CustomScorer(InProcessScorer):
 
 def _rates_of(kind: type | None) -> Rates | None:
     asked = {name: getattr(kind, name, None) for name in ("requests_per_minute", "max_connections")}
-    return None if set(asked.values()) == {None} else Rates(**asked)
+    if kind is None or set(asked.values()) == {None}:
+        return None
+    try:
+        return Rates(**asked)
+    except ConfigError as error:
+        raise ConfigError(f"{kind.__name__}: {error}") from None
 
 
 class GroupScorer(CustomScorer):

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, kind_of
 from reward_kit.reward_agent.custom_calls import Calls
-from reward_kit.reward_agent.custom_forms import GIVEN, GIVEN_TO_BATCH, VARIABLE, WANTED, Form, form_of, line_of
+from reward_kit.reward_agent.custom_forms import GIVEN, GIVEN_TO_BATCH, VARIABLE, WANTED, Form, form_of, line_of, nearly
 from reward_kit.reward_calls import BATCH_NAMES
 from reward_kit.typed_interface import Mode, Origin, RewardSpec, reward_spec
 
@@ -32,6 +32,8 @@ def spec_of(given: Any) -> RewardSpec:
     """
     if isinstance(given, type) and not hasattr(given, "score") and hasattr(given, "compute_score"):
         return _class_spec(given)
+    if isinstance(given, type) and not hasattr(given, "score") and (near := _slip(given, "compute_score")):
+        raise ConfigError(f"{given.__name__} has a method {near!r}; the one that is called is 'compute_score'")
     if not isinstance(given, type) and callable(given) and not hasattr(given, "__reward_spec__"):
         try:
             names = inspect.signature(given).parameters
@@ -45,7 +47,14 @@ def spec_of(given: Any) -> RewardSpec:
 
 
 def _is_form(names: Iterable[str]) -> bool:
-    return bool({"solution_str", "solution_strs"} & set(names))
+    """It takes a solution, under that name or one that is a slip of it."""
+    return any(nearly(name, ("solution_str", "solution_strs")) for name in names)
+
+
+def _slip(kind: type, method: str) -> str | None:
+    """A method of a class that was meant to be this one, to judge by its name."""
+    written = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+    return next((name for name in written if nearly(name, (method,))), None)
 
 
 def _function_spec(function: Callable[..., Any]) -> RewardSpec:
@@ -105,9 +114,31 @@ def _check_methods(kind: type, form: Form) -> None:
                     f"{line_of(function)}{kind.__name__}.{method} is called without arguments; give {each.name!r} a "
                     "default, or take it in compute_score, where reward_options fix it"
                 )
+    _check_post(kind)
     for method in ("post_process_scores", "log"):
         if inspect.iscoroutinefunction(getattr(kind, method, None)) and not form.is_async:
             raise ConfigError(f"{kind.__name__}: {method} is async and compute_score is not; make both the same")
+
+
+def _check_post(kind: type) -> None:
+    """That `post_process_scores`, where there is one, has that name and takes the scores.
+
+    Raises:
+        ConfigError: it would not be called, or could not be.
+    """
+    name = "post_process_scores"
+    if not hasattr(kind, name):
+        if near := _slip(kind, name):
+            raise ConfigError(f"{kind.__name__} has a method {near!r}, which nobody calls; did you mean {name!r}?")
+        return
+    post = getattr(kind, name)
+    if not callable(post):
+        raise ConfigError(f"{kind.__name__}.{name} is {kind_of(post)}; write def {name}(self, scores)")
+    is_bound = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
+    try:
+        inspect.signature(post).bind(*(() if is_bound else (None,)), [])
+    except TypeError as error:
+        raise ConfigError(f"{line_of(post)}{kind.__name__}.{name}(self, scores) takes the scores: {error}") from None
 
 
 def _adapted_class(kind: type, form: Form, method: str) -> type:

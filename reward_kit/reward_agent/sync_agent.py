@@ -15,6 +15,7 @@ from reward_kit.errors import RewardError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.deliveries import NOT_OPEN, Order
 from reward_kit.reward_agent.scoring import Scorer, ScoringRequest
+from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.reward_agent.tickets import ScoredChunk, Ticket
 from reward_kit.typed_interface import RewardSpec
 
@@ -143,7 +144,7 @@ class SyncRewardAgent:
             yield chunk
 
     @property
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> AgentStats:
         """As `AsyncRewardAgent.stats`."""
         return self._agent.stats
 

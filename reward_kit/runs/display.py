@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, Self
 
@@ -16,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.runs.summary import EpisodeRow, score_interval
 
 DisplayKind = Literal["rich", "plain", "none"]
@@ -29,10 +31,14 @@ class Display:
         kind: "rich", "plain" or "none".
         total: the number of episodes.
         console: where it draws, standard error by default.
+
+    Attributes:
+        scoring: tells how the scoring goes, where the run scores; None until somebody says who does.
     """
 
     def __init__(self, kind: DisplayKind, total: int, console: Console | None = None) -> None:
         self._kind, self._total = kind, total
+        self.scoring: Callable[[], AgentStats | None] = lambda: None
         self._console = console or Console(stderr=True)
         self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
         self._began = time.monotonic()
@@ -91,8 +97,7 @@ class Display:
         parts = [f"{self._stopped}/{self._total}", *self._score_parts(), f"{rate:.1f}/s"]
         if self._errors:
             parts.append(f"{self._errors} broken")
-        if self._waiting and self._scored:
-            parts.append(f"{self._waiting} waiting for a score")
+        parts += self._waiting_parts()
         if left is not None and self._stopped < self._total:
             parts.append(f"{_duration(left)} left")
         return "  ".join(parts)
@@ -106,6 +111,16 @@ class Display:
                 shown += f" [{interval.low:.3f}, {interval.high:.3f}]"
             parts.append(f"{policy} {shown}" if len(self._scores) > 1 else f"score {shown}")
         return parts
+
+    def _waiting_parts(self) -> list[str]:
+        stats = self.scoring()
+        if not self._waiting or (stats is None and not self._scored):
+            return []
+        told = f"{self._waiting} waiting for a score"
+        if stats is not None:
+            median = "" if stats.latency_p50_s is None else f", p50 {stats.latency_p50_s:.2f}s"
+            told += f" ({stats.in_flight} in flight{median})"
+        return [told]
 
     def _print_now_and_then(self) -> None:
         if self._kind != "plain":

@@ -34,6 +34,7 @@ from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
+from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, Listener, Plan
 from reward_kit.runs.scoring_units import ScoringUnit, ScoringUnits, Stopped
@@ -79,6 +80,12 @@ class Run:
         self._units = ScoringUnits(self._mode, plan.rollouts)
         self._unscored: deque[ScoringUnit] = deque()
         self._groups: dict[str, _OpenGroup] = {}
+        self._agent: AsyncRewardAgent | None = None
+
+    @property
+    def scoring(self) -> AgentStats | None:
+        """What the reward agent has done and is doing; None before there is one."""
+        return self._agent.stats if self._agent is not None else None
 
     async def execute(self) -> None:
         """Run what is missing and score what is unscored. The store and `rows` then hold everything that finished."""
@@ -203,8 +210,8 @@ class Run:
         deadline_s = self._plan.definition.limits.reward_time_s
         # The sandbox has a slot for each CPU and bounds itself; what waits for one of them costs nothing.
         width = max(self._plan.max_concurrency, os.cpu_count() or 1)
-        agent = AsyncRewardAgent(scorer_of(reward, deadline_s), max_concurrency=width)
-        async with agent as scorer, anyio.create_task_group() as takers:
+        self._agent = AsyncRewardAgent(scorer_of(reward, deadline_s), max_concurrency=width)
+        async with self._agent as scorer, anyio.create_task_group() as takers:
             scoring = _Scoring(self, reward, scorer, takers)
             await scoring.submit_all(self._unscored)
             await self._collect(scoring)

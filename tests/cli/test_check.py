@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from click.testing import CliRunner, Result
 from reward_kit.cli.check import command
 from reward_kit.cli.check_reward import is_reward
 from reward_kit.cli.main import program
+from tests import command_line
 
 ROOT = Path(__file__).parents[2]
 REWARD = """
@@ -124,7 +129,29 @@ EXAMPLES = {
 
 def test_every_example_is_here() -> None:
     there = {str(path.relative_to(ROOT / "examples")) for path in (ROOT / "examples").glob("*/*.yaml")}
-    assert there == EXAMPLES.keys()
+    assert there == EXAMPLES.keys() | ASKS_A_JUDGE
+
+
+ASKS_A_JUDGE = {"llm_judge/task.yaml"}
+"""Needs an endpoint, and what its reward lets pass is the judge's doing: see the test with the stand-in."""
+
+
+def test_the_example_with_a_judge_is_proved_with_its_stand_in() -> None:
+    folder = ROOT / "examples" / "llm_judge"
+    with subprocess.Popen(
+        [sys.executable, str(folder / "stand_in.py"), "0"], stdout=subprocess.PIPE, text=True
+    ) as stand_in:
+        try:
+            assert stand_in.stdout is not None
+            found = re.search(r"http://\S+/v1", stand_in.stdout.readline())
+            assert found is not None
+            env = {**os.environ, "JUDGE_BASE_URL": found[0]}
+            done = command_line.call("check", "task.yaml", "--fail-on", "never", "--json", cwd=folder, env=env)
+        finally:
+            stand_in.terminate()
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert [(sample["gold"], sample["nothing"]) for sample in report["samples"]] == [(1.0, 0.0)] * 4
 
 
 SLOW = {

@@ -324,7 +324,7 @@ class TestWithoutALoop:
             assert agent.get(2, lambda idxs, rewards, infos, add: [add + one for one in rewards], add=1) == [8.0, 9.0]
             with pytest.raises(ConfigError, match="0 results are outstanding"):
                 agent.get_group()
-            assert agent.stats["scored"] == 6
+            assert agent.stats.done == 6
         with pytest.raises(RewardError, match="with SyncRewardAgent"):
             agent.get(1)
 

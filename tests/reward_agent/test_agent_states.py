@@ -193,7 +193,7 @@ class AgentAndModel(RuleBasedStateMachine):
             while left := ticket.deliveries.outstanding:
                 self.take(self.do(lambda t=ticket, n=left: self.agent.get(n, ticket=t, cut_groups=True)))
         assert self.delivered == self.expected
-        assert self.agent.stats["pending"] == 0
+        assert self.agent.stats.pending == 0
         self.leave.set()
         self.do(lambda: self.keeper)
         assert not asyncio.all_tasks(self.runner.get_loop())

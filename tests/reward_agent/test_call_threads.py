@@ -69,7 +69,7 @@ class TestResults:
         await asyncio.gather(*(threads.run(lambda n=n: seen.append(n)) for n in range(3)))
         assert seen == [0, 1, 2]
 
-    @pytest.mark.parametrize("error", [ValueError("v"), SystemExit(3), KeyboardInterrupt(), TimeoutError("own")])
+    @pytest.mark.parametrize("error", [ValueError("v"), SystemExit(3), TimeoutError("own")])
     async def test_whatever_is_raised_is_raised_where_the_call_is_awaited(self, made, error):
         def raising():
             raise error
@@ -78,6 +78,14 @@ class TestResults:
             await made().run(raising)
         assert caught.value is error
         assert [frame.name for frame in caught.traceback][-1] == "raising"
+
+    async def test_a_function_that_raises_as_ctrl_c_does_does_not_end_the_event_loop(self, made):
+        def raising():
+            raise KeyboardInterrupt
+
+        with pytest.raises(RuntimeError, match="it raised KeyboardInterrupt") as caught:
+            await made().run(raising)
+        assert isinstance(caught.value.__cause__, KeyboardInterrupt)
 
     async def test_stop_iteration_becomes_what_a_coroutine_makes_of_it(self, made):
         with pytest.raises(RuntimeError, match="StopIteration"):

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import textwrap
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,9 @@ from reward_kit.reward_agent import AsyncRewardAgent, Scored, ScoringRequest
 from reward_kit.reward_agent.confined import ConfinedReward
 from reward_kit.reward_agent.custom_answers import read_answer
 from reward_kit.reward_agent.custom_loading import load_custom_reward
-from reward_kit.reward_agent.custom_network import refuse_network
 from reward_kit.reward_agent.custom_scorer import GroupScorer
 from reward_kit.reward_agent.custom_scores import spec_of
 from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
-from reward_kit.reward_agent.scoring import check_parameters
 from reward_kit.task_parts import SandboxLevel
 from tests import command_line
 from tests.cli.project import Project, lines
@@ -79,6 +78,10 @@ class Shorter(RewardAgent):
 class Raises(RewardAgent):
     def post_process_scores(self, scores):
         raise RuntimeError("no mean")
+
+class Words(RewardAgent):
+    def post_process_scores(self, scores):
+        return ["high" for _ in scores]
 
 class Forgets(RewardAgent):
     def post_process_scores(self, scores):
@@ -221,7 +224,10 @@ async def test_where_nothing_is_known_nothing_is_filled_in(tmp_path: Path, level
 
 
 @pytest.mark.parametrize("level", ["in_process", "warm"])
-@pytest.mark.parametrize(("name", "why"), [("Shorter", "1 scores for 2"), ("Raises", "no mean")])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("Shorter", "1 scores for 2"), ("Raises", "no mean"), ("Words", "a str for a score; return a list of")],
+)
 async def test_a_post_processing_that_fails_leaves_its_group_unscored(
     tmp_path: Path, name: str, why: str, level: Any
 ) -> None:
@@ -234,6 +240,15 @@ async def test_a_post_processing_that_fails_leaves_its_group_unscored(
 async def test_a_score_that_is_taken_away_leaves_its_rollout_unscored(tmp_path: Path, level: Any) -> None:
     first, second = await scored(scorer(tmp_path, "Forgets", level), requests("0.2", "0.4"), 2)
     assert (first.score, second.score) == (None, 0.4) and of_one(first).raw_score == 0.2
+
+
+@pytest.mark.parametrize("level", ["in_process", "warm"])
+async def test_a_call_that_raises_as_ctrl_c_does_ends_nothing_but_itself(tmp_path: Path, level: Any) -> None:
+    text = "def compute_score(solution_str):\n if solution_str == 'stop': raise KeyboardInterrupt\n return 1.0"
+    found = await scored(scorer(tmp_path, "compute_score", level, text), requests("stop", "go"))
+    assert {each.rollout_id: each.score for each in found} == {"r0": None, "r1": 1.0}
+    (failure,) = [each.failure for each in found if each.failure]
+    assert "KeyboardInterrupt" in failure.message
 
 
 async def test_a_rollout_that_broke_has_no_place_in_the_group(tmp_path: Path) -> None:
@@ -280,6 +295,11 @@ async def test_it_is_set_up_once_logged_each_time_and_closed_once(
     assert "disk full" in caplog.text
 
 
+def test_an_impossible_rate_is_told_with_its_class(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="RewardAgent: requests_per_minute: expected a number above 0, got 'many'"):
+        scorer(tmp_path, "RewardAgent", text=LIFE.replace("6000", "'many'"))
+
+
 def test_a_log_with_other_parameters_is_the_users_own_helper() -> None:
     class RewardAgent:
         def compute_score(self, solution_str: str) -> float:
@@ -309,63 +329,6 @@ async def test_calls_of_a_group_run_beside_one_another(tmp_path: Path) -> None:
     (tmp_path / "alone").mkdir()
     async with scorer(tmp_path / "alone", "RewardAgent", text=text.replace("(3,", "(1,")) as alone:
         assert [each.score for each in await alone.score_group(requests("a", "b"))] == [1.0, 1.0]
-
-
-BAD = {
-    "def compute_score(solution): ...": "does not take 'solution_str'",
-    "def compute_score(solution_str, /): ...": "passed by name",
-    "def compute_score(solution_str: 'Nowhere'): ...": "cannot be resolved",
-    "class compute_score:\n def __init__(self, url): ...\n def compute_score(self, solution_str): ...": "without arg",
-    "class compute_score:\n def compute_score(self, solution): ...": "does not take 'solution_str'",
-    "class compute_score:\n def compute_score(self, solution_str): ...\n async def log(self, score): ...": "is async",
-    "compute_score = 3": "a reward is a function",
-    "": "has no 'compute_score'",
-}
-
-
-@pytest.mark.parametrize("text", BAD)
-def test_a_form_that_cannot_be_called_is_refused_when_it_is_loaded(tmp_path: Path, text: str) -> None:
-    (tmp_path / "reward.py").write_text(text)
-    with pytest.raises(ConfigError, match=BAD[text]):
-        load_custom_reward("reward.py", folder=tmp_path, choice=IN_PROCESS)
-
-
-def test_an_unnamed_file_or_function_is_told_with_its_key() -> None:
-    with pytest.raises(ConfigError, match=r"custom_reward_function\.path is ''"):
-        load_custom_reward("")
-    with pytest.raises(ConfigError, match=r"custom_reward_function\.name is ' '"):
-        load_custom_reward("reward.py", " ")
-
-
-def test_a_required_ground_truth_and_a_required_option_are_asked_for() -> None:
-    def compute_score(solution_str: str, ground_truth: str, model: str) -> float:
-        return 1.0
-
-    spec = spec_of(compute_score)
-    assert spec.required == {"ground_truth", "model"}
-    with pytest.raises(ConfigError, match="-O model="):
-        check_parameters(spec)
-
-
-JUDGES = (
-    "import openai\ndef compute_score(solution_str): ...",
-    "def compute_score(solution_str):\n from urllib.request import urlopen",
-    "from openai import OpenAI\nclass compute_score:\n def compute_score(self, solution_str): ...",
-)
-
-
-@pytest.mark.parametrize("text", JUDGES)
-def test_a_judge_behind_walls_is_refused_with_the_key_that_lets_it_run(tmp_path: Path, text: str) -> None:
-    (tmp_path / "reward.py").write_text(text)
-    with pytest.raises(ConfigError, match=r"no.* at the level warm: .*sandbox: \{level: in_process\}"):
-        load_custom_reward("reward.py", folder=tmp_path)
-    assert load_custom_reward("reward.py", folder=tmp_path, choice=IN_PROCESS).reward.id == "compute_score"
-
-
-def test_other_rewards_may_import_what_they_like() -> None:
-    refuse_network("import requests\ndef mine(messages): ...", "mine", "f.py", "warm")
-    refuse_network("import urllib.parse\ndef mine(solution_str): ...", "mine", "f.py", "warm")
-    refuse_network("def mine(solution_str: …", "mine", "f.py", "warm")
 
 
 IN_A_RUN = """
@@ -412,3 +375,25 @@ def test_two_names_of_one_reward_are_refused(tmp_path: Path) -> None:
     project = Project(tmp_path, custom_reward_function={"path": "mine.py"})
     done = project.call("run", "task.yaml")
     assert done.returncode == 2 and "in the place of reward_function_path" in done.stderr
+
+
+async def test_an_agent_that_is_given_a_class_calls_it_for_each_rollout_at_a_time_and_once_for_the_group() -> None:
+    together, seen = threading.Barrier(3, timeout=30), []
+
+    class Judge:
+        requests_per_minute, max_connections = 6000, 3
+
+        def compute_score(self, solution_str: str) -> tuple[float, str, str]:
+            together.wait()
+            return float(solution_str), "asked", "answered"
+
+        def post_process_scores(self, scores: list[float]) -> list[float]:
+            seen.append(scores)
+            return [score - min(scores) for score in scores]
+
+    async with AsyncRewardAgent(spec_of(Judge)) as agent:
+        assert isinstance(agent.scorer, GroupScorer)
+        assert agent.scorer.rates == Rates(requests_per_minute=6000, max_connections=3)
+        await agent.submit(requests("3", "1", "2"), group_size=3)
+        assert (await agent.get(3)).rewards == [2.0, 0.0, 1.0]
+    assert seen == [[3.0, 1.0, 2.0]]

@@ -308,6 +308,7 @@ def test_rank_correlation_by_hand() -> None:
         ({"rollout_s": -1}, "rollout_s is a number of seconds from 0 on, not -1"),
         ({"publish_s": math.nan}, "publish_s is a number of seconds from 0 on, not nan"),
         ({"update_s": math.inf}, "update_s is a number of seconds from 0 on, not inf"),
+        ({"rollout_s": 1e300}, "rollout_s is at most 1e+08 seconds, not 1e+300"),
         ({"max_concurrency": 0}, "max_concurrency is at least 1, not 0"),
         ({"steps": 0}, "steps is at least 1, not 0"),
         ({"minibatch_size": 3}, "minibatch_size divides batch_size, as 2 does"),

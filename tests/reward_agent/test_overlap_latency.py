@@ -45,6 +45,7 @@ def test_the_spread_of_a_lognormal_latency_is_that_of_its_logarithm() -> None:
         ("uniform:40:1", "LOW is at most HIGH, not 40 and 1"),
         ("constant:-1", "-1 is no finite number from 0 on"),
         ("exponential:inf", "inf is no finite number from 0 on"),
+        ("uniform:1e308:1e308", "1e+308 is above 1e+08, the most that is simulated"),
         ("constant:nan", "nan is no finite number from 0 on"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from reward_kit.reward_agent.stats import Tally
 from reward_kit.runs.display import Display, DisplayKind, _duration
 from reward_kit.runs.summary import EpisodeRow
 from tests.runs.test_summary import broken, row, unscored
@@ -87,6 +88,16 @@ def test_what_broke_is_counted_and_is_no_zero(rows: list[EpisodeRow]) -> None:
 def test_what_is_not_scored_yet_waits_whatever_broke_besides() -> None:
     progress = Progress().tell(row("a", 0, 1.0), unscored("b", 0), broken("c", 0))
     assert "3 waiting for a score" in progress.stop(*(row("d", index) for index in range(3))).shown()
+
+
+def test_what_the_reward_agent_does_is_shown_beside_what_waits_also_before_the_first_score() -> None:
+    progress, tally = Progress().stop(*(row("a", index) for index in range(5))), Tally()
+    progress.display.scoring = lambda: tally.stats(pending=5)
+    tally.begin_call(1)
+    assert "5 waiting for a score (1 in flight)" in progress.shown()
+    for seconds in (0.5, 1.25, 30.0):
+        tally.latencies.add(seconds)
+    assert "5 waiting for a score (1 in flight, p50 1.25s)" in progress.shown()
 
 
 def test_nobody_waits_in_a_run_that_is_not_scored() -> None:

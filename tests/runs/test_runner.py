@@ -194,6 +194,20 @@ class TestOverlap:
         await run_in(tmp_path / "run", plan_of([text("x")], reward=reward, max_concurrency=1), listener=told)
         assert [kind for kind, _ in told.events] == ["stopped"] * 6 + ["scored"] * 6
 
+    async def test_how_the_scoring_goes_is_told_while_it_does(self, tmp_path: Path) -> None:
+        seen: list[Any] = []
+
+        async def reward(messages: Any) -> Any:
+            seen.append(run.scoring)
+            return {"score": 1.0}
+
+        with open_store(tmp_path / "run") as store:
+            run = Run(plan_of([text("x")], reward=reward, max_concurrency=1), store)
+            assert run.scoring is None
+            await run.execute()
+        assert all(stats.in_flight >= 1 for stats in seen) and len(seen) == 6
+        assert run.scoring is not None and (run.scoring.done, run.scoring.pending) == (6, 0)
+
     async def test_every_episode_is_told_and_written_once_and_stops_before_it_is_scored(self, tmp_path: Path) -> None:
         told = Told()
         run = await run_in(tmp_path / "run", plan_of([text("x")], max_concurrency=3), listener=told)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reward_kit.errors import ConfigError, did_you_mean, why_unreadable
+from reward_kit.reward_agent.overlap.settings import MOST_SECONDS
 
 Floats = npt.NDArray[np.float64]
 
@@ -67,6 +68,10 @@ class Latency:
         for figure in self.figures:
             if not math.isfinite(figure) or figure < 0:
                 raise ConfigError(f"latency {self.kind}: {figure:g} is no finite number from 0 on")
+            if figure > MOST_SECONDS:
+                raise ConfigError(
+                    f"latency {self.kind}: {figure:g} is above {MOST_SECONDS:g}, the most that is simulated"
+                )
         if self.kind == "uniform" and self.figures[0] > self.figures[1]:
             low, high = self.figures
             raise ConfigError(f"latency uniform: LOW is at most HIGH, not {low:g} and {high:g}")

@@ -9,6 +9,8 @@ from enum import StrEnum
 from reward_kit.errors import ConfigError
 
 MOST_CALLS = 5_000_000
+MOST_SECONDS = 1e8
+"""Three years. With sums of such numbers the clock of a simulation still tells milliseconds, and cannot overflow."""
 
 
 class Schedule(StrEnum):
@@ -72,6 +74,8 @@ class PipelineSettings:
             value = getattr(self, item.name)
             if item.name.endswith("_s") and not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{item.name} is a number of seconds from 0 on, not {value:g}")
+            if item.name.endswith("_s") and value > MOST_SECONDS:
+                raise ConfigError(f"{item.name} is at most {MOST_SECONDS:g} seconds, not {value:g}")
             if item.type == "int" and value < 1:
                 raise ConfigError(f"{item.name} is at least 1, not {value}")
         if self.batch_size % self.minibatch_size:

@@ -2,7 +2,8 @@
 
 No clock runs. A step rolls out a batch, hands it to the reward agent, computes log-probabilities, updates the policy by
 each mini-batch, and publishes the weights. The machine does one of these at a time; at most `max_concurrency` reward
-calls run beside it, begun in the order in which they were submitted, as `AsyncRewardAgent` begins them.
+calls run beside it, begun in the order in which they were submitted. `AsyncRewardAgent` does so within a batch; batches
+that wait for slots at the same time take turns there.
 
 For equal latencies `both` takes no longer than `minibatch` and `one_step_off`, and neither of them longer than `sync`:
 calls without precedence, begun in a fixed order, end no later when the slots come free earlier, and each schedule needs
