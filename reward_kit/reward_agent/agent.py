@@ -11,6 +11,7 @@ Nothing here polls: a result wakes whoever waits for it. Which call is next is i
 from __future__ import annotations
 
 import inspect
+import operator
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
@@ -19,7 +20,7 @@ from typing import Any, Self, overload
 import anyio
 import anyio.abc
 
-from reward_kit.errors import ConfigError, RewardError
+from reward_kit.errors import ConfigError, RewardError, kind_of
 from reward_kit.providers.options import check_number
 from reward_kit.providers.rates import Rates
 from reward_kit.reward_agent.calling import Caller, CallerOptions
@@ -164,10 +165,12 @@ class AsyncRewardAgent:
             deadline_s: from now on; what has no score then is unscored with the class `timeout`, and handed out so.
 
         Raises:
-            ConfigError: the batch is no whole number of groups, or the deadline no positive number.
+            ConfigError: the batch is no whole number of groups of requests, or the deadline no positive number.
             RewardError: the agent is not open.
         """
         self._open_tasks()
+        _check_requests(batch)
+        group_size = _whole("group_size", group_size)
         if group_size < 1 or len(batch) % group_size:
             raise ConfigError(f"a batch of {len(batch)} cannot be cut into groups of {group_size}")
         if deadline_s is not None:
@@ -243,6 +246,7 @@ class AsyncRewardAgent:
         if kwargs and hook_func is None:
             raise ConfigError(f"get: {', '.join(sorted(kwargs))} would be for hook_func, and there is none")
         self._open_tasks()
+        chunk_size = _whole("chunk_size", chunk_size)
         found = self._oldest(chunk_size) if ticket is None else self._own(ticket)
         chunk = self._handed_out(found, await found.deliveries.take(chunk_size, order, cut_groups=cut_groups))
         if hook_func is None:
@@ -309,6 +313,8 @@ class AsyncRewardAgent:
         return self._max_pending is None or not self._pending or self._pending + count <= self._max_pending
 
     def _own(self, ticket: Ticket) -> Ticket:
+        if not isinstance(ticket, Ticket):
+            raise ConfigError(f"ticket is what submit gave; got {kind_of(ticket)}")
         if not ticket.is_of(self) and ticket.requests:
             raise ConfigError("the ticket is of another agent, or of one that was closed since")
         return ticket
@@ -358,3 +364,19 @@ class AsyncRewardAgent:
     def gave_up(self, ticket: Ticket) -> None:
         """As `TicketOwner`."""
         self._caller.cancel_unwanted()
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} is a whole number; got {value!r}") from None
+
+
+def _check_requests(batch: Sequence[ScoringRequest]) -> None:
+    """What is no request would be found out by a worker, in the middle of everybody's calls."""
+    for place, request in enumerate(batch):
+        if not isinstance(request, ScoringRequest):
+            raise ConfigError(
+                f"submit: item {place} is {kind_of(request)}; give requests, as ScoringRequest.of(episode) makes them"
+            )

@@ -167,6 +167,19 @@ class TestRefusals:
             with pytest.raises(ConfigError, match=f"a batch of 3 cannot be cut into groups of {group_size}"):
                 await scorer.submit(batch(0, 1, 2), group_size)
 
+    async def test_what_is_no_request_or_number_or_ticket_is_refused_and_nothing_is_lost(self):
+        async with agent() as scorer:
+            with pytest.raises(ConfigError, match="item 1 is a str; give requests"):
+                await scorer.submit([*batch(0), "text"])
+            with pytest.raises(ConfigError, match="group_size is a whole number; got '1'"):
+                await scorer.submit(batch(0), "1")
+            await scorer.submit(batch(0))
+            with pytest.raises(ConfigError, match=r"chunk_size is a whole number; got 1\.5"):
+                await scorer.get(1.5)
+            with pytest.raises(ConfigError, match="ticket is what submit gave; got a str"):
+                await scorer.get(1, ticket="the first")
+            assert (await scorer.get(1)).data_idxs == [0]
+
     def test_at_least_one_call_is_in_flight(self):
         with pytest.raises(ConfigError, match="max_concurrency is at least 1, not 0"):
             agent(max_concurrency=0)
