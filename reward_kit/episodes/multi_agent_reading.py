@@ -369,9 +369,7 @@ class MultiAgentRecord:
         is_one = isinstance(agent_ids, Hashable) and (isinstance(agent_ids, str) or agent_ids in self._tracks)
         several = not is_one and isinstance(agent_ids, Iterable)
         chosen = set(agent_ids) if several else {agent_ids}
-        if strangers := [agent for agent in chosen if not self.knows(agent)]:
-            near = did_you_mean(str(strangers[0]), map(str, self._tracks))
-            raise KeyError(f"no agent {strangers[0]!r} in episode {self.id_}{near}")
+        # As in RLlib, who is not here is left out: an agent may come in any step, and readers ask for all they know.
         return [(agent, track) for agent, track in self._tracks.items() if agent in chosen]
 
     def _at(self, wanted: Wanted, tracks: list[tuple[Any, AgentTrack]], times: Any) -> dict[Any, Any]:
