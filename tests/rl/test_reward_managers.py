@@ -88,6 +88,10 @@ def test_a_tensor_or_an_array_of_one_number_is_that_number(number: Any) -> None:
     assert naive(lambda solution_str: number)(answers([[4]])).tolist() == [[0.5]]
 
 
+def test_a_score_with_its_query_and_response_is_that_score() -> None:
+    assert naive(lambda solution_str: (0.5, "how good?", "half"))(answers([[4]])).tolist() == [[0.5]]
+
+
 def test_extra_info_that_is_no_mapping_reaches_a_function_of_verls_form() -> None:
     assert naive(lambda solution_str, extra_info: float(extra_info))(answers([[4]], extra_info=["0.5"])).sum() == 0.5
 
@@ -95,11 +99,12 @@ def test_extra_info_that_is_no_mapping_reaches_a_function_of_verls_form() -> Non
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (math.nan, "gave nan"),
-        (None, "gave None"),
-        ("1", "gave '1'"),
-        ({"acc": 1}, "gave None"),
-        (torch.tensor([1.0, 2.0]), "gave tensor"),
+        (math.nan, "it gave no score (NaN)"),
+        (None, "it gave no score (None)"),
+        ("1", "it gave a str for a score; return a number, (score, query, response)"),
+        ({"acc": 1}, "a mapping without 'score'; it has ['acc']"),
+        ((0.5, "query"), "2 values; return (score, query, response)"),
+        (torch.tensor([1.0, 2.0]), "a Tensor of several items for a score"),
         (ValueError("no digits"), "ValueError: no digits"),
     ],
 )

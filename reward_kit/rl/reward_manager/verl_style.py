@@ -9,7 +9,7 @@ from typing import Any
 
 from reward_kit.errors import ConfigError, InvalidResultError, kind_of
 from reward_kit.models import EvaluateResult
-from reward_kit.rl.reward_manager.batches import finite_number
+from reward_kit.reward_agent.custom_answers import failed, read_answer
 from reward_kit.typed_interface import Mode, RewardSpec, reward_function, reward_spec
 
 ComputeScore = Callable[..., Any]
@@ -41,7 +41,7 @@ def is_verl_style(function: Any, mode: Mode) -> bool:
 class VerlReward:
     """A score function of verl's form as a reward, for one batch.
 
-    It gives a number, or a mapping with `score` and whatever else it has to tell.
+    It gives a number, `(score, query, response)`, or a mapping with `score` and whatever else it has to tell.
 
     Attributes:
         spec: the reward.
@@ -107,16 +107,13 @@ class VerlReward:
         return {name: value for name, value in named if takes_any or name in self._parameters}
 
     def _one(self, rollout_id: str, answer: Any) -> EvaluateResult:
-        if isinstance(answer, EvaluateResult):
-            return answer
         if isinstance(answer, Mapping):
             self.extras[rollout_id] = {key: value for key, value in answer.items() if key != "score"}
-            answer = answer.get("score")
-        number = finite_number(answer)
-        if number is None:
+        try:
+            return read_answer(answer, "it")
+        except InvalidResultError as error:
             # Such an answer is told of in the place of its row; an error here would be that of a whole batch.
-            return EvaluateResult(score=0.0, error=f"it gave {answer!r:.80} for a score, which is no finite number")
-        return EvaluateResult(score=number)
+            return failed(str(error))
 
     def _all(self, rollout_ids: list[str], answers: Any) -> Any:
         answers = answers.tolist() if hasattr(answers, "tolist") else answers
