@@ -75,8 +75,8 @@ $(VENV)/.demo: $(VENV)/.made pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing PyTorch (about 200 MB, once)"
 	@$(PIP) 'torch==2.13.0'
-	@echo "Installing reward-kit and its development tools (about 120 MB)"
-	@$(PIP) --editable '.[games,train,dev]'
+	@echo "Installing reward-kit and its development tools (about 250 MB)"
+	@$(PIP) --editable '.[games,train,lora,constrained,dev]'
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.text-games: $(VENV)/.dev

@@ -27,7 +27,7 @@ LAYERS = [
     ["integrations", "cli"],
 ]
 HEAVY = {"torch", "transformers", "ray", "trl"}
-MAY_IMPORT_HEAVY = ("reward_kit.agent.policies.hf_policy", "reward_kit.rl", "reward_kit.integrations")
+MAY_IMPORT_HEAVY = ("reward_kit.agent.policies.hf", "reward_kit.rl", "reward_kit.integrations")
 
 
 def modules() -> dict[str, ast.Module]:
