@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from reward_kit.errors import ConfigError, did_you_mean, safe_str, user_traceback
+from reward_kit.undoing import undone_on_error
 
 MODULE_PREFIX = "_reward_kit_user_"
 
@@ -101,11 +102,8 @@ def _load_file(path: Path) -> ModuleType:
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.append(folder)
-    try:
+    with undone_on_error(sys.modules.pop, name):
         spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
     return module
 
 

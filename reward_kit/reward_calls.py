@@ -16,8 +16,9 @@ from typing import Any
 import pydantic
 
 from reward_kit.errors import InvalidResultError, RewardError, RewardKitError
-from reward_kit.models import EvaluateResult, MetricResult, StepOutput, as_result, as_results, describe_validation_error
+from reward_kit.models import EvaluateResult, MetricResult, StepOutput, as_result, as_results
 from reward_kit.typed_interface import RewardSpec, code_of
+from reward_kit.validation import describe_validation_error
 
 BATCH_NAMES = {"messages": "rollouts_messages", "ground_truth": "ground_truths"}
 """What a pointwise name is called where there is a list of it."""

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import pydantic
 
 from reward_kit.errors import ConfigError, did_you_mean
-from reward_kit.models import describe_validation_error
 from reward_kit.typed_interface import RewardSpec, as_function, code_of, reward_spec
+from reward_kit.validation import describe_validation_error
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _CHECK = "check_options"

@@ -125,14 +125,9 @@ def gigpo_credit(
         A   = A_E + step_weight A_S                   additive, the paper's
 
     r_k is the step's `base_reward`. Only in a trajectory where some base reward is None do those count as
-    `default_step_reward`, and the final score is added at its last step. Values that are all equal give exact zeros,
-    and so does a group of one.
-
-    `normalization` says what both advantages are measured in: "std" as above; "mean", divided by nothing; "constant",
-    divided by `normalization_constant`; "leave_one_out", x - the mean of the others, divided by nothing. A step whose
-    `step_info["is_action_valid"]` is False has `invalid_action_penalty` taken from r_k, so that the steps that led to
-    it feel it, and the score in A_E is less by the trajectory's penalties, the same on all of its steps. A score that
-    is added at the last step is added as it was given: the penalties are in the rewards already.
+    `default_step_reward`, and the final score is added at its last step. A group of one gives exact zeros, and so do
+    values that are all equal. An `invalid_action_penalty` is taken from r_k where `step_info["is_action_valid"]` is
+    False, and the sum of a trajectory's from the score in A_E; a score that is added at the last step stays as it is.
 
     Args:
         batch: B trajectories, S steps in all.
@@ -146,10 +141,10 @@ def gigpo_credit(
         combination: which of the two rules.
         step_weight: for "additive", None for "convex".
         epsilon: not negative.
-        normalization: "std", "mean", "constant" or "leave_one_out".
+        normalization: what A_E and A_S are divided by: "std", as above; "mean", nothing; "constant", the next option;
+            "leave_one_out", nothing, and the mean is that of the others.
         normalization_constant: for "constant", None for the others.
-        episode_statistics: "trajectory", the paper's: each counts once in the mean and the std of A_E; "step": as often
-            as it has steps.
+        episode_statistics: in the mean and std of A_E each counts once ("trajectory", the paper's), or once per "step".
         min_anchor_group_size: A_S is 0 where fewer scored steps than this share a state.
         invalid_action_penalty: not negative.
 

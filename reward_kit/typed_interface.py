@@ -20,8 +20,9 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 import pydantic
 
 from reward_kit.errors import ConfigError, InvalidResultError
-from reward_kit.models import Message, as_result, as_results, describe_validation_error
+from reward_kit.models import Message, as_result, as_results
 from reward_kit.task_parts import SandboxLevel
+from reward_kit.validation import describe_validation_error
 
 Mode = Literal["pointwise", "batch"]
 Function = Callable[..., Any]

@@ -16,9 +16,9 @@ from reward_kit.models import (
     MetricResult,
     StepOutput,
     TaskDefinitionModel,
-    describe_validation_error,
     match_to_steps,
 )
+from reward_kit.validation import describe_validation_error
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "move", "arguments": '{"to": "left"}'}}
 

@@ -6,32 +6,16 @@ nothing. So a conversation has the same actions whether its model was asked just
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from reward_kit.agent.plain_json import json_text
 from reward_kit.agent.policy_interface import Action, tool_calls_of
 from reward_kit.models import FunctionCall, Message, ToolCall
+from reward_kit.strict_json import read_strictly
 
 MAX_NESTING = 100
 """Levels of a call's arguments. What is deeper is no call that somebody meant, and could not be stored."""
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is beyond every number")
-    return number
-
-
-strict_json = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).decode
-"""A JSON text as a value; NaN and Infinity, which Python alone reads, and what it takes for them raise a ValueError."""
 
 
 def action_of(message: Message) -> Action:
@@ -86,7 +70,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
     text = call.function.arguments
     try:
         # Some models write nothing at all for a tool without parameters.
-        arguments = strict_json(text) if text.strip() else {}
+        arguments = read_strictly(text) if text.strip() else {}
     except (ValueError, RecursionError):
         arguments = None
     # Most texts have too few brackets to be worth a look at their depth.

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 
 from reward_kit.errors import ConfigError, boundary
-from reward_kit.models import Message, TaskDefinitionModel, describe_validation_error
+from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.validation import describe_validation_error
 
 if TYPE_CHECKING:
     import jinja2

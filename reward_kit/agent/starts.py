@@ -19,6 +19,7 @@ from reward_kit.environments.config import merged_config
 from reward_kit.environments.registry import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, boundary
 from reward_kit.models import TaskDefinitionModel
+from reward_kit.undoing import closed_on_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +99,10 @@ class GroupStart:
         if self._given is not None and fork_kind == "none":
             raise ConfigError(f"environment=: {_name(self._given)} cannot be forked; name it as resource_type")
         world = await (self._fresh_world(start.seeds) if fork_kind == "none" else self._fork(start.seeds))
-        try:
+        async with closed_on_error(close_quietly, world):
             key = await self._checked_key(world)
             with self._call(f"reseed_noise of {_name(world)}"):
                 await world.reseed_noise(start.seeds.noise)
-        except BaseException:
-            await close_quietly(world)
-            raise
         return replace(start, world=world, fork=fork_kind, state_key=key, verified=fork_kind != "none")
 
     def identity(self, rollout_index: int) -> EpisodeStart:
@@ -140,11 +138,8 @@ class GroupStart:
             if self._base is None:
                 given = self._given
                 base = await (self._fresh_world(seeds) if given is None else self._fork_of_given(given, seeds))
-                try:
+                async with closed_on_error(close_quietly, base):
                     self._key = await self._state_key(base)
-                except BaseException:
-                    await close_quietly(base)
-                    raise
                 self._base = base
             return self._base
 
@@ -166,14 +161,11 @@ class GroupStart:
         kind = self._kind()
         with boundary(EnvironmentFailure, f"making a {kind.__name__}"):
             world = kind()
-        try:
+        async with closed_on_error(close_quietly, world):
             with self._call(f"setup of {_name(world)}"):
                 await world.setup(self._config())
             with self._call(f"reset of {_name(world)}"):
                 await world.reset(seeds.environment)
-        except BaseException:
-            await close_quietly(world)
-            raise
         return world
 
     def _call(self, what: str) -> environment_call:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from reward_kit.cli.numbers import WholeNumber
 from reward_kit.errors import ConfigError
-from reward_kit.models import TaskDefinitionModel, describe_validation_error
+from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
@@ -28,6 +28,7 @@ from reward_kit.runs.calibration.labels import Columns, Pairs, read_labels
 from reward_kit.runs.calibration.measures import Figure, Settings
 from reward_kit.runs.overrides import overlaid, parse_override
 from reward_kit.runs.tasks import load_tasks_reward
+from reward_kit.validation import describe_validation_error
 
 _COLUMNS = tuple(Columns.__dataclass_fields__)
 

@@ -17,12 +17,12 @@ from rich.text import Text
 
 from reward_kit.cli.numbers import WholeNumber
 from reward_kit.errors import ConfigError, StoreError, did_you_mean
-from reward_kit.models import describe_validation_error
 from reward_kit.runs.credit import RunCredit, assign_credit, extreme_steps, headline, write_section
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.store import episode_at, is_open_elsewhere
 from reward_kit.task_parts import CreditModel
+from reward_kit.validation import describe_validation_error
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _LONGEST_ACTION = 60

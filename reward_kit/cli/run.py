@@ -21,7 +21,6 @@ from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.outcome import Ending, carry_out
 from reward_kit.cli.reward_flags import where_it_runs
 from reward_kit.errors import ConfigError
-from reward_kit.models import describe_validation_error
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.inputs import keep_inputs
 from reward_kit.runs.overrides import parse_override
@@ -33,6 +32,7 @@ from reward_kit.runs.resources import check_world
 from reward_kit.runs.store import RunStore, latest_run, new_run_path
 from reward_kit.runs.tasks import Task, load_task, selected
 from reward_kit.task_parts import RunLimitsModel
+from reward_kit.validation import describe_validation_error
 
 if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic

@@ -16,7 +16,7 @@ from reward_kit.cli.reward_flags import where_it_runs
 from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
-from reward_kit.models import TaskDefinitionModel, describe_validation_error
+from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.overrides import overlaid, parse_override
@@ -26,6 +26,7 @@ from reward_kit.runs.request import environment_of
 from reward_kit.runs.store import RunStore, new_run_path
 from reward_kit.runs.tasks import load_tasks_reward
 from reward_kit.runs.transcripts import read_transcripts
+from reward_kit.validation import describe_validation_error
 
 
 @click.command(name="score")

@@ -26,6 +26,7 @@ from reward_kit.environments.snapshots import compose
 from reward_kit.environments.tool_names import ToolNames
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, ToolError, boundary, did_you_mean
 from reward_kit.task_parts import ResourceParts
+from reward_kit.undoing import closed_on_error
 
 _STRENGTH: dict[ForkKind, int] = {"none": 0, "replay": 1, "native": 2}
 _CLOSE_SECONDS = 60.0
@@ -97,11 +98,8 @@ class CompositeResource(ForkableResource):
         async def one(name: str, part: ForkableResource) -> None:
             made[name] = await part.fork()
 
-        try:
+        async with closed_on_error(_close_quietly, made):
             await _each(self.parts, one)
-        except BaseException:
-            await _close_quietly(made)
-            raise
         twin._parts, twin._names = {name: made[name] for name in self._parts}, self._names.copy()
         return twin
 

@@ -10,7 +10,7 @@ import pydantic
 from pydantic import BaseModel
 
 from reward_kit.errors import ConfigError
-from reward_kit.models import describe_validation_error
+from reward_kit.validation import describe_validation_error
 
 _Config = TypeVar("_Config", bound=BaseModel)
 

@@ -15,6 +15,7 @@ from reward_kit.environments.base import ToolSpec, tool_spec
 from reward_kit.environments.confined import Entry, explained, kind_at, open_directory, show, split_path
 from reward_kit.errors import ToolError, did_you_mean
 from reward_kit.processes import remove_folder, temporary_folder
+from reward_kit.undoing import undone_on_error
 
 FILES_FOLDER = "files"
 _SCRATCH_FOLDER = "new"
@@ -43,11 +44,8 @@ class FileWorld:
     @classmethod
     def make(cls, entries: tuple[Entry, ...]) -> FileWorld:
         world = cls()
-        try:
+        with undone_on_error(world.remove):
             confined.materialise(world.files, entries)
-        except BaseException:
-            world.remove()
-            raise
         return world
 
 

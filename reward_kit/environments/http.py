@@ -32,6 +32,7 @@ from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.environments.servers import Server, ServerPool, ServerSpec
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean
 from reward_kit.task_parts import ResourceServerConfig
+from reward_kit.undoing import closed_on_error
 
 _END_S = 5.0
 logger = logging.getLogger("reward_kit.environments")
@@ -102,13 +103,10 @@ class HttpResource(ReplayForkResource):
         server = await self._lease(settings)
         obituary = server.obituary if server is not None else None
         client = self._client = JsonClient(_base_url(settings, server), headers, settings.timeout, obituary)
-        try:
+        async with closed_on_error(self.close):
             if server is None and settings.health_endpoint is not None:
                 await client.check_health(settings.health_endpoint)
             self._tools = tools if settings.tools_endpoint is None else await _listed(client, settings.tools_endpoint)
-        except BaseException:
-            await self.close()
-            raise
 
     async def _lease(self, settings: HttpConfig) -> Server | None:
         if settings.resource_server is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import anyio.to_thread
 
 from reward_kit.errors import EnvironmentFailure
+from reward_kit.strict_json import read_strictly
 
 if TYPE_CHECKING:
     import aiohttp
@@ -145,13 +146,9 @@ async def _read(source: str, response: aiohttp.ClientResponse) -> bytes:
 def _parse(body: bytes) -> tuple[Any, str]:
     """The JSON value, and why there is none."""
     try:
-        return json.loads(body, parse_constant=_refuse_constant), ""
+        return read_strictly(body), ""
     except (ValueError, RecursionError) as error:
         return None, str(error)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
 
 
 def _excerpt(body: bytes) -> str:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from reward_kit.differences import first_difference
 from reward_kit.environments.base import ForkableResource, ForkKind, StepOutcome
 from reward_kit.errors import EnvironmentFailure, ToolError
+from reward_kit.undoing import closed_on_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +76,10 @@ class ReplayForkResource(ForkableResource):
 
     async def fork(self) -> ForkableResource:
         twin = type(self)()
-        try:
+        async with closed_on_error(twin.close):
             await twin.setup(self._config)
             await twin._replay(self._reset_seed, self._history)
             _compare("after the replay", "the state key", await self.state_key(), await twin.state_key())
-        except BaseException:
-            await twin.close()
-            raise
         return twin
 
     async def checkpoint(self) -> Any:

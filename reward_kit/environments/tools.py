@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from reward_kit.environments.base import ForkableResource, ToolSpec, tool_spec
 from reward_kit.errors import ConfigError, ToolError, boundary, did_you_mean
-from reward_kit.models import describe_validation_error
+from reward_kit.validation import describe_validation_error
 
 ToolFunction = Callable[..., Any]
 

@@ -22,7 +22,8 @@ from reward_kit.episodes.reward_values import check_rewards
 from reward_kit.episodes.segments import EpisodeTokens
 from reward_kit.episodes.storage import as_list
 from reward_kit.errors import EpisodeError, kind_of
-from reward_kit.models import Message, describe_validation_error
+from reward_kit.models import Message
+from reward_kit.validation import describe_validation_error
 
 STATE_VERSION = 2
 _READ = (1, STATE_VERSION)

@@ -25,6 +25,7 @@ from reward_kit.errors import ConfigError, DeadlineError, LimitError, ProviderEr
 from reward_kit.processes import lock_for_this_process
 from reward_kit.providers.cassette_index import SCHEMA_VERSION, CassetteIndex, Question, open_cassette, read_header
 from reward_kit.providers.faults import EndpointError
+from reward_kit.undoing import undone_on_error
 
 _ERRORS = {"ProviderError": ProviderError, "DeadlineError": DeadlineError, "LimitError": LimitError}
 
@@ -65,12 +66,9 @@ class Cassette:
             file = path.open("a+b")
         except OSError as error:
             raise ConfigError(f"cassette {path} cannot be written: {error.strerror}") from error
-        try:
+        with undone_on_error(file.close):
             cassette = cls(path, file, None)
             cassette._begin_session()
-        except BaseException:
-            file.close()
-            raise
         return cassette
 
     @classmethod
@@ -82,11 +80,8 @@ class Cassette:
         """
         path = Path(path)
         file = open_cassette(path)
-        try:
+        with undone_on_error(file.close):
             return cls(path, file, CassetteIndex.read(path, file))
-        except BaseException:
-            file.close()
-            raise
 
     def __repr__(self) -> str:
         return f"Cassette({str(self.path)!r}, {'replaying' if self.is_replaying else 'recording'})"

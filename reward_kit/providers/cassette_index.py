@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple
 from reward_kit.differences import first_difference
 from reward_kit.errors import ConfigError, ProviderError, why_unreadable
 from reward_kit.providers.faults import excerpt
+from reward_kit.undoing import undone_on_error
 
 SCHEMA_VERSION = 1
 _HEADER_START = b'{"schema_version":'
@@ -178,11 +179,8 @@ def open_cassette(path: Path) -> IO[bytes]:
         file = path.open("rb")
     except OSError as error:
         raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
-    try:
+    with undone_on_error(file.close):
         read_header(path, file)
-    except BaseException:
-        file.close()
-        raise
     file.seek(0)
     return file
 

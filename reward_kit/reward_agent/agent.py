@@ -24,7 +24,7 @@ from reward_kit.errors import ConfigError, RewardError, kind_of
 from reward_kit.providers.options import check_number
 from reward_kit.providers.rates import Rates
 from reward_kit.reward_agent.calling import Caller, CallerOptions
-from reward_kit.reward_agent.custom_scorer import custom_scorer
+from reward_kit.reward_agent.custom.scorer import custom_scorer
 from reward_kit.reward_agent.deliveries import NOT_OPEN, Order, WakeUp
 from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
 from reward_kit.reward_agent.retrying import Retries

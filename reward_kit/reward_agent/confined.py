@@ -26,7 +26,7 @@ from reward_kit.errors import (
     RewardKitError,
     boundary,
 )
-from reward_kit.models import EvaluateResult, as_result, describe_validation_error
+from reward_kit.models import EvaluateResult, as_result
 from reward_kit.reward_agent.hints import with_hint, with_keys
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, scored_together
 from reward_kit.sandbox.limits import MOST_RESULT_KB, Limits
@@ -35,6 +35,7 @@ from reward_kit.sandbox.program import Program
 from reward_kit.sandbox.remote import Confinement, sandbox_at
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import Mode, Origin
+from reward_kit.validation import describe_validation_error
 
 if TYPE_CHECKING:
     from reward_kit.reward_agent.package_environment import PackageEnvironment

@@ -19,6 +19,7 @@ from reward_kit.reward_agent.call_threads import MAX_THREADS, CallThreads, Overd
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, scored_together
 from reward_kit.reward_calls import OpenReward
 from reward_kit.typed_interface import Mode, RewardSpec
+from reward_kit.undoing import undone_on_error
 
 _Result = TypeVar("_Result")
 
@@ -155,11 +156,8 @@ class InProcessScorer:
                 threads = CallThreads(self._deadline_s, self._max_threads)
                 run = functools.partial(threads.run, is_bounded=False)
                 opened = OpenReward(self._spec, self._load, run, threads.run)
-                try:
+                with undone_on_error(threads.close):
                     await opened.open()
-                except BaseException:
-                    threads.close()
-                    raise
                 self._opened, self._threads = opened, threads
             return self._opened
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from reward_kit.errors import ConfigError
 from reward_kit.loading import is_built_in, load_object, module_name_of, split_reference
-from reward_kit.reward_agent.custom_network import refuse_network
-from reward_kit.reward_agent.custom_scorer import custom_scorer
-from reward_kit.reward_agent.custom_scores import spec_of
+from reward_kit.reward_agent.custom.network import refuse_network
+from reward_kit.reward_agent.custom.scorer import custom_scorer
+from reward_kit.reward_agent.custom.specs import spec_of
 from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.reward_agent.requirements import check_installed, declared_in
 from reward_kit.reward_agent.scoring import Reward, Scorer

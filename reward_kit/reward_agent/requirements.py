@@ -8,11 +8,10 @@ from importlib import metadata
 from typing import TYPE_CHECKING, NamedTuple
 
 from reward_kit.errors import ConfigError
+from reward_kit.reward_agent.definitions import Definition, definition_of, definitions
 
 if TYPE_CHECKING:  # most rewards require nothing
     from packaging.requirements import Requirement
-
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class Declared(NamedTuple):
@@ -41,15 +40,8 @@ def declared_in(text: str, name: str) -> Declared | None:
         scope = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # told with its line where it is run
         return None
-    found: _Definition | None = None
-    for part in name.split("."):
-        named = [node for node in _definitions(scope) if node.name == part]
-        if not named:
-            return None
-        found = named[-1]
-        scope = found.body
-    assert found is not None  # a text has at least one part
-    return Declared(_requirements_of(found), _may_take_steps(found))
+    found = definition_of(name, scope)
+    return Declared(_requirements_of(found), _may_take_steps(found)) if found is not None else None
 
 
 def parsed(texts: Sequence[str], what: str) -> list[Requirement]:
@@ -102,17 +94,7 @@ def check_installed(texts: Sequence[str], what: str) -> None:
     )
 
 
-def _definitions(scope: Sequence[ast.stmt]) -> Iterator[_Definition]:
-    """Functions and classes of one scope, also under `if`, `try` and `with`."""
-    for node in scope:
-        if isinstance(node, _Definition):
-            yield node
-            continue
-        for inner in ("body", "orelse", "handlers", "finalbody"):
-            yield from _definitions(getattr(node, inner, ()))
-
-
-def _requirements_of(definition: _Definition) -> tuple[str, ...] | None:
+def _requirements_of(definition: Definition) -> tuple[str, ...] | None:
     """What a decorator says by `requirements=`, whatever the decorator is called there."""
     for decorator in definition.decorator_list:
         for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
@@ -134,10 +116,10 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
 
 
-def _may_take_steps(definition: _Definition) -> bool:
-    function: _Definition | None = definition
+def _may_take_steps(definition: Definition) -> bool:
+    function: Definition | None = definition
     if isinstance(definition, ast.ClassDef):
-        function = next((one for one in _definitions(definition.body) if one.name == "score"), None)
+        function = next((one for one in definitions(definition.body) if one.name == "score"), None)
     if function is None or isinstance(function, ast.ClassDef):  # such as a method of a parent
         return True
     taken = function.args

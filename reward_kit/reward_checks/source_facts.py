@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from reward_kit.reward_agent.definitions import definition_of, definitions
+
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _RE_CALLS = {"compile", "search", "match", "fullmatch", "findall", "finditer", "split", "sub", "subn"}
 _CHANCE = {"random", "secrets", "uuid", "time", "datetime"}
@@ -62,7 +64,7 @@ def kind_in(text: str, name: str) -> str:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
-    found = _definition(tree, name)
+    found = definition_of(name, tree.body)
     if isinstance(found, ast.ClassDef):
         methods = {node.name for node in found.body if isinstance(node, _Function)}
         return "reward" if "score" in methods or found.decorator_list else "class"
@@ -75,7 +77,7 @@ def rewards_in(text: str) -> list[str]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    known = [node for node in _definitions(tree.body) if not node.name.startswith("_")]
+    known = [node for node in definitions(tree.body) if not node.name.startswith("_")]
     decorated = [node.name for node in known if any("reward_function" in ast.unparse(d) for d in node.decorator_list)]
     plain = [
         node.name
@@ -85,32 +87,10 @@ def rewards_in(text: str) -> list[str]:
     return decorated or plain
 
 
-def _definition(tree: ast.Module, name: str) -> ast.ClassDef | _Function | None:
-    scope: list[ast.stmt] = tree.body
-    found: ast.ClassDef | _Function | None = None
-    for part in name.split("."):
-        named = [node for node in _definitions(scope) if node.name == part]
-        if not named:
-            return None
-        found = named[-1]
-        scope = found.body
-    return found
-
-
-def _definitions(scope: list[ast.stmt]) -> Iterator[ast.ClassDef | _Function]:
-    """Functions and classes of one scope, also under `if`, `try` and `with`."""
-    for node in scope:
-        if isinstance(node, ast.ClassDef | _Function):
-            yield node
-        else:
-            for inner in ("body", "orelse", "handlers", "finalbody"):
-                yield from _definitions(getattr(node, inner, []))
-
-
 def _truth_annotation(tree: ast.Module, name: str) -> str:
-    found = _definition(tree, name)
+    found = definition_of(name, tree.body)
     if isinstance(found, ast.ClassDef):
-        found = _definition(tree, f"{name}.score")
+        found = definition_of(f"{name}.score", tree.body)
     if not isinstance(found, _Function):
         return ""
     for argument in (*found.args.args, *found.args.kwonlyargs):
@@ -137,10 +117,10 @@ def _patterns(tree: ast.Module) -> Iterator[str]:
 
 def _reached(tree: ast.Module, name: str) -> list[ast.AST]:
     """The reward, and what it names of the functions and classes of its file, and what those name."""
-    first = _definition(tree, name)
+    first = definition_of(name, tree.body)
     if first is None:
         return [tree]
-    there = {node.name: node for node in _definitions(tree.body)}
+    there = {node.name: node for node in definitions(tree.body)}
     found: dict[int, ast.AST] = {}
     waiting: list[ast.AST] = [first]
     while waiting:

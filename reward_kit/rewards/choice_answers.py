@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.reward_options import checks_options
-from reward_kit.rewards.found_answers import find_answer
 from reward_kit.rewards.mathematics.text import LONGEST_TEXT, unwrap
-from reward_kit.rewards.normalising import normalised
-from reward_kit.rewards.texts import last_answer, needed, passed, shown
+from reward_kit.rewards.reading.found_answers import find_answer
+from reward_kit.rewards.reading.normalising import normalised
+from reward_kit.rewards.reading.texts import last_answer, needed, passed, shown
 from reward_kit.typed_interface import reward_function
 
 _COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox|left|right)\b|[{}$`\"“”]|\*\*|__")

@@ -18,13 +18,13 @@ from pydantic import Field
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_options import checks_options
-from reward_kit.rewards.code_languages import ALIASES, language_of
-from reward_kit.rewards.code_sandbox import CodeSandboxes
-from reward_kit.rewards.code_tests import CallTest, RunTest, Suite, suite_of
-from reward_kit.rewards.code_values import Rules, Stdout, shown_answer
-from reward_kit.rewards.fenced import Choice, block_of
 from reward_kit.rewards.option_types import Closeness, Megabytes, Seconds, check_closeness
-from reward_kit.rewards.texts import last_answer, needed
+from reward_kit.rewards.programs.hidden_tests import CallTest, RunTest, Suite, suite_of
+from reward_kit.rewards.programs.languages import ALIASES, language_of
+from reward_kit.rewards.programs.sandbox import CodeSandboxes
+from reward_kit.rewards.programs.values import Rules, Stdout, shown_answer
+from reward_kit.rewards.reading.fenced import Choice, block_of
+from reward_kit.rewards.reading.texts import last_answer, needed
 from reward_kit.sandbox.limits import Limits
 from reward_kit.sandbox.outcome import Outcome
 from reward_kit.sandbox.program import SOURCE_LIMIT, Program
@@ -33,7 +33,7 @@ from reward_kit.typed_interface import reward_function
 PassRate = Literal["fraction", "all"]
 Runs = Literal["fresh", "together"]
 _PYTHON = frozenset({"python", "py", "python3", "py3", "ipython", "sage"})
-_INSIDE = "reward_kit.rewards.code_inside"
+_INSIDE = "reward_kit.rewards.programs.inside"
 _LEAST_KB = 256
 _TIMED_OUT = ("wall", "cpu")
 
@@ -88,8 +88,8 @@ async def python_code(
     The program is the last fenced block tagged as Python, or, where no block is, the last one without a tag; what the
     model thought does not count. The ground truth holds calls (`{"function": "solve", "tests": [{"args": […],
     "expected": …}]}`), runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}`), or rows of APPS, LiveCodeBench, MBPP and
-    HumanEval, as `code_tests` describes them. It runs isolated, never without walls: where nothing can be confined the
-    rollout is unscored with the class `refused`.
+    HumanEval, as `programs/hidden_tests.py` describes them. It runs isolated, never without walls: where nothing can be
+    confined the rollout is unscored with the class `refused`.
 
     1 is earned where every test passes, 0 where none does or there is no program. Calls are asked one after the other
     in one process, in which the program was run once as an imported module; where it ends, the rest fails. Each run is

@@ -6,9 +6,9 @@ from typing import Literal
 
 from reward_kit.errors import RewardError
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.rewards.found_answers import find_answer
-from reward_kit.rewards.normalising import Normalisation, normalised
-from reward_kit.rewards.texts import last_answer, last_text, needed, passed, shown
+from reward_kit.rewards.reading.found_answers import find_answer
+from reward_kit.rewards.reading.normalising import Normalisation, normalised
+from reward_kit.rewards.reading.texts import last_answer, last_text, needed, passed, shown
 from reward_kit.typed_interface import reward_function
 
 LONGEST = 100_000

@@ -8,10 +8,17 @@ from typing import Any, Literal
 from reward_kit.environments.snapshots import CompositeState, FilesState, SqliteState
 from reward_kit.errors import ConfigError, RewardError, did_you_mean, kind_of
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.rewards.json_values import as_json, read_json
+from reward_kit.rewards.comparing.json_values import as_json, read_json
+from reward_kit.rewards.comparing.state_parts import (
+    Checking,
+    Finding,
+    Match,
+    file_findings,
+    json_findings,
+    table_findings,
+)
 from reward_kit.rewards.option_types import Closeness, check_closeness
-from reward_kit.rewards.state_parts import Checking, Finding, Match, file_findings, json_findings, table_findings
-from reward_kit.rewards.texts import needed, shown
+from reward_kit.rewards.reading.texts import needed, shown
 from reward_kit.typed_interface import reward_function
 
 _MOST_METRICS = 100

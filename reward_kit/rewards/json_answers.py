@@ -10,9 +10,8 @@ from typing import Any, Final, Literal
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_options import checks_options
-from reward_kit.rewards.fenced import fenced_blocks
-from reward_kit.rewards.json_schemas import check_schema, why_not_conforming
-from reward_kit.rewards.json_values import (
+from reward_kit.rewards.comparing.json_schemas import check_schema, why_not_conforming
+from reward_kit.rewards.comparing.json_values import (
     Comparing,
     as_json,
     common_leaves,
@@ -22,7 +21,8 @@ from reward_kit.rewards.json_values import (
     read_json,
 )
 from reward_kit.rewards.option_types import Closeness, check_closeness, check_extra
-from reward_kit.rewards.texts import last_answer, needed, passed, shown
+from reward_kit.rewards.reading.fenced import fenced_blocks
+from reward_kit.rewards.reading.texts import last_answer, needed, passed, shown
 from reward_kit.typed_interface import reward_function
 
 LONGEST: Final = 1_000_000

@@ -26,7 +26,7 @@ from reward_kit.rewards.judging.rubrics import (
     weighted_mean,
 )
 from reward_kit.rewards.judging.usage import METRIC, JudgeUsage
-from reward_kit.rewards.texts import last_answer, passed
+from reward_kit.rewards.reading.texts import last_answer, passed
 from reward_kit.typed_interface import reward_function
 
 Judged = Literal["answer", "conversation"]

@@ -23,7 +23,7 @@ from reward_kit.rewards.judging.options import ClientOptions
 from reward_kit.rewards.judging.questions import Question, reason_of
 from reward_kit.rewards.judging.usage import METRIC, JudgeUsage
 from reward_kit.rewards.judging.verdicts import Choice, Members, Several
-from reward_kit.rewards.texts import last_answer, passed
+from reward_kit.rewards.reading.texts import last_answer, passed
 from reward_kit.typed_interface import reward_function
 
 ScoreBy = Literal["faithfulness", "attribution"]

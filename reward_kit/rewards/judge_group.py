@@ -21,7 +21,7 @@ from reward_kit.rewards.judging.questions import Question, reason_of
 from reward_kit.rewards.judging.rubrics import check_scale, grades, share
 from reward_kit.rewards.judging.usage import METRIC, JudgeUsage
 from reward_kit.rewards.judging.verdicts import Members
-from reward_kit.rewards.texts import last_answer, passed
+from reward_kit.rewards.reading.texts import last_answer, passed
 from reward_kit.typed_interface import reward_function
 
 Method = Literal["score", "rank"]

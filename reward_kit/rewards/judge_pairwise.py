@@ -15,7 +15,7 @@ from reward_kit.rewards.judging.options import ClientOptions
 from reward_kit.rewards.judging.questions import Question, reason_of
 from reward_kit.rewards.judging.usage import METRIC, JudgeUsage
 from reward_kit.rewards.judging.verdicts import Choice
-from reward_kit.rewards.texts import last_answer, needed, passed
+from reward_kit.rewards.reading.texts import last_answer, needed, passed
 from reward_kit.typed_interface import reward_function
 
 DEFAULT_CRITERIA = "which does better what was asked for: right, complete, useful and harmless"

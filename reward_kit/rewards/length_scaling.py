@@ -16,7 +16,7 @@ from reward_kit.reward_options import with_options
 from reward_kit.rewards.combining import Call, Reward, asked, combined, copies, loads_beside
 from reward_kit.rewards.judging.conversations import as_text, first_request, shown
 from reward_kit.rewards.lengths import Unit, length_of, measured_length
-from reward_kit.rewards.replies import Part
+from reward_kit.rewards.reading.replies import Part
 from reward_kit.typed_interface import RewardSpec, as_function, reward_function, reward_spec
 
 Form = Literal["share", "kimi"]

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from reward_kit.errors import RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.rewards.found_answers import answer_region
-from reward_kit.rewards.normalising import Normalisation, normalised
-from reward_kit.rewards.texts import last_answer, needed
+from reward_kit.rewards.reading.found_answers import answer_region
+from reward_kit.rewards.reading.normalising import Normalisation, normalised
+from reward_kit.rewards.reading.texts import last_answer, needed
 from reward_kit.typed_interface import reward_function
 
 LONGEST = 100_000

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.rewards.replies import Part, last_reply, lines_without_code, word_count
+from reward_kit.rewards.reading.replies import Part, last_reply, lines_without_code, word_count
 from reward_kit.typed_interface import reward_function
 
 OPENERS = (

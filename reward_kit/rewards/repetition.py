@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.rewards.replies import Part, last_reply
-from reward_kit.rewards.texts import passed
+from reward_kit.rewards.reading.replies import Part, last_reply
+from reward_kit.rewards.reading.texts import passed
 from reward_kit.typed_interface import reward_function
 
 _LONGEST_WORD, _PIECE = 40, 10

@@ -20,10 +20,10 @@ from reward_kit.environments.snapshots import CompositeState, SqliteState
 from reward_kit.environments.sqlite_guard import GuardedConnection, SqliteLimits
 from reward_kit.errors import ConfigError, RewardError, ToolError, kind_of
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.rewards.fenced import block_of
+from reward_kit.rewards.comparing.sql_rows import Columns, Result, has_order, same_rows, with_tie_break
 from reward_kit.rewards.option_types import Closeness, Seconds, check_closeness
-from reward_kit.rewards.sql_rows import Columns, Result, has_order, same_rows, with_tie_break
-from reward_kit.rewards.texts import last_answer, needed, passed
+from reward_kit.rewards.reading.fenced import block_of
+from reward_kit.rewards.reading.texts import last_answer, needed, passed
 from reward_kit.typed_interface import reward_function
 
 _TAGS = frozenset({"sql", "sqlite", "sqlite3", "postgresql", "mysql"})
@@ -142,14 +142,19 @@ def sql_result(
     problem = ""
     for gold, several in zip(queries, results, strict=True):
         counts = ordered == "always" or (ordered == "as_gold" and has_order(gold))
-        orders = [several] if has_order(gold) else [several[:1]]
-        if ties == "any":
-            orders = [[one] for one in several]
-        found = [same_rows(golds, result, counts, columns, tolerance) for golds in orders]
+        choices = _choices(several, has_order(gold), ties)
+        found = [same_rows(golds, result, counts, columns, tolerance) for golds in choices]
         if "" in found:
             return passed(True, f"it returns what the gold query returns; rows: {len(result.rows)}")
         problem = problem or found[0]
     return passed(False, problem)
+
+
+def _choices(several: list[Result], has_order: bool, ties: str) -> list[list[Result]]:
+    """The results of one gold query, in the sets of which any may be what was returned."""
+    if ties == "any":
+        return [[one] for one in several]
+    return [several if has_order else several[:1]]
 
 
 def _query(messages: list[Message], unfenced: str) -> str:

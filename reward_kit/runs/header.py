@@ -13,8 +13,8 @@ from typing import Any
 import pydantic
 
 from reward_kit.errors import StoreError
-from reward_kit.models import describe_validation_error
 from reward_kit.runs.files import read_json
+from reward_kit.validation import describe_validation_error
 
 FILE = "run.json"
 SCHEMA_VERSION = 1

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 
@@ -19,7 +19,7 @@ from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.loading import load_module, load_object
-from reward_kit.models import TaskDefinitionModel, describe_validation_error
+from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.rl_processing import CreditAssigner
@@ -29,7 +29,9 @@ from reward_kit.runs.overrides import overlaid
 from reward_kit.runs.resources import check_samples, check_tools, with_surroundings
 from reward_kit.runs.yaml_lines import LocatedYaml, about
 from reward_kit.task_parts import CreditModel
+from reward_kit.validation import describe_validation_error
 
+Model = TypeVar("Model", bound=pydantic.BaseModel)
 _OF_OPTION = re.compile(r"reward '[^']*'(?: has no|,) option '([^']+)'")
 _OF_SANDBOX = re.compile(r"sandbox\.(\w+)")
 
@@ -82,10 +84,20 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
     Raises:
         ConfigError: something is wrong; the message has one line per problem.
     """
-    located = LocatedYaml(path)
-    definition = _validated(located, overrides or {})
+    return task_of(LocatedYaml(path), overrides)
+
+
+def task_of(located: LocatedYaml, overrides: Mapping[str, Any] | None = None) -> Task:
+    """`load_task` of a document that is read already, which may be a part of another file.
+
+    Raises:
+        ConfigError: something is wrong; the message has one line per problem.
+    """
+    path = located.path
+    definition = validated(located, overrides or {}, TaskDefinitionModel, "a task file")
     _refuse_unused(located, definition)
-    _check_credit(located, definition, overrides or {})
+    if definition.credit is not None:
+        located_assigner(located, definition.credit, overrides or {})
     folder = path.resolve().parent
     definition = with_surroundings(located, definition, folder)
     with about(located, "tools_module_path"):
@@ -147,7 +159,7 @@ def _reward_of(
             key, told = ("reward_options", found[1]), f"reward_options.{found[1]}: {error}"
         elif found := _OF_SANDBOX.match(str(error)):
             key, told = ("sandbox", found[1]), str(error)
-        raise ConfigError(f"{_place(located, key, overrides)}: {told}") from error
+        raise ConfigError(f"{place_of(located, key, overrides)}: {told}") from error
 
 
 def assigner_of(credit: CreditModel) -> CreditAssigner:
@@ -159,17 +171,19 @@ def assigner_of(credit: CreditModel) -> CreditAssigner:
     return CreditAssigner(credit.estimator, step_rewards=credit.step_rewards, **credit.options())
 
 
-def _check_credit(located: LocatedYaml, definition: TaskDefinitionModel, overrides: Mapping[str, Any]) -> None:
-    """What the estimator refuses is told with its key's own line, where the message names one of the keys."""
-    if definition.credit is None:
-        return
+def located_assigner(located: LocatedYaml, credit: CreditModel, overrides: Mapping[str, Any]) -> CreditAssigner:
+    """`assigner_of` the `credit:` block of a file.
+
+    Raises:
+        ConfigError: what the estimator refuses, told with its key's own line, where the message names one of the keys.
+    """
     try:
-        assigner_of(definition.credit)
+        return assigner_of(credit)
     except ConfigError as error:
-        keys = ["estimator", *definition.credit.options()]
+        keys = ["estimator", *credit.options()]
         told = re.search(rf"\b({'|'.join(map(re.escape, keys))})\b", str(error).replace("state hash", "state_hash"))
         key = ("credit", told[1]) if told else ("credit",)
-        raise ConfigError(f"{_place(located, key, overrides)}: {'.'.join(key)}: {error}") from error
+        raise ConfigError(f"{place_of(located, key, overrides)}: {'.'.join(key)}: {error}") from error
 
 
 def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel) -> None:
@@ -198,16 +212,27 @@ def _check_reward(reward: Reward | None, samples: Sequence[Sample]) -> None:
     check_truth(reward, (sample.ground_truth for sample in samples), fields)
 
 
-def _validated(located: LocatedYaml, overrides: Mapping[str, Any]) -> TaskDefinitionModel:
+def validated(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Model], what: str) -> Model:
+    """A file's data, with overrides laid over it, as a model.
+
+    Args:
+        located: the file.
+        overrides: keys laid over the file's, dotted for inner ones.
+        model: the model.
+        what: what such a file is called, for messages.
+
+    Raises:
+        ConfigError: it does not fit; a line for each problem, with its place and the nearest key.
+    """
     if not isinstance(located.data, dict):
-        raise ConfigError(f"{located.path}: a task file is a mapping of keys, this one is {located.data!r:.60}")
+        raise ConfigError(f"{located.path}: {what} is a mapping of keys, this one is {located.data!r:.60}")
     data = overlaid(located.data, overrides)
     try:
-        return TaskDefinitionModel.model_validate(data)
+        return model.model_validate(data)
     except pydantic.ValidationError as error:
-        problems = describe_validation_error(error, TaskDefinitionModel)
+        problems = describe_validation_error(error, model)
         lines = [
-            f"{_place(located, tuple(problem['loc']), overrides)}: {text}{_why(problem)}"
+            f"{place_of(located, tuple(problem['loc']), overrides)}: {text}{_why(problem)}"
             for problem, text in zip(error.errors(), problems, strict=True)
         ]
         raise ConfigError("\n".join(lines)) from None
@@ -220,7 +245,7 @@ def _why(problem: Mapping[str, Any]) -> str:
     return "; YAML reads an empty value as null, which is None here" if problem["input"] is None else ""
 
 
-def _place(located: LocatedYaml, location: tuple[str | int, ...], overrides: Mapping[str, Any]) -> str:
+def place_of(located: LocatedYaml, location: tuple[str | int, ...], overrides: Mapping[str, Any]) -> str:
     """Where a key was given: on the command line, or in a line of the file."""
     dotted = ".".join(map(str, location))
     return "-T" if any(f"{dotted}.".startswith(f"{key}.") for key in overrides) else located.where(location)

@@ -16,9 +16,10 @@ from reward_kit.agent.samples import make_group_id, make_rollout_id
 from reward_kit.episodes.record import EpisodeFacts, attempt_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
-from reward_kit.models import Message, describe_validation_error
+from reward_kit.models import Message
 from reward_kit.runs.datasets import read_rows
 from reward_kit.runs.store import load_episode
+from reward_kit.validation import describe_validation_error
 
 _NOT_SAMPLE = ("messages", "ground_truth")
 

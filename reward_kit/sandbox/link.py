@@ -26,6 +26,7 @@ from reward_kit.sandbox.wire import (
     streams,
     version,
 )
+from reward_kit.undoing import closed_on_error
 
 _GREETING_S = 60.0
 _OPENING_S = 130.0
@@ -88,16 +89,10 @@ class Link:
         """
         log_name = f"sandbox-{back_end.name.partition(':')[0]}"
         child = await start_process(launch.command, cwd=None, env=child_environment(), log_name=log_name, piped=True)
-        try:
+        async with closed_on_error(child.end):
             self = cls(back_end, launch, child, await streams(child.pipes[1], child.pipes[0]))
-        except BaseException:
-            await child.end()
-            raise
-        try:
+        async with closed_on_error(self.close):
             await self._greet(strength, slots)
-        except BaseException:
-            await self.close()
-            raise
         self._listening = asyncio.get_running_loop().create_task(self._listen())
         return self
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.custom_loading import load_custom_reward
-from reward_kit.reward_agent.custom_network import refuse_network
-from reward_kit.reward_agent.custom_scores import spec_of
+from reward_kit.reward_agent.custom.loading import load_custom_reward
+from reward_kit.reward_agent.custom.network import refuse_network
+from reward_kit.reward_agent.custom.specs import spec_of
 from reward_kit.reward_agent.levels import SandboxChoice
 from reward_kit.reward_agent.scoring import check_parameters
 

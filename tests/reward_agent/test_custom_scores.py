@@ -18,10 +18,10 @@ from reward_kit.models import Message
 from reward_kit.providers.rates import Rates
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, ScoringRequest
 from reward_kit.reward_agent.confined import ConfinedReward
-from reward_kit.reward_agent.custom_answers import read_answer
-from reward_kit.reward_agent.custom_loading import load_custom_reward
-from reward_kit.reward_agent.custom_scorer import GroupScorer
-from reward_kit.reward_agent.custom_scores import spec_of
+from reward_kit.reward_agent.custom.answers import Answer, read_answer
+from reward_kit.reward_agent.custom.loading import load_custom_reward
+from reward_kit.reward_agent.custom.scorer import GroupScorer
+from reward_kit.reward_agent.custom.specs import spec_of
 from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
 from reward_kit.task_parts import SandboxLevel
 from tests import command_line
@@ -169,7 +169,13 @@ async def test_plural_names_are_one_call_for_a_group(tmp_path: Path, level: Any)
 def test_a_number_a_triple_and_a_mapping_are_taken(returned: Any, score: float, query: str | None) -> None:
     found = read_answer(returned, "mine")
     assert (found.score, found.query, found.is_score_valid) == (score, query, True)
-    assert read_answer({"score": score, "query": query}, "mine") == read_answer((score, query, None), "mine")
+    told = {"query": query, "words": 3}
+    mapped = read_answer({"score": score, **told}, "mine")
+    assert isinstance(mapped, Answer) and mapped.told == told and "told" not in mapped.model_dump()
+    assert mapped.model_dump(exclude={"reason"}) == read_answer((score, query, None), "mine").model_dump(
+        exclude={"reason"}
+    )
+    assert mapped.reason == '{"words": 3}'
 
 
 def test_numpy_numbers_are_numbers_and_surrogates_can_be_kept() -> None:

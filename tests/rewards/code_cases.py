@@ -71,9 +71,9 @@ class A(str):
 def f(x): return A('a')
 """
 HARNESS_REPLACED = """\
-from reward_kit.rewards import code_inside
+from reward_kit.rewards.programs import inside
 from reward_kit.sandbox import harness
-code_inside.encode = lambda *a: True
+inside.encode = lambda *a: True
 harness._encode = lambda *a: b'{"value": true}'
 def f(x): return 7
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -64,7 +65,7 @@ def test_what_a_reward_tells_besides_is_told() -> None:
     assert naive(exact)(sums("one", "two"), return_dict=True)["reward_extra_info"]["short"].tolist() == [0.5, 0.5]
     data = sums("one", "two", extra_info=[{"index": 3}, None])
     info = naive(compute_score)(data, return_dict=True)["reward_extra_info"]
-    assert info["acc"].tolist() == [True, True] and info["saw"].tolist() == [{"index": 3}, None]
+    assert info["acc"].tolist() == [True, True] and info["saw"].tolist() == [{"index": 3}, {}]
 
 
 def test_a_reward_sees_the_prompt_as_a_chat_where_the_batch_has_it() -> None:
@@ -101,7 +102,7 @@ def test_extra_info_that_is_no_mapping_reaches_a_function_of_verls_form() -> Non
     [
         (math.nan, "it gave no score (NaN)"),
         (None, "it gave no score (None)"),
-        ("1", "it gave a str for a score; return a number, (score, query, response)"),
+        ("1", "reward gave a str for a score; return a number, (score, query, response)"),
         ({"acc": 1}, "a mapping without 'score'; it has ['acc']"),
         ((0.5, "query"), "2 values; return (score, query, response)"),
         (torch.tensor([1.0, 2.0]), "a Tensor of several items for a score"),
@@ -191,7 +192,7 @@ def test_a_batch_is_one_call_of_either_kind() -> None:
 
     def of_verl(data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any) -> Any:
         calls.append(list(solution_strs))
-        assert ground_truths == ["one", "one"] and data_sources == extra_infos == [None, None]
+        assert ground_truths == ["one", "one"] and (data_sources, extra_infos) == ([None, None], [{}, {}])
         return np.array([3.0, 3.0])
 
     for reward in (longest, of_verl):
@@ -199,7 +200,9 @@ def test_a_batch_is_one_call_of_either_kind() -> None:
     assert calls == [["one", "two"]] * 2
 
 
-@pytest.mark.parametrize(("returned", "told"), [([1.0], "1 scores for 2 rows"), (1.0, "returns a list, not a float")])
+@pytest.mark.parametrize(
+    ("returned", "told"), [([1.0], "1 scores for 2 solutions"), (1.0, "returns a list, not a float")]
+)
 def test_an_answer_of_another_length_scores_nobody(returned: Any, told: str) -> None:
     found = BatchRewardManager(WordTokenizer(), 0, lambda solution_strs: returned)(sums("one", "one"), return_dict=True)
     info = found["reward_extra_info"]
@@ -217,8 +220,32 @@ def test_a_bad_item_of_a_batch_is_its_own_rows() -> None:
 def test_a_reward_of_the_other_mode_is_sent_to_its_manager() -> None:
     with pytest.raises(ConfigError, match="'exact' is a pointwise reward; it is for the NaiveRewardManager"):
         BatchRewardManager(WordTokenizer(), 0, exact)
-    with pytest.raises(ConfigError, match="takes 'solution_strs' is for the BatchRewardManager"):
+    with pytest.raises(ConfigError, match="is a batch reward; it is for the BatchRewardManager"):
         naive(lambda solution_strs: [])
+
+
+def test_a_class_of_verls_form_is_scored_by_row_and_never_processed_as_a_group() -> None:
+    class Judge:
+        def compute_score(self, solution_str: str, ground_truth: str) -> float:
+            return float(solution_str == ground_truth)
+
+    class Relative(Judge):
+        def post_process_scores(self, scores: list[float]) -> list[float]:
+            return scores
+
+    assert naive(Judge)(sums("one", "one")).tolist() == [[0.0, 1.0], [0.0, 0.0]]
+    for manager in (NaiveRewardManager, BatchRewardManager):
+        with pytest.raises(ConfigError, match="'Relative' has post_process_scores, which is for groups"):
+            manager(WordTokenizer(), 0, Relative)
+
+
+def test_some_arguments_of_a_function_may_be_fixed_beforehand() -> None:
+    def near(solution_str: str, ground_truth: str, worth: float) -> float:
+        return worth * (solution_str == ground_truth)
+
+    assert naive(functools.partial(near, worth=0.5))(sums("one", "one")).tolist() == [[0.0, 0.5], [0.0, 0.0]]
+    info = naive(near)(sums("one", "one"), return_dict=True)["reward_extra_info"]
+    assert all("worth" in told for told in info["failure"])
 
 
 # DAPO

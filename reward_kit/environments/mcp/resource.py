@@ -39,6 +39,7 @@ from reward_kit.environments.mcp.tools import McpTool, NoAnswerError, check_want
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean, how_to_install
 from reward_kit.processes import remove_folder, temporary_folder
+from reward_kit.undoing import closed_on_error, undone_on_error
 
 if TYPE_CHECKING:
     from reward_kit.environments.mcp.session import McpSession, Server
@@ -182,7 +183,7 @@ class McpResource(ReplayForkResource):
 
     async def _open(self) -> None:
         settings = self._config_here
-        try:
+        async with closed_on_error(self._shut):
             if settings.working_copy is not None:
                 self._folder = await anyio.to_thread.run_sync(_copied, source_folder(settings))
             self._session = _session(settings, self._folder)
@@ -190,9 +191,6 @@ class McpResource(ReplayForkResource):
             self._is_fresh = True
             await self._list_tools()
             self._check_expert(settings)
-        except BaseException:
-            await self._shut()
-            raise
         self._key = hash_key("mcp", *(settings.command or ()), settings.url or "", settings.working_copy or "")
 
     def _check_expert(self, settings: McpConfig) -> None:
@@ -271,12 +269,10 @@ def _copied(source: Path) -> Path:
     folder = temporary_folder("mcp-")
     handle = os.open(folder, os.O_RDONLY)
     try:
-        confined.materialise(handle, _entries_of(source))
-        if links := sorted(str(path.relative_to(source)) for path in source.rglob("*") if path.is_symlink()):
-            logger.warning("working_copy %s: symbolic links are not copied: %s", source, ", ".join(links[:5]))
-    except BaseException:
-        remove_folder(folder)
-        raise
+        with undone_on_error(remove_folder, folder):
+            confined.materialise(handle, _entries_of(source))
+            if links := sorted(str(path.relative_to(source)) for path in source.rglob("*") if path.is_symlink()):
+                logger.warning("working_copy %s: symbolic links are not copied: %s", source, ", ".join(links[:5]))
     finally:
         os.close(handle)
     return folder

@@ -25,6 +25,7 @@ from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 
 from reward_kit.environments.mcp.tools import NoAnswerError
 from reward_kit.errors import DeadlineError, EnvironmentFailure, RewardKitError, ToolError, boundary
+from reward_kit.undoing import closed_on_error
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -104,7 +105,7 @@ class McpSession:
         """
         ready = self._ready = asyncio.get_running_loop().create_future()
         task = self._task = asyncio.create_task(self._serve(), name=f"session with {self._name}")
-        try:
+        async with closed_on_error(self.close):
             with anyio.move_on_after(self._start_timeout_s):
                 await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done() and not task.done():
@@ -112,9 +113,6 @@ class McpSession:
                 raise EnvironmentFailure(self._described(late))
             if not ready.done():
                 raise self._end_of(task, "could not be started")
-        except BaseException:
-            await self.close()
-            raise
 
     @property
     def instructions(self) -> str | None:

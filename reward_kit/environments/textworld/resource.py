@@ -37,8 +37,8 @@ from reward_kit.environments.textworld.options import OPTIONS, TextworldConfig
 from reward_kit.environments.textworld.text import asks, command_line
 from reward_kit.environments.textworld.view import View
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean, how_to_install
-from reward_kit.models import describe_validation_error
 from reward_kit.processes import shared_folder
+from reward_kit.validation import describe_validation_error
 
 _TOOL = "act"
 _SPEC = tool_spec(

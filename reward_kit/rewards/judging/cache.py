@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from reward_kit.errors import ConfigError, why_unreadable
+from reward_kit.undoing import undone_on_error
 
 _HEADER = {"judge_cache": 1}
 _log = logging.getLogger(__name__)
@@ -49,11 +50,8 @@ class AnswerCache:
         self._known: dict[str, Answer] = {}
         self._path, self._file = path, None if path is None else _open(path)
         if path is not None and self._file is not None:
-            try:
+            with undone_on_error(self._file.close):
                 self._read(path, self._file)
-            except BaseException:
-                self._file.close()
-                raise
 
     def get(self, key: str) -> Answer | None:
         """The answer, None where it is not known."""

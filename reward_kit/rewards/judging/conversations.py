@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reward_kit.models import Message
-from reward_kit.rewards.texts import last_answer
+from reward_kit.rewards.reading.texts import last_answer
 
 _SHORTEST = 200
 

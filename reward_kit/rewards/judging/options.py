@@ -8,7 +8,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from reward_kit.errors import ConfigError
-from reward_kit.models import describe_validation_error
+from reward_kit.validation import describe_validation_error
 
 AnswerForm = Literal["auto", "json_schema", "json_object", "text"]
 _OWN_KEYS = frozenset({"model", "messages", "stream", "stream_options", "seed", "response_format", "n"})

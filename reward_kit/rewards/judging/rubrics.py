@@ -9,10 +9,10 @@ from typing import Any
 import pydantic
 
 from reward_kit.errors import ConfigError
-from reward_kit.models import describe_validation_error
 from reward_kit.rewards.judging.usage import METRIC
 from reward_kit.rewards.judging.verdicts import Choice, Members
 from reward_kit.task_parts import CriterionModel
+from reward_kit.validation import describe_validation_error
 
 Criterion = CriterionModel
 Rubric = Mapping[str, Criterion]

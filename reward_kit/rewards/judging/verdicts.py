@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from reward_kit.strict_json import Pairs, strict_decoder
+
 _LONGEST = 200_000
 _MOST_LISTED = 12
 
@@ -127,7 +129,7 @@ def read_verdict(text: str, form: Members) -> dict[str, Any]:
     if not text:
         raise UnreadableVerdict("the answer is empty")
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+        value = _decoder.decode(text)
     except UnreadableVerdict:
         raise
     except (ValueError, RecursionError):
@@ -142,15 +144,14 @@ def _without_fence(text: str) -> str:
     return rest.removesuffix("```").strip() if is_fenced else text
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: Pairs) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise UnreadableVerdict("a member stands twice")
     return found
 
 
-def _no_number(text: str) -> Any:
-    raise UnreadableVerdict(f"{text} is no number of JSON")
+_decoder = strict_decoder(_object)
 
 
 def _shown(value: Any) -> str:

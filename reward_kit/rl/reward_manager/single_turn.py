@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,12 +15,15 @@ from reward_kit.credit.options import check_number
 from reward_kit.errors import ConfigError
 from reward_kit.models import Message
 from reward_kit.reward_agent.agent import AsyncRewardAgent
+from reward_kit.reward_agent.custom.answers import Answer
+from reward_kit.reward_agent.custom.specs import spec_of
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, check_truth
 from reward_kit.rl.reward_manager.base import RewardManager, Scores
 from reward_kit.rl.reward_manager.batches import RewardBatch
 from reward_kit.rl.reward_manager.reports import Echo, Tokenizer, check_tokenizer, check_whole, columns_of, texts_of
-from reward_kit.rl.reward_manager.verl_style import ComputeScore, VerlReward, is_verl_style
-from reward_kit.typed_interface import Mode, RewardSpec, reward_spec
+from reward_kit.typed_interface import Mode, RewardSpec
+
+ComputeScore = Callable[..., Any]
 
 
 class NaiveRewardManager(RewardManager):
@@ -61,18 +64,13 @@ class NaiveRewardManager(RewardManager):
 
     def _score(self, batch: RewardBatch) -> Scores:
         requests = self._requests(batch)
-        reward: RewardSpec | Scorer = self._compute_score
-        extras: dict[str, dict[str, Any]] = {}
-        if is_verl_style(reward, self.mode):
-            verl_reward = VerlReward(self._compute_score, self.mode)  # a new one: a call given up may still write to it
-            reward, extras = verl_reward.spec, verl_reward.extras
+        reward = self._compute_score
         if isinstance(reward, RewardSpec) and requests:
             truths = [request.ground_truth for request in requests]
             check_truth(reward, truths, _fields_beside_truth(batch), "row of non_tensor_batch['reward_model']")
         scored = _run(requests, reward, self._max_concurrency, self._deadline_s) if requests else []
         scores = np.array([np.nan if one.score is None else one.score for one in scored], dtype=np.float64)
-        facts = [{**extras.get(one.rollout_id, {}), **_facts(one)} for one in scored]
-        return Scores(scores, columns_of(facts))
+        return Scores(scores, columns_of([_facts(one) for one in scored]))
 
     def _requests(self, batch: RewardBatch) -> list[ScoringRequest]:
         sources, extra_infos = batch.column("data_source"), batch.column("extra_info")
@@ -194,11 +192,17 @@ class DAPORewardManager(NaiveRewardManager):
         return Scores(found.scores_B + penalty, {**found.info, "overlong_penalty": penalty})
 
 
-def _reward_of(given: Any, mode: Mode) -> Any:
-    """A `RewardSpec` or a `Scorer` of this mode, or a function of verl's form as it is."""
-    if hasattr(given, "score_group") or is_verl_style(given, mode):
-        return given
-    spec = given if isinstance(given, RewardSpec) else reward_spec(given)
+def _reward_of(given: Any, mode: Mode) -> RewardSpec | Scorer:
+    """A `Scorer` as it is, or the spec of a reward of this mode."""
+    if hasattr(given, "score_group"):
+        scorer: Scorer = given
+        return scorer
+    spec = given if isinstance(given, RewardSpec) else spec_of(given)
+    if hasattr(spec.function, "each"):
+        raise ConfigError(
+            f"reward {spec.id!r} has post_process_scores, which is for groups, and a reward manager scores rows; "
+            "leave it to an AsyncRewardAgent"
+        )
     if spec.mode != mode:
         other = "BatchRewardManager" if mode == "pointwise" else "NaiveRewardManager"
         raise ConfigError(f"reward {spec.id!r} is a {spec.mode} reward; it is for the {other}")
@@ -231,6 +235,7 @@ def _facts(scored: Scored) -> dict[str, Any]:
     failure, result = scored.failure, scored.result
     metrics = result.metrics if failure is None and result is not None else {}
     return {
+        **(result.told if isinstance(result, Answer) else {}),
         **{name: metric.score for name, metric in metrics.items() if metric.is_score_valid},
         "is_scored": failure is None,
         "failure_class": failure.failure_class if failure else "",

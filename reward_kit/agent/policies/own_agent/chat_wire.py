@@ -5,7 +5,6 @@ The form is that of OpenAI's API reference ("Create chat completion" and "The ch
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ from typing import Any
 import pydantic
 
 from reward_kit.errors import kind_of
-from reward_kit.models import Message, ToolCall, describe_validation_error
+from reward_kit.models import Message, ToolCall
 from reward_kit.providers.completion import ChatCompletion, Usage
+from reward_kit.strict_json import read_strictly
+from reward_kit.validation import describe_validation_error
 
 ChatMessage = dict[str, Any]
 """A message in chat form, as it came."""
@@ -52,7 +53,7 @@ def read_request(data: bytes) -> ChatRequest:
         RefusedRequest: it is no chat completion request, or asks for what the recording endpoint does not do.
     """
     try:
-        body = json.loads(data, parse_constant=_refuse_constant)
+        body = read_strictly(data)
     except (ValueError, RecursionError) as error:
         raise RefusedRequest(f"the body is no JSON: {error}") from error
     if not isinstance(body, dict):
@@ -65,10 +66,6 @@ def read_request(data: bytes) -> ChatRequest:
         stream=bool(body.get("stream")),
         include_usage=isinstance(stream_options, Mapping) and bool(stream_options.get("include_usage")),
     )
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _refuse_unserved(body: Mapping[str, Any]) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import anyio
 
-from reward_kit.agent.chat_actions import strict_json
 from reward_kit.agent.policies.chat_outputs import output_of
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
 from reward_kit.agent.policies.own_agent.chat_wire import Answer, ChatMessage, ChatRequest
@@ -33,6 +32,7 @@ from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import EpisodeError, PolicyError, boundary, kind_of
 from reward_kit.models import Message
 from reward_kit.providers.completion import ChatCompletion
+from reward_kit.strict_json import read_strictly
 
 logger = logging.getLogger("reward_kit.agent")
 
@@ -303,7 +303,7 @@ def _read_arguments(arguments: Mapping[str, Any] | str | None) -> Mapping[str, A
     if not isinstance(arguments, str):
         return arguments or {}
     try:
-        read = strict_json(arguments) if arguments.strip() else {}
+        read = read_strictly(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
         return arguments
     return read if isinstance(read, dict) else arguments

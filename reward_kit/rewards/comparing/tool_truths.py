@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from reward_kit.errors import RewardError, kind_of
-from reward_kit.rewards.json_values import as_json, in_short, read_json
-from reward_kit.rewards.texts import shown
-from reward_kit.rewards.tool_schemas import ToolSchema
+from reward_kit.rewards.comparing.json_values import as_json, in_short, read_json
+from reward_kit.rewards.comparing.tool_schemas import ToolSchema
+from reward_kit.rewards.reading.texts import shown
 
 MOST_EXPECTED: Final = 64
 _KEYS: Final = {"function", "name", "arguments", "id", "type", "index"}

@@ -8,11 +8,23 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import Field
+
 from reward_kit.errors import InvalidResultError, kind_of, safe_str
 from reward_kit.models import EvaluateResult
 
 _SHOWN = 4_000
 _NONE = "it gave no score"
+
+
+class Answer(EvaluateResult):
+    """The result that an answer of verl's form stands for.
+
+    Attributes:
+        told: what a mapping held besides the score, as it was; not kept in files, where `reason` has it as text.
+    """
+
+    told: dict[Any, Any] = Field(default_factory=dict, exclude=True, repr=False)
 
 
 def read_answer(returned: Any, what: str) -> EvaluateResult:
@@ -40,24 +52,25 @@ def read_answer(returned: Any, what: str) -> EvaluateResult:
         if "score" not in returned:
             raise InvalidResultError(f"{what} returned a mapping without 'score'; it has {sorted(map(str, returned))}")
         rest = {key: value for key, value in returned.items() if key not in ("score", "query", "response")}
-        query, response = returned.get("query"), returned.get("response")
-        return _result(returned["score"], what, query, response, _text(rest) if rest else None)
+        result = _result(
+            returned["score"], what, returned.get("query"), returned.get("response"), _text(rest) if rest else None
+        )
+        result.told = {key: value for key, value in returned.items() if key != "score"}
+        return result
     return _result(returned, what)
 
 
-def _result(
-    score: Any, what: str, query: Any = None, response: Any = None, reason: str | None = None
-) -> EvaluateResult:
+def _result(score: Any, what: str, query: Any = None, response: Any = None, reason: str | None = None) -> Answer:
     number = _number(score, what)
     kept = {"query": _text(query), "response": _text(response), "reason": reason}
     if math.isnan(number):
         return failed(f"{_NONE} ({'None' if score is None else 'NaN'})", **kept)
-    return EvaluateResult(score=number, **kept)
+    return Answer(score=number, **kept)
 
 
-def failed(why: str, **kept: str | None) -> EvaluateResult:
+def failed(why: str, **kept: str | None) -> Answer:
     """A result that leaves its rollout unscored; the number in it is not used."""
-    return EvaluateResult(score=0.0, is_score_valid=False, error=_plain(why), **kept)
+    return Answer(score=0.0, is_score_valid=False, error=_plain(why), **kept)
 
 
 _FORMS = "return a number, (score, query, response), or a mapping with 'score'"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from reward_kit.rewards.mathematics.numbers import read_number
-from reward_kit.rewards.replies import composed
+from reward_kit.rewards.reading.replies import composed
 
 Normalisation = Literal["strip", "casefold", "nfkc", "punctuation", "articles", "whitespace", "numbers"]
 

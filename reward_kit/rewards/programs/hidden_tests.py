@@ -21,9 +21,9 @@ from types import MappingProxyType
 from typing import Any
 
 from reward_kit.errors import RewardError, did_you_mean, kind_of
-from reward_kit.rewards.code_asserts import Condition, call_of, conditions_of
-from reward_kit.rewards.code_inside import encode
-from reward_kit.rewards.code_values import Rules, is_same, is_same_output, shown
+from reward_kit.rewards.programs.asserts import Condition, call_of, conditions_of
+from reward_kit.rewards.programs.inside import encode
+from reward_kit.rewards.programs.values import Rules, is_same, is_same_output, shown
 
 _WRAPPERS = {"set", "sorted", "len", "abs", "list", "tuple", "round", "sum", "str", "isclose", "float", "int", "math"}
 _SUITE = {"function", "tests", "setup"}

@@ -10,8 +10,8 @@ import ast
 from collections.abc import Iterator
 
 from reward_kit.errors import ConfigError
+from reward_kit.reward_agent.definitions import Definition, definition_of, definitions
 
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _CLIENTS = frozenset(
     {
         *("openai", "anthropic", "litellm", "cohere", "mistralai", "groq", "together", "ollama", "instructor"),
@@ -40,17 +40,16 @@ def refuse_network(text: str, name: str, file: str, level: str) -> None:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # told with its line where it is run
         return
-    named = [node for node in ast.walk(tree) if isinstance(node, _Definition) and node.name == name.rpartition(".")[2]]
-    if not any(map(_has_form, named)):
+    found = definition_of(name, tree.body)
+    if found is None or not _has_form(found):
         return
     if (client := next((one for one in _imports(tree) if one in _CLIENTS), None)) is not None:
         raise ConfigError(_ASKS.format(name, file, client, level))
 
 
-def _has_form(definition: _Definition) -> bool:
+def _has_form(definition: Definition) -> bool:
     if isinstance(definition, ast.ClassDef):
-        methods = (one for one in definition.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
-        return any(one.name == "compute_score" for one in methods)
+        return any(one.name == "compute_score" for one in definitions(definition.body))
     names = {one.arg for one in (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs)}
     return bool(names & {"solution_str", "solution_strs"})
 

@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from reward_kit.errors import RewardError, how_to_install
-from reward_kit.rewards.json_values import DEEPEST, as_json, key_of
-from reward_kit.rewards.texts import shown
+from reward_kit.rewards.comparing.json_values import DEEPEST, as_json, key_of
+from reward_kit.rewards.reading.texts import shown
 
 if TYPE_CHECKING:
     import jsonschema  # type: ignore[import-untyped, unused-ignore]

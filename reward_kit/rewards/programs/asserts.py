@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from reward_kit.errors import RewardError
-from reward_kit.rewards.code_inside import decode, encode
-from reward_kit.rewards.code_values import Rules, is_same
+from reward_kit.rewards.programs.inside import decode, encode
+from reward_kit.rewards.programs.values import Rules, is_same
 
 _MOST_DIGITS = 10_000
 _MOST_ITEMS = 1_000_000

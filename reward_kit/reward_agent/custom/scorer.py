@@ -11,8 +11,8 @@ from typing import Any
 from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary
 from reward_kit.models import EvaluateResult
 from reward_kit.providers.rates import Rates
-from reward_kit.reward_agent.custom_answers import failed, finished
-from reward_kit.reward_agent.custom_calls import Calls
+from reward_kit.reward_agent.custom.answers import failed, finished
+from reward_kit.reward_agent.custom.calls import Calls
 from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.typed_interface import RewardSpec

@@ -1,6 +1,6 @@
 """Whether what came back from a model's program is what was expected: compared here, on plain data, by code of ours.
 
-What came back is JSON of the form that `code_inside.encode` gives, and whoever wrote it may be hostile: it is taken
+What came back is JSON of the form that `inside.encode` gives, and whoever wrote it may be hostile: it is taken
 apart along what is expected, and none of it becomes an object with a behaviour of its own.
 """
 
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from reward_kit.rewards.code_inside import encode
+from reward_kit.rewards.programs.inside import encode
 
 Stdout = Literal["lines", "tokens", "exact"]
 """How outputs are compared: without blanks at the ends of lines and of all; word by word; or exactly as they are."""

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from reward_kit.errors import RewardError
-from reward_kit.rewards.json_values import array_key, in_short, is_number
-from reward_kit.rewards.texts import shown
+from reward_kit.rewards.comparing.json_values import array_key, in_short, is_number
+from reward_kit.rewards.reading.texts import shown
 
 Strings = Literal["exact", "casefold", "bfcl"]
 """How texts are compared: as they are; ignoring case; or as the Berkeley Function-Calling Leaderboard does, which also

@@ -11,8 +11,8 @@ from typing import Any
 
 from reward_kit.errors import InvalidResultError, RewardKitError, kind_of, safe_str
 from reward_kit.models import EvaluateResult
-from reward_kit.reward_agent.custom_answers import failed, finished, read_answer, scores_of
-from reward_kit.reward_agent.custom_forms import GIVEN, VARIABLE, WANTED, Form
+from reward_kit.reward_agent.custom.answers import failed, finished, read_answer, scores_of
+from reward_kit.reward_agent.custom.forms import GIVEN, VARIABLE, WANTED, Form
 from reward_kit.reward_calls import BATCH_NAMES
 
 _LOGGED = (*GIVEN, "score", "query", "response")

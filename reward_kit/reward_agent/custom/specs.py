@@ -12,16 +12,17 @@ module, so it imports next to nothing.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from reward_kit.errors import ConfigError, kind_of
-from reward_kit.reward_agent.custom_calls import Calls
-from reward_kit.reward_agent.custom_forms import GIVEN, GIVEN_TO_BATCH, VARIABLE, WANTED, Form, form_of, line_of, nearly
+from reward_kit.reward_agent.custom.calls import Calls
+from reward_kit.reward_agent.custom.forms import GIVEN, GIVEN_TO_BATCH, VARIABLE, WANTED, Form, form_of, line_of, nearly
 from reward_kit.reward_calls import BATCH_NAMES
-from reward_kit.typed_interface import Mode, Origin, RewardSpec, reward_spec
+from reward_kit.typed_interface import Mode, Origin, RewardSpec, code_of, reward_spec
 
 
 def spec_of(given: Any) -> RewardSpec:
@@ -59,8 +60,9 @@ def _slip(kind: type, method: str) -> str | None:
 
 def _function_spec(function: Callable[..., Any]) -> RewardSpec:
     name = getattr(function, "__name__", type(function).__name__)
-    code = function if inspect.isroutine(function) else type(function).__call__
-    form = form_of(code, name, has_self=code is not function)
+    is_partial = isinstance(function, functools.partial)
+    code = code_of(function)
+    form = form_of(function if is_partial else code, name, has_self=not is_partial and code is not function)
     calls = Calls(function, form)
     return _spec(form, _adapted(calls, "all" if form.is_batch else "one", code), code, function)
 

@@ -11,9 +11,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from reward_kit.environments.snapshots import FilesState, SqliteState
 from reward_kit.errors import EnvironmentFailure, RewardError, kind_of
-from reward_kit.rewards.json_values import Comparing, as_json, difference, in_short
-from reward_kit.rewards.sql_rows import Result, same_rows
-from reward_kit.rewards.texts import shown
+from reward_kit.rewards.comparing.json_values import Comparing, as_json, difference, in_short
+from reward_kit.rewards.comparing.sql_rows import Result, same_rows
+from reward_kit.rewards.reading.texts import shown
 
 Match = Literal["equal", "subset", "paths"]
 

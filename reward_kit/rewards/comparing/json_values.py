@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from reward_kit.rewards.texts import shown
+from reward_kit.rewards.reading.texts import shown
+from reward_kit.strict_json import Pairs, strict_decoder
 
 DEEPEST: Final = 50
 """Levels of a value. What is deeper was not meant, and comparing it would end in Python's own limit."""
@@ -197,18 +198,7 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("it has a number beyond every float")
-    return number
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_twins(pairs: Pairs) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         twin = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
@@ -216,7 +206,5 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-decoder: Final = json.JSONDecoder(
-    parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_without_twins
-)
-"""Reads strictly: what Python alone takes for JSON raises a ValueError."""
+decoder: Final = strict_decoder(_without_twins)
+"""Reads strictly, and refuses a field that stands twice with a ValueError."""

@@ -10,7 +10,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.sandbox.limits import Limits
 from reward_kit.sandbox.program import Program
 
-_INSIDE = "reward_kit.rewards.code_inside"
+_INSIDE = "reward_kit.rewards.programs.inside"
 _WHERE = "/usr/local/bin:/usr/bin:/bin"
 _HEADERS = ("/usr/include", "/usr/local/include", "/usr/libexec/gcc", "/etc/alternatives")
 _PROCESSES = 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -94,6 +95,7 @@ def form_of(code: Callable[..., Any], id: str, *, has_self: bool) -> Form:
         ConfigError: it is not that of the form.
     """
     parameters = list(inspect.signature(code).parameters.values())
+    code = code.func if isinstance(code, functools.partial) else code
     if has_self and parameters and (first := parameters[0].name) in (*GIVEN, *GIVEN_TO_BATCH):
         raise ConfigError(f"{line_of(code)}{id}: its first parameter is {first!r}; a method begins with self")
     parameters = parameters[has_self:]

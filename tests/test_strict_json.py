@@ -1,0 +1,45 @@
+"""JSON that others wrote, read as RFC 8259 has it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward_kit.strict_json import read_strictly, strict_decoder
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(VALUES, st.sampled_from(["utf-8", "utf-16", "utf-32-le"]))
+def test_what_is_json_is_read_as_python_reads_it(value: Any, encoding: str) -> None:
+    text = json.dumps(value)
+    assert read_strictly(text) == read_strictly(text.encode(encoding)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"x": NaN}', "NaN is no JSON"),
+        ("[-Infinity]", "-Infinity is no JSON"),
+        ("1e999", "1e999 is beyond every float"),
+        ("-" + "9" * 400 + ".0", f"-{'9' * 39} is beyond"),
+        ("{", "Expecting property name"),
+    ],
+)
+def test_what_python_alone_reads_is_refused(text: str, told: str) -> None:
+    for given_text in (text, text.encode()):
+        with pytest.raises(ValueError, match=told):
+            read_strictly(given_text)
+
+
+def test_an_object_is_what_the_hook_makes_of_it() -> None:
+    assert strict_decoder(lambda pairs: [name for name, _ in pairs]).decode('{"a": 1, "a": 2}') == ["a", "a"]
+    with pytest.raises(ValueError, match="Infinity"):
+        strict_decoder(dict).decode('{"a": Infinity}')
