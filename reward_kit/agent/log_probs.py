@@ -39,7 +39,8 @@ def write_log_probs(
         return outputs
     version = UNKNOWN_VERSION if version is None else version
     reason = log_probs.get("segment_reason") or REWRITTEN
-    episode.tokens.add_turn(len(episode), prompt_ids, token_ids, logprobs, version, reason)
+    allowed = log_probs.get("allowed_ids")
+    episode.tokens.add_turn(len(episode), prompt_ids, token_ids, logprobs, version, reason, allowed)
     return {}
 
 

@@ -74,8 +74,9 @@ class PolicyOutput(NamedTuple):
         action_structured: the action; see `Action`.
         raw_policy_output: the text as the model wrote it, where there is one.
         log_probs: `prompt_ids` (P,), `token_ids` (N,), `logprobs` (N,) of the distribution really sampled,
-            `policy_version`, `usage` (`prompt_tokens`, `completion_tokens`, `cost`), `finish_reason`, and
-            `segment_reason`, why `prompt_ids` rewrites the context; each absent where unknown.
+            `policy_version`, `usage` (`prompt_tokens`, `completion_tokens`, `cost`), `finish_reason`,
+            `segment_reason`, why `prompt_ids` rewrites the context, and `allowed_ids` (N,), for each token the ids that
+            a constraint left to choose from, None for any; each absent where unknown.
         value_estimate: V(s) in the units of the return, where the policy has a critic.
     """
 
@@ -90,11 +91,14 @@ class AgentPolicy(ABC):
 
     Attributes:
         path_options: constructor parameters that are paths; in a task file they are relative to it.
+        maybe_path_options: constructor parameters that are a path or a name. In a task file they are relative to it
+            where something is there, or where they begin with a dot.
         object_options: constructor parameters that a task file gives as file.py:name, relative to it; they are loaded.
         is_free: its actions cost nothing, so that a limit on cost holds by itself.
     """
 
     path_options: ClassVar[tuple[str, ...]] = ()
+    maybe_path_options: ClassVar[tuple[str, ...]] = ()
     object_options: ClassVar[tuple[str, ...]] = ()
     is_free: ClassVar[bool] = False
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from reward_kit.episodes.allowed_ids import Allowed, AllowedTrack, RecordedSets
 from reward_kit.episodes.json_codec import from_json_value, to_json_value
 from reward_kit.errors import EpisodeError
 
@@ -52,6 +53,7 @@ class Turn(NamedTuple):
         logprobs: (N,) of the distribution really sampled; None where unknown.
         policy_version: the version of the weights that sampled; None where unknown.
         segment_reason: why the context was rewritten before it; None where it was not.
+        allowed_ids: (N,) for each token the ids it was chosen from, None for any; None where nothing was restricted.
     """
 
     prompt_ids: npt.NDArray[np.int64]
@@ -59,6 +61,7 @@ class Turn(NamedTuple):
     logprobs: npt.NDArray[np.float64] | None
     policy_version: int | None
     segment_reason: str | None
+    allowed_ids: list[list[int] | None] | None = None
 
 
 class TokenRow(NamedTuple):
@@ -84,13 +87,14 @@ class TokenRow(NamedTuple):
 class EpisodeTokens:
     """All tokens of one episode, in segments."""
 
-    __slots__ = ("ids", "logprobs", "segments", "spans")
+    __slots__ = ("allowed", "ids", "logprobs", "segments", "spans")
 
     def __init__(self) -> None:
         self.ids: array[int] = array("i")
         self.logprobs: array[float] = array("d")
         self.segments: list[Segment] = []
         self.spans: list[ActionSpan] = []
+        self.allowed = AllowedTrack()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -112,6 +116,7 @@ class EpisodeTokens:
         logprobs: Sequence[float] | None = None,
         policy_version: int = UNKNOWN_VERSION,
         reason: str = REWRITTEN,
+        allowed_ids: Sequence[Allowed] | None = None,
     ) -> None:
         """Record one action.
 
@@ -122,9 +127,12 @@ class EpisodeTokens:
             logprobs: (N,) of the distribution really sampled; None where unknown, stored as NaN.
             policy_version: the version of the weights that sampled.
             reason: why the context was rewritten, used where `prompt_ids` does not extend what is stored.
+            allowed_ids: (N,) for each token the ids it was chosen from, None for any; None where nothing was
+                restricted.
 
         Raises:
-            EpisodeError: lengths of ids and log-probabilities differ, or the steps do not ascend.
+            EpisodeError: lengths of ids and log-probabilities differ, the steps do not ascend, or a token was not
+                among those allowed.
         """
         if logprobs is not None and len(logprobs) != len(token_ids):
             raise EpisodeError(f"step {step}: {len(token_ids)} token ids but {len(logprobs)} log-probabilities")
@@ -133,10 +141,13 @@ class EpisodeTokens:
         # Converted first, so that a value that is no number leaves everything as it was.
         prompt, sampled = array("i", prompt_ids), array("i", token_ids)
         known = array("d", logprobs if logprobs is not None else [float("nan")] * len(sampled))
+        sets = RecordedSets.of(allowed_ids, sampled, step) if allowed_ids is not None else None
         self._append_unsampled(self._new_part(prompt, reason))
         start = len(self.ids)
         self.ids.extend(sampled)
         self.logprobs.extend(known)
+        if sets is not None:
+            sets.store(self.allowed, start)
         self.spans.append(ActionSpan(step, len(self.segments) - 1, start, len(self.ids), policy_version))
 
     def _new_part(self, prompt: array[int], reason: str) -> array[int]:
@@ -167,9 +178,20 @@ class EpisodeTokens:
                 None if len(sampled) and np.isnan(sampled).all() else sampled,
                 None if span.policy_version == UNKNOWN_VERSION else span.policy_version,
                 segment.reason if span.segment != before else None,
+                self._allowed_at(span),
             )
             before = span.segment
         return turns
+
+    def _allowed_at(self, span: ActionSpan) -> list[list[int] | None] | None:
+        found = self.allowed.between(span.start, span.stop) if self.allowed else None
+        if found is None:
+            return None
+        sets = [ids.tolist() for ids in found.sets]
+        listed: list[list[int] | None] = [None] * (span.stop - span.start)
+        for place, which in zip(found.places, found.which, strict=True):
+            listed[place] = sets[which]
+        return listed
 
     def rows(self) -> Iterator[TokenRow]:
         """One training row for each segment in which an action was sampled."""
@@ -198,6 +220,8 @@ class EpisodeTokens:
             if span.step >= start:
                 tokens.spans.append(span._replace(step=span.step - start))
                 tokens.logprobs[span.start : span.stop] = self.logprobs[span.start : span.stop]
+        if tokens.spans:
+            tokens.allowed = self.allowed.kept(tokens.spans[0].start, end)
         # The actions before the first one of a segment belong to its prompt now.
         firsts = {span.segment: span.start for span in reversed(tokens.spans)}
         kept = self.segments if stop is None else self.segments[: before[-1].segment + 1 if before else 0]
@@ -218,6 +242,8 @@ class EpisodeTokens:
             raise EpisodeError("the tokens of a chunk do not begin with those of the chunk before it")
         tokens = EpisodeTokens()
         tokens.ids, tokens.logprobs = other.ids[:], self.logprobs + other.logprobs[known:]
+        tokens.allowed = self.allowed.kept(0, known)
+        tokens.allowed.extend(other.allowed, known, len(other.ids))
         tokens.spans = [*self.spans, *(span._replace(step=span.step + steps) for span in other.spans)]
         # The earlier part knows the shorter prompt of a segment that both have.
         shared = zip(self.segments, other.segments, strict=False)
@@ -227,12 +253,13 @@ class EpisodeTokens:
 
     def get_state(self) -> dict[str, Any]:
         """A JSON-safe form. Unknown log-probabilities become None; unsampled ones, always 0.0, are left out."""
-        return {
+        state: dict[str, Any] = {
             "ids": self.ids.tolist(),
             "segments": [[s.start, s.prompt_length, s.reason] for s in self.segments],
             "actions": [[s.step, s.segment, s.start, s.stop, s.policy_version] for s in self.spans],
             "logprobs": [[_json_number(x) for x in self.logprobs[s.start : s.stop]] for s in self.spans],
         }
+        return state | ({"allowed_ids": self.allowed.get_state()} if self.allowed else {})
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> EpisodeTokens:
@@ -245,6 +272,8 @@ class EpisodeTokens:
         for span, values in zip(tokens.spans, state["logprobs"], strict=True):
             restored = [float("nan") if value is None else from_json_value(value) for value in values]
             tokens.logprobs[span.start : span.stop] = array("d", restored)
+        if "allowed_ids" in state:
+            tokens.allowed = AllowedTrack.from_state(state["allowed_ids"])
         return tokens
 
 

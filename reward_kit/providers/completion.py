@@ -92,7 +92,8 @@ def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = 
         message=_message(choice["message"], facts),
         finish_reason=finish_reason if isinstance(finish_reason, str) else None,
         usage=_usage(data, facts.model, prices),
-        prompt_ids=_integers(data.get("prompt_token_ids")),
+        # vLLM says it once, SGLang with each choice.
+        prompt_ids=_integers(data.get("prompt_token_ids") or choice.get("prompt_token_ids")),
         token_ids=_integers(choice.get("token_ids")) or spelled_ids,
         logprobs=logprobs,
     )

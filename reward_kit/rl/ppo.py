@@ -1,132 +1,301 @@
-"""The PPO update: epochs of mini-batches over the rows of one batch of episodes."""
+"""The PPO learner: epochs of mini-batches over the rows of one batch of episodes, each in parts that fit."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 from reward_kit.errors import ConfigError, TrainingError
-from reward_kit.rl.batch import TensorBatch
-from reward_kit.rl.losses import Diagnostics, logprobs_of, ppo_clip_loss
+from reward_kit.rl.forward import Scorer
+from reward_kit.rl.learning_columns import Place, prepared, score_rows
+from reward_kit.rl.lora import add_adapters, has_adapters
+from reward_kit.rl.losses import AdaptiveKLCoefficient, Diagnostics, GlobalBatch
+from reward_kit.rl.losses.diagnostics import Statistic, mean_of
+from reward_kit.rl.off_policy import explained_variance, version_lag
+from reward_kit.rl.optimizer import adamw, clip_gradients, set_lr
+from reward_kit.rl.ppo_config import PPOConfig, lr_factor
+from reward_kit.rl.ppo_loss import StepCounts, micro_batch_loss
+from reward_kit.rl.sharding import load_module, load_optimizer, whole
+from reward_kit.rl.summary import StepRecord, summary_of
+from reward_kit.rl.training_rows import MicroBatch, TrainingRows
+from reward_kit.tokens import TokenBatch
+from reward_kit.tokens.columns import Array, Ints
 
-PPO_KEYS = ("input_ids", "attention_mask", "loss_mask", "logprobs", "advantages")
-"""What an update reads of a batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class PPOConfig:
-    """The hyper-parameters of one update.
-
-    Attributes:
-        epochs: passes over the batch.
-        minibatch_rows: rows per optimizer step; None takes all.
-        clip_low: how far below 1 the probability ratio may be pushed.
-        clip_high: how far above.
-        max_grad_norm: the gradient is scaled down to this 2-norm; None leaves it.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    epochs: int = 1
-    minibatch_rows: int | None = None
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    max_grad_norm: float | None = 1.0
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or (self.minibatch_rows is not None and self.minibatch_rows < 1):
-            raise ConfigError(f"epochs and minibatch_rows are at least 1; got {self.epochs} and {self.minibatch_rows}")
-        if not (0.0 < self.clip_low < 1.0 and self.clip_high > 0.0):
-            raise ConfigError(f"clip_low is in (0, 1), clip_high above 0; got {self.clip_low} and {self.clip_high}")
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0.0:
-            raise ConfigError(f"max_grad_norm is above 0; got {self.max_grad_norm}")
+OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 
 
-def ppo_update(
-    module: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    rows: TensorBatch,
-    config: PPOConfig,
-    generator: torch.Generator | None = None,
-) -> dict[str, float]:
-    """Update `module` on one batch, in place.
+class PPOLearner:
+    """Updates a module on batches of rows.
 
     Args:
-        module: maps (ids_BT, attention_mask_BT) to logits_BTV; the logits at t - 1 predict token t.
-        optimizer: over the module's parameters.
-        rows: `rl.batch.to_tensors` of `tokens.build_rows`, of which `PPO_KEYS` are read.
-        config: the hyper-parameters.
-        generator: orders the mini-batches; on the CPU.
-
-    Returns:
-        Averages over the optimizer steps of `loss`, `clip_fraction`, `approx_kl`, `grad_norm`; `ratio_min` and
-        `ratio_max` over all; `tokens` that take part; `optimizer_steps`; and `logprob_gap`, the largest difference
-        between the sampler's log-probabilities and the module's own before its first change. All but the counts are
-        left out where no token takes part.
+        module: the weights in training, changed in place: a causal language model of `transformers`, a
+            `PolicyWithValue`, or anything that maps (ids_BT, attention_mask_BT) to logits_BTV. It runs without dropout,
+            as the sampler does.
+        config: the options.
+        reference: what the divergence is measured to, where the options or the diagnostics want it; another module than
+            the one in training. None with adapters: the module without them.
+        seed: orders the mini-batches, and makes new adapters.
+        device: where to; the module is moved there.
+        total_steps: how many updates there will be, for schedules that end.
+        on_failure: called with the rows and the facts before a `TrainingError` for a loss or gradient that is not
+            finite, to keep the batch for study.
 
     Raises:
-        TrainingError: a log-probability that takes part is unknown, or a loss or gradient is not finite. The step in
-            question is not made.
+        ConfigError: the module cannot be trained so.
     """
-    mask = rows["loss_mask"].bool()
-    if not torch.isfinite(rows["logprobs"][mask]).all():
-        raise TrainingError("a sampled token has no log-probability; PPO needs a policy that records `logprobs`")
-    # Rows without a token that takes part would cost a forward pass and change nothing.
-    used = mask.any(dim=1).nonzero().squeeze(1)
-    steps = []
-    for indices in _minibatches(used, config, generator):
-        minibatch = {key: rows[key][indices] for key in PPO_KEYS}
-        steps.append(_optimizer_step(module, optimizer, minibatch, config))
-    return _summary(steps) | {"tokens": float(mask.sum()), "optimizer_steps": float(len(steps))}
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: PPOConfig,
+        *,
+        reference: nn.Module | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        total_steps: int | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        self.module, self.config, self.total_steps, self.on_failure = module, config, total_steps, on_failure
+        self._place = Place.of(module, config, device)
+        module.to(self._place.device)
+        if config.lora is not None:
+            add_adapters(module, config.lora, seed)
+        self._scorer = Scorer(module, config)
+        self._reference = self._reference_scorer(reference)
+        self._check()
+        self._set_mode()
+        self._place.processes.shard(module, getattr(torch, config.precision))
+        self.optimizer = adamw(module, config)
+        self._parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
+        self._generator = torch.Generator().manual_seed(seed)
+        self._kl = _adaptive(config)
+        self.updates = self.optimizer_steps = 0
+
+    def _reference_scorer(self, reference: nn.Module | None) -> Scorer | None:
+        if reference is self.module:
+            raise ConfigError("the reference is the module in training; give it a copy, copy.deepcopy(module)")
+        if reference is not None:
+            return Scorer(reference.to(self._place.device).eval().requires_grad_(False), self.config)
+        # Adapters leave the weights that they are beside as they were.
+        return self._scorer if self.config.kl_coefficient and has_adapters(self.module) else None
+
+    def _check(self) -> None:
+        config = self.config
+        if config.kl_coefficient and self._reference is None:
+            raise ConfigError("kl_coefficient needs a reference to measure the divergence to; give reference=…")
+        if config.critic_warmup and not self._scorer.has_values:
+            raise ConfigError("critic_warmup is of a module with a value head, a PolicyWithValue; this one has none")
+        if config.schedule != "constant" and self.total_steps is None:
+            raise ConfigError(f"schedule {config.schedule!r} ends with the last update; give total_steps")
+
+    def _set_mode(self) -> None:
+        """No dropout anywhere; layers that recompute their activations look whether they are in training."""
+        self.module.eval()
+        if not self.config.gradient_checkpointing:
+            return
+        base: Any = getattr(self.module, "policy", self.module)
+        if not getattr(base, "supports_gradient_checkpointing", False):
+            raise ConfigError(f"{type(base).__name__} has no gradient checkpointing; leave gradient_checkpointing out")
+        # The newer of its two names, where the model has it.
+        enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+        for layer in base.modules():
+            if getattr(layer, "gradient_checkpointing", False):
+                layer.training = True  # of this layer alone: what lies inside keeps its dropout off
+
+    def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
+        """All epochs over one batch.
+
+        Args:
+            rows: of `build_rows`.
+            version: of the policy that the module is before the update, as `policy_versions` count.
+
+        Returns:
+            The diagnostics; see `docs/ppo.md`. Without a token that takes part only `tokens` and `optimizer_steps`, 0.
+
+        Raises:
+            TrainingError: a log-probability that takes part is unknown, or a loss or gradient is not finite. The step
+                in question is not made.
+        """
+        flat = TrainingRows.of(rows)
+        update, self.updates = self.updates, self.updates + 1
+        if not flat.count:
+            return {"tokens": 0.0, "optimizer_steps": 0.0}
+        flat = prepared(flat, self._scorer, self._reference, self.config, self._place)
+        factor = lr_factor(self.config, update, self.total_steps)
+        set_lr(self.optimizer, factor)
+        steps: list[StepRecord] = []
+        for chosen in self._minibatches(flat):
+            # The gap is to the module before its first change; where it was recomputed, it is known already.
+            is_first = not steps and "recomputed" not in flat.columns
+            learns_policy = update >= self.config.critic_warmup
+            steps.append(
+                self._gradients(flat, chosen, policy=learns_policy, gap=is_first, limit=self.config.max_grad_norm)
+            )
+            self._check_finite(steps[-1], rows, version)
+            self.optimizer.step()
+            self.optimizer_steps += 1
+        found = summary_of(steps, self.config.epochs, self._place.processes) | self._described(flat, version)
+        found |= {"tokens": float(flat.count), "optimizer_steps": float(len(steps)), "lr": self.config.lr * factor}
+        if self._kl is not None and "kl_sequence" in found:
+            self._kl.update(found["kl_sequence"], int((flat.counts_B > 0).sum()))
+        return found | self.config.limits.alarms(found)
+
+    def gradients(self, rows: TokenBatch) -> dict[str, float]:
+        """The gradient of the loss of all rows as one optimizer step, left in the parameters' `grad`; no step is made.
+
+        Returns:
+            The diagnostics; `grad_norm` is the norm before anything is cut, and nothing is.
+
+        Raises:
+            TrainingError: no token takes part, or a log-probability that takes part is unknown.
+        """
+        flat = TrainingRows.of(rows)
+        if not flat.count:
+            raise TrainingError("no token of these rows takes part; there is no gradient")
+        flat = prepared(flat, self._scorer, self._reference, self.config, self._place)
+        gap = "recomputed" not in flat.columns
+        record = self._gradients(flat, np.flatnonzero(flat.counts_B), policy=True, gap=gap, limit=None)
+        return summary_of([record], 1, self._place.processes)
+
+    def logprobs(self, rows: TokenBatch) -> Array:
+        """(B,T) float32 log-probabilities of the module now on the axis of `input_ids`, 0 off the actions."""
+        flat = TrainingRows.of(rows, "action_mask")
+        laid: Array = np.zeros(rows.batch["input_ids"].shape, dtype=np.float32)
+        found = score_rows(self._scorer, flat, self._place)
+        laid.reshape(-1)[flat.flat_N] = found.logprobs_N
+        return laid
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a learner like this one needs to go on as if nothing had happened."""
+        return {
+            "module": whole(self.module.state_dict()),
+            "optimizer": whole(self.optimizer.state_dict()),
+            "generator": self._generator.get_state(),
+            "kl": self._kl.state_dict() if self._kl is not None else {},
+            "updates": self.updates,
+            "optimizer_steps": self.optimizer_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        load_module(self.module, state["module"])
+        load_optimizer(self.optimizer, state["optimizer"])
+        self._generator.set_state(state["generator"])
+        if self._kl is not None:
+            self._kl.load_state_dict(state["kl"])
+        self.updates, self.optimizer_steps = state["updates"], state["optimizer_steps"]
+
+    def _minibatches(self, flat: TrainingRows) -> Iterator[Ints]:
+        # Rows without a token that takes part would cost a forward pass and change nothing.
+        used = np.flatnonzero(flat.counts_B)
+        size = self.config.minibatch_rows
+        count = -(-len(used) // size) if size else min(self.config.minibatches or 1, len(used))
+        cuts = [size * part for part in range(1, count)] if size else count
+        for _ in range(self.config.epochs):
+            order = torch.randperm(len(used), generator=self._generator).numpy()
+            yield from np.array_split(used[order], cuts)
+
+    def _gradients(
+        self, flat: TrainingRows, chosen: Ints, *, policy: bool, gap: bool, limit: float | None
+    ) -> StepRecord:
+        """Accumulate the gradient of a mini-batch, and look at the loss and the norm: the one wait for the device.
+
+        Args:
+            flat: all rows.
+            chosen: those of the mini-batch.
+            policy: False where the value head alone learns.
+            gap: measure how far the module's log-probabilities are from the sampler's.
+            limit: the norm to cut the gradient to; None leaves it.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        counts = self._counts(flat, chosen)
+        losses: list[Tensor] = []
+        found: list[Diagnostics] = []
+        for rows in self._place.parts_of(flat, chosen):
+            part = flat.part(rows, self._place.device, self._place.dtype)
+            scores = self._scorer(part, values_only=not policy)
+            coefficient = self._kl.value if self._kl is not None else self.config.kl_coefficient
+            loss, told = micro_batch_loss(scores, part, self.config, counts, kl_coefficient=coefficient, policy=policy)
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+            found.append(told | _gap(scores.logprobs_N, part) if gap else told)
+        norm = clip_gradients(self._parameters, limit)
+        measured = torch.stack([torch.stack(losses).sum(), norm.to(losses[0].dtype)]).tolist()
+        total = self._place.processes.added(np.array(measured[0]))
+        return StepRecord(float(total), measured[1], found)
+
+    def _counts(self, flat: TrainingRows, chosen: Ints) -> StepCounts:
+        """What the losses of this mini-batch are divided by."""
+        tokens, length = flat.tokens_of(chosen), self.config.norm_length
+        everything = GlobalBatch(len(tokens), len(chosen), length)
+        firsts = tokens[flat.is_first_N[tokens]]
+        actions = GlobalBatch(len(firsts), len(chosen))
+        if "is_within" not in flat.columns:
+            return StepCounts(everything, everything, actions)
+        within = tokens[flat.columns["is_within"][tokens]]
+        return StepCounts(GlobalBatch(len(within), len(np.unique(flat.rows_N[within])), length), everything, actions)
+
+    def _check_finite(self, record: StepRecord, rows: TokenBatch, version: int) -> None:
+        if math.isfinite(record.loss) and math.isfinite(record.grad_norm):
+            return
+        facts = {
+            "loss": record.loss,
+            "grad_norm": record.grad_norm,
+            "parameters": _not_finite(self.module),
+            "version": version,
+            "update": self.updates - 1,
+            "optimizer_step": self.optimizer_steps,
+        }
+        self.optimizer.zero_grad(set_to_none=True)
+        what = f"the loss is {record.loss:g}"
+        if math.isfinite(record.loss):
+            what = f"the gradient's norm is {record.grad_norm:g} at a loss of {record.loss:g}"
+        found = summary_of([record], 1, self._place.processes)
+        least, most = (found.get(name, math.nan) for name in ("ratio_min", "ratio_max"))
+        kept = None
+        if self.on_failure is not None and self._place.processes.is_first:
+            kept = self.on_failure(rows, facts)
+        where = f"; the batch is kept in {kept}" if kept is not None else ""
+        raise TrainingError(f"{what}, ratios from {least:g} to {most:g}; the step is not made{where}")
+
+    def _described(self, flat: TrainingRows, version: int) -> dict[str, float]:
+        """What is known of the rows as a whole."""
+        found: dict[str, float] = {}
+        columns = flat.columns
+        if "policy_versions" in columns:
+            found |= version_lag(columns["policy_versions"], version)
+        if "recomputed" in columns:
+            gap = np.abs(columns["recomputed"] - columns["logprobs"])
+            gap = gap[np.isfinite(columns["logprobs"])]  # nothing was recorded elsewhere, and here nothing uses it
+            found |= {"logprob_gap": float(gap.max()), "logprob_gap_mean": float(gap.mean())} if len(gap) else {}
+        if "old_values" in columns:
+            firsts = flat.is_first_N
+            found |= explained_variance(columns["old_values"][firsts], columns["returns"][firsts])
+        if self._reference is not None:
+            found["kl_coefficient"] = self._kl.value if self._kl is not None else self.config.kl_coefficient
+        return found
 
 
-def _minibatches(used: torch.Tensor, config: PPOConfig, generator: torch.Generator | None) -> Iterator[torch.Tensor]:
-    size = config.minibatch_rows or max(len(used), 1)
-    for _ in range(config.epochs):
-        order = torch.randperm(len(used), generator=generator).to(used.device)
-        # Splitting nothing gives one empty part.
-        yield from (part for part in torch.split(used[order], size) if len(part))
+def _not_finite(module: nn.Module) -> list[str]:
+    """The names of the parameters whose gradient is not finite."""
+    return [
+        name for name, one in module.named_parameters() if one.grad is not None and not torch.isfinite(one.grad).all()
+    ]
 
 
-def _optimizer_step(
-    module: torch.nn.Module, optimizer: torch.optim.Optimizer, minibatch: TensorBatch, config: PPOConfig
-) -> dict[str, float]:
-    ids_BT, old_BT, mask_BT = minibatch["input_ids"], minibatch["logprobs"], minibatch["loss_mask"]
-    logprobs_BT = logprobs_of(module(ids_BT, minibatch["attention_mask"]), ids_BT)
-    loss, diagnostics = ppo_clip_loss(
-        logprobs_BT, old_BT, minibatch["advantages"], mask_BT, clip_low=config.clip_low, clip_high=config.clip_high
-    )
-    if not torch.isfinite(loss):
-        raise TrainingError(f"the loss is {loss.item()}; ratios {_range(diagnostics)}")
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    limit = config.max_grad_norm if config.max_grad_norm is not None else math.inf
-    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), limit)
-    if not torch.isfinite(norm):
-        raise TrainingError(f"the gradient's norm is {norm.item()} at a loss of {loss.item()}")
-    optimizer.step()
-    gap = (logprobs_BT.detach() - old_BT)[mask_BT.bool()].abs().max()
-    found = {"loss": loss.detach(), "grad_norm": norm, "logprob_gap": gap}
-    return diagnostics.floats() | {key: float(value) for key, value in found.items()}
+def _gap(logprobs_N: Tensor, part: MicroBatch) -> Diagnostics:
+    gap = (logprobs_N.detach() - part.columns["logprobs"]).abs()
+    most = Statistic("max", gap.amax().reshape(1) if len(gap) else gap.new_tensor([-torch.inf]))
+    return Diagnostics({"logprob_gap": most, "logprob_gap_mean": mean_of(gap)})
 
 
-def _range(diagnostics: Diagnostics) -> str:
-    return f"from {diagnostics['ratio_min'].item():g} to {diagnostics['ratio_max'].item():g}"
-
-
-def _summary(steps: list[dict[str, float]]) -> dict[str, float]:
-    if not steps:
-        return {}
-    means = {
-        key: sum(step[key] for step in steps) / len(steps)
-        for key in ("loss", "clip_fraction", "approx_kl", "grad_norm")
-    }
-    return means | {
-        "ratio_min": min(step["ratio_min"] for step in steps),
-        "ratio_max": max(step["ratio_max"] for step in steps),
-        "logprob_gap": steps[0]["logprob_gap"],
-    }
+def _adaptive(config: PPOConfig) -> AdaptiveKLCoefficient | None:
+    if config.kl_target is None:
+        return None
+    return AdaptiveKLCoefficient(config.kl_coefficient, target=config.kl_target, horizon=config.kl_horizon)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reward_kit.agent.policy_interface import tool_calls_of
+from reward_kit.episodes.allowed_ids import AllowedIds
 from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.segments import ActionSpan, EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -40,7 +41,8 @@ def segment_rows(columns: Columns) -> Columns:
     """One row per segment with an action: a prompt, and the completion `a1 o1 a2 o2 … aN`.
 
     Adds the token columns `input_ids`, `completion_mask`, `action_mask`, `logprobs`, `policy_versions` and `step`, and
-    the row column `segment`.
+    the row columns `segment` and `allowed_ids`: what its restricted tokens were chosen from, as
+    `reward_kit.episodes.allowed_ids.AllowedIds`, None where no constraint was at work.
 
     Raises:
         EpisodeError: an episode's tokens belong to a step that is not among its steps.
@@ -49,7 +51,9 @@ def segment_rows(columns: Columns) -> Columns:
     made = columns.with_rows(stream.lengths, stream.prompt_lengths, stream.owners)
     completion_mask = np.ones(len(stream.tokens["step"]), dtype=np.int8)
     completion_mask[ranges(stream.starts, stream.prompt_lengths)] = 0
-    made = made.adding(tokens={**stream.tokens, "completion_mask": completion_mask}, rows={"segment": stream.numbers})
+    allowed = _allowed(columns, stream.owners, stream.starts, stream.starts, stream.starts + stream.lengths)
+    rows = {"segment": stream.numbers, "allowed_ids": allowed}
+    made = made.adding(tokens={**stream.tokens, "completion_mask": completion_mask}, rows=rows)
     # In a chunk of an episode a segment may be context and nothing more.
     return made if stream.acts.all() else made.taking(stream.acts)
 
@@ -75,7 +79,25 @@ def action_rows(columns: Columns) -> Columns:
     for key, off in (("step", -1), ("policy_versions", -1), ("action_mask", 0), ("logprobs", 0.0)):
         tokens[key][in_prompt] = off
     tokens["completion_mask"] = (~in_prompt).astype(np.int8)
-    return made.adding(tokens=tokens, rows={"segment": stream.numbers[segment], "step": step})
+    allowed = _allowed(columns, stream.owners[segment], begin, start, stop)
+    return made.adding(tokens=tokens, rows={"segment": stream.numbers[segment], "allowed_ids": allowed, "step": step})
+
+
+def _allowed(columns: Columns, owners_B: Ints, begins_B: Ints, starts_B: Ints, stops_B: Ints) -> Array:
+    """(B,) what was allowed at the tokens `start:stop` of a row that begins at `begin`; all places in the stream."""
+    recorded = [episode.tokens for episode in columns.episodes]
+    allowed_B = np.full(len(owners_B), None, dtype=object)
+    if not any(tokens.allowed for tokens in recorded):
+        return allowed_B
+    sizes = np.array([len(tokens) for tokens in recorded], dtype=np.int64)
+    offsets_E = np.cumsum(sizes) - sizes
+    places = zip(owners_B, begins_B, starts_B, stops_B, strict=True)
+    for row, (owner, begin, start, stop) in enumerate(places):
+        offset = int(offsets_E[owner])
+        found = recorded[owner].allowed.between(int(start) - offset, int(stop) - offset)
+        if found is not None:
+            allowed_B[row] = AllowedIds.shared(found.places + np.int32(start - begin), found.which, found.sets)
+    return allowed_B
 
 
 def _stream(columns: Columns) -> _Stream:
@@ -144,11 +166,16 @@ def _check_steps(columns: Columns, steps: Ints, actors: Ints) -> None:
 
 
 def step_values(columns: Columns) -> Columns:
-    """Adds the step columns `advantage`, `return_to_go` and `base_reward`, NaN where a step has none."""
-    keys = ("advantage", "return_to_go", "base_reward")
+    """Adds the step columns `advantage`, `return_to_go` and `base_reward`, NaN where a step has none.
+
+    And `policy_value_estimate`, where a critic gave any step one.
+    """
+    keys: tuple[str, ...] = ("advantage", "return_to_go", "base_reward")
     if columns.step_data is None:
         return columns.adding(steps={key: np.full(int(columns.step_starts_E[-1]), np.nan) for key in keys})
     steps = [step for steps in columns.step_data for step in steps]
+    if any(step.policy_value_estimate is not None for step in steps):
+        keys += ("policy_value_estimate",)
     # float64 turns None into NaN.
     return columns.adding(
         steps={key: np.array([getattr(step, key) for step in steps], dtype=np.float64) for key in keys}
@@ -175,7 +202,9 @@ def credit_on_tokens(columns: Columns) -> Columns:
     """The step columns on their tokens; nothing is normalised here or later.
 
     Adds the token columns `advantages` and `returns` (on all tokens of an action), `step_rewards` (on its last one) and
-    `loss_mask` (1 where `completion_mask` and `action_mask` are and the action has an advantage).
+    `loss_mask` (1 where `completion_mask` and `action_mask` are and the action has an advantage). With a critic's
+    estimates also `values`, what it expected, on all tokens of the action, NaN where it said nothing; and `value_mask`,
+    1 on the first token of each action that has a return, in front of which it was asked.
     """
     step = columns.tokens["step"]
     sampled = np.flatnonzero(step >= 0)
@@ -192,6 +221,11 @@ def credit_on_tokens(columns: Columns) -> Columns:
         "step_rewards": _placed(len(step), last, columns.steps["base_reward"][step[last]]),
         "loss_mask": loss_mask,
     }
+    if "policy_value_estimate" in columns.steps:
+        first = sampled[(np.append(-1, acting[:-1]) != acting) & ~np.isnan(columns.steps["return_to_go"][acting])]
+        added["values"], added["value_mask"] = np.zeros(len(step)), np.zeros(len(step), dtype=np.int8)
+        added["values"][sampled] = columns.steps["policy_value_estimate"][acting]
+        added["value_mask"][first] = 1
     return columns.adding(tokens=added)
 
 

@@ -8,7 +8,8 @@
 On that axis: `attention_mask` is 1 on tokens and 0 on padding, `completion_mask` is 1 on the completion, `action_mask`
 is 1 where the policy sampled, `loss_mask` = completion_mask · action_mask, 0 also where the action has no advantage.
 `position_ids` count from 0. `logprobs` are those of the sampler, 0.0 off the actions. `step_rewards` stand on each
-action's last token; `advantages` and `returns` on all tokens of the action. `returns` are what a critic is to expect.
+action's last token; `advantages` and `returns` on all tokens of the action. `returns` are what a critic is to expect;
+where one gave estimates, `values` are what it did expect, and `value_mask` is 1 where an action with a return begins.
 `policy_versions` are -1 off the actions. A token column that a connector of yours adds becomes a (B,T) array.
 """
 

@@ -3,166 +3,174 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reward_kit.errors import ConfigError, TrainingError
-from reward_kit.rl.batch import TensorBatch, to_tensors
-from reward_kit.rl.losses import logprobs_of
-from reward_kit.rl.ppo import PPOConfig, ppo_update
+from reward_kit.rl.checkpoint import load_batch_for_study, save_batch_for_study
+from reward_kit.rl.ppo import PPOLearner
+from reward_kit.rl.ppo_config import PPOConfig
 from reward_kit.tokens import TokenBatch
-from tests.tiny_policy import FIRST_ACTION, TinyModel
+from tests.rl.learner_cases import Bigram, a_model, bigram_rows, some_rows
 
 
-class Bigram(nn.Module):
-    """Logits that depend on the last token alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Parameter(torch.zeros(6, 6))
-
-    def forward(self, ids_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
-        return self.table[ids_BT]
-
-
-def batch(advantages: list[float], module: nn.Module | None = None) -> TensorBatch:
-    """One row `0 n` per advantage, where n = 1, 2, … is the sampled token."""
-    ids = torch.tensor([[0, 1 + n] for n in range(len(advantages))])
-    logprobs = logprobs_of((module or Bigram())(ids, torch.ones_like(ids)), ids).detach()
-    mask = torch.tensor([[0, 1]] * len(advantages))
-    values = torch.tensor([[0.0, advantage] for advantage in advantages])
-    return {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "loss_mask": mask,
-        "logprobs": logprobs,
-        "advantages": values,
-    }
-
-
-def sgd(module: nn.Module, rate: float = 1.0) -> torch.optim.Optimizer:
-    return torch.optim.SGD(module.parameters(), lr=rate)
+def updated(rows: TokenBatch, *, seed: int = 0, **options: Any) -> tuple[Tensor, dict[str, float]]:
+    """The logits after token 0 of a `Bigram` after an update, and the diagnostics."""
+    module = Bigram()
+    found = PPOLearner(module, PPOConfig(**{"lr": 0.1, **options}), seed=seed).update(rows, version=0)
+    return module.table[0].detach(), found
 
 
 def test_probability_moves_in_the_direction_of_the_advantage() -> None:
-    module = Bigram()
-    found = ppo_update(module, sgd(module), batch([1.0, -1.0, 0.0]), PPOConfig())
-    after = module.table[0].log_softmax(-1)
+    logits, found = updated(bigram_rows([1.0, -1.0, 0.0]))
+    after = logits.log_softmax(-1)
     assert after[1] > after[3] > after[2]
-    assert found["logprob_gap"] == 0.0
+    assert found["logprob_gap"] < 1e-6
     assert found["loss"] == pytest.approx(0.0)
-    assert (found["tokens"], found["optimizer_steps"]) == (3.0, 1.0)
+    assert (found["tokens"], found["optimizer_steps"], found["lr"]) == (3.0, 1.0, 0.1)
 
 
 def test_the_gradient_is_that_of_the_surrogate() -> None:
     module = Bigram()
-    ppo_update(module, sgd(module), batch([1.0, -1.0]), PPOConfig(max_grad_norm=None))
+    found = PPOLearner(module, PPOConfig(max_grad_norm=0.1)).gradients(bigram_rows([1.0, -1.0]))
     # With ratio 1 the gradient is A (onehot - p), averaged over the two tokens; the p cancel.
-    torch.testing.assert_close(module.table[0].detach(), torch.tensor([0.0, 0.5, -0.5, 0.0, 0.0, 0.0]))
+    expected = -torch.tensor([0.0, 0.5, -0.5, 0.0, 0.0, 0.0])
+    assert module.table.grad is not None
+    torch.testing.assert_close(module.table.grad[0], expected)
+    assert found["grad_norm"] == pytest.approx(0.5**0.5)
 
 
 def test_a_gradient_is_cut_to_the_norm() -> None:
     module = Bigram()
-    found = ppo_update(module, sgd(module), batch([1000.0, -1000.0]), PPOConfig(max_grad_norm=0.1))
+    learner = PPOLearner(module, PPOConfig(max_grad_norm=0.1))
+    found = learner.update(bigram_rows([1000.0, -1000.0]), version=0)
     assert found["grad_norm"] == pytest.approx(1000 / 2**0.5)
-    assert module.table.norm().item() == pytest.approx(0.1, rel=1e-4)
+    assert module.table.grad is not None
+    assert module.table.grad.norm().item() == pytest.approx(0.1, rel=1e-4)
 
 
-def test_epochs_and_minibatches() -> None:
-    module = Bigram()
-    config = PPOConfig(epochs=3, minibatch_rows=2)
-    found = ppo_update(module, sgd(module, 0.1), batch([1.0, -1.0, 0.5, 0.5, 1.0]), config)
-    assert found["optimizer_steps"] == 9.0
+@pytest.mark.parametrize(("options", "steps"), [({"minibatch_rows": 2}, 9), ({"minibatches": 2}, 6), ({}, 3)])
+def test_epochs_and_minibatches(options: Mapping[str, Any], steps: int) -> None:
+    _, found = updated(bigram_rows([1.0, -1.0, 0.5, 0.5, 1.0]), epochs=3, **options)
+    assert found["optimizer_steps"] == steps
     assert found["ratio_min"] < 1.0 < found["ratio_max"]
 
 
 def test_clipping_stops_the_second_epoch() -> None:
-    module = Bigram()
-    found = ppo_update(module, sgd(module, 100.0), batch([1.0, -1.0]), PPOConfig(epochs=2, max_grad_norm=None))
+    twice, found = updated(bigram_rows([1.0, -1.0]), epochs=2, lr=1.0, betas=(0.0, 0.0))
     assert found["clip_fraction"] == 0.5  # none of the first step's tokens, all of the second's
-    once = Bigram()
-    ppo_update(once, sgd(once, 100.0), batch([1.0, -1.0]), PPOConfig(max_grad_norm=None))
-    assert torch.equal(module.table, once.table)
+    once, _ = updated(bigram_rows([1.0, -1.0]), lr=1.0, betas=(0.0, 0.0))
+    assert torch.equal(twice, once)
 
 
-def test_one_generator_gives_one_result() -> None:
+def test_one_seed_gives_one_result() -> None:
     def trained(seed: int) -> Tensor:
-        module = TinyModel()
-        torch.manual_seed(0)
-        for parameter in module.parameters():
-            nn.init.normal_(parameter)
-        ids = torch.randint(0, FIRST_ACTION + 4, (8, 6))
-        rows = {
-            "input_ids": ids,
-            "attention_mask": torch.ones_like(ids),
-            "loss_mask": torch.tensor([0, 1, 0, 0, 1, 1]).expand(8, 6),
-            "logprobs": torch.full((8, 6), -1.0),
-            "advantages": torch.randn(8, 6),
-        }
-        config = PPOConfig(epochs=2, minibatch_rows=3)
-        ppo_update(module, sgd(module, 0.1), rows, config, torch.Generator().manual_seed(seed))
-        return module.tokens.weight.detach()
+        model = a_model()
+        config = PPOConfig(epochs=2, minibatch_rows=2, lr=0.01, max_tokens_per_micro_batch=40)
+        PPOLearner(model, config, seed=seed).update(some_rows(), version=0)
+        return model.lm_head.weight.detach()
 
     assert torch.equal(trained(1), trained(1))
     assert not torch.equal(trained(1), trained(2))
 
 
 def test_rows_without_a_token_that_takes_part_change_nothing() -> None:
-    rows, module = batch([1.0, 5.0]), Bigram()
-    rows["loss_mask"][1] = 0
-    rows["logprobs"][1] = torch.nan
-    ppo_update(module, sgd(module), rows, PPOConfig())
-    alone = Bigram()
-    ppo_update(alone, sgd(alone), batch([1.0]), PPOConfig())
-    assert torch.equal(module.table, alone.table)
+    rows = bigram_rows([1.0, 5.0])
+    rows.batch["loss_mask"][1] = 0
+    rows.batch["logprobs"][1] = np.nan
+    logits, found = updated(rows)
+    alone, _ = updated(bigram_rows([1.0]))
+    assert torch.equal(logits, alone)
+    assert found["tokens"] == 1
 
 
 def test_a_batch_in_which_nothing_takes_part_makes_no_step() -> None:
-    rows, module = batch([1.0]), Bigram()
-    rows["loss_mask"].zero_()
-    assert ppo_update(module, sgd(module), rows, PPOConfig()) == {"tokens": 0.0, "optimizer_steps": 0.0}
-    assert not module.table.any()
+    rows = bigram_rows([1.0])
+    rows.batch["loss_mask"][:] = 0
+    logits, found = updated(rows)
+    assert found == {"tokens": 0.0, "optimizer_steps": 0.0}
+    assert not logits.any()
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("logprobs", torch.nan, "has no log-probability"),
-        ("advantages", torch.inf, "the loss is"),
-        ("advantages", torch.nan, "the loss is nan"),
+        ("logprobs", np.nan, "has no log-probability"),
+        ("advantages", np.inf, "the loss is"),
+        ("advantages", np.nan, "the loss is nan"),
         ("advantages", 1e38, "the gradient's norm is inf"),
     ],
 )
 def test_what_is_not_finite_stops_before_the_weights_change(key: str, value: float, message: str) -> None:
-    module = Bigram()
-    rows = batch([1.0, 1.0])
-    rows[key][:, 1] = value
-    optimizer = sgd(module)
-    before = copy.deepcopy(module.state_dict())
+    rows = bigram_rows([1.0, 1.0])
+    rows.batch[key][:, 1] = value
+    kept: list[tuple[TokenBatch, Mapping[str, Any]]] = []
+    learner = PPOLearner(Bigram(), PPOConfig(lr=0.1), on_failure=lambda *told: kept.append(told))
+    before = copy.deepcopy(learner.state_dict())
     with pytest.raises(TrainingError, match=message):
-        ppo_update(module, optimizer, rows, PPOConfig())
-    assert torch.equal(module.table, before["table"])
+        learner.update(rows, version=4)
+    after = learner.state_dict()
+    assert torch.equal(after["module"]["table"], before["module"]["table"])
+    assert after["optimizer"] == before["optimizer"]
+    if key == "advantages":
+        assert kept[0][0] is rows
+        assert kept[0][1]["version"] == 4
+        # Numbers of 1e38 are finite; their squares are not.
+        assert kept[0][1]["parameters"] == ([] if value == 1e38 else ["table"])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"epochs": 0}, {"minibatch_rows": 0}, {"clip_low": 1.0}, {"clip_high": 0.0}, {"max_grad_norm": 0.0}],
-)
-def test_a_value_out_of_range_is_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        PPOConfig(**options)  # type: ignore[arg-type]
+def test_the_error_says_where_the_batch_is_kept(tmp_path: Path) -> None:
+    rows = bigram_rows([np.nan])
+    learner = PPOLearner(Bigram(), PPOConfig(), on_failure=partial(save_batch_for_study, tmp_path))
+    with pytest.raises(TrainingError, match=f"the batch is kept in {tmp_path}"):
+        learner.update(rows, version=0)
+    (folder,) = tmp_path.iterdir()
+    study = load_batch_for_study(folder)
+    np.testing.assert_array_equal(study.rows.batch["advantages"], rows.batch["advantages"])
 
 
-def test_tensors_keep_the_shapes_and_take_the_dtype() -> None:
-    rows = TokenBatch({"input_ids": np.zeros((2, 3), dtype=np.int64), "loss_mask": np.ones((2, 3), dtype=np.int8)})
-    rows.batch["logprobs"] = np.full((2, 3), -0.5)
-    tensors = to_tensors(rows, dtype=torch.float64)
-    assert {key: (values.dtype, tuple(values.shape)) for key, values in tensors.items()} == {
-        "input_ids": (torch.int64, (2, 3)),
-        "loss_mask": (torch.int64, (2, 3)),
-        "logprobs": (torch.float64, (2, 3)),
-    }
-    assert to_tensors(rows)["logprobs"].dtype == torch.float32
+def test_autocast_is_near_and_leaves_the_weights_as_they_are() -> None:
+    rows, exact = some_rows(), PPOLearner(a_model(), PPOConfig())
+    model = a_model()
+    found = PPOLearner(model, PPOConfig(precision="bfloat16")).gradients(rows)
+    expected = exact.gradients(rows)
+    assert found["loss"] != expected["loss"]
+    assert found["loss"] == pytest.approx(expected["loss"], abs=0.1)
+    assert {one.dtype for one in model.parameters()} == {torch.float32}
+
+
+def test_a_sampled_token_that_nothing_predicts_is_refused() -> None:
+    rows = bigram_rows([1.0], loss_mask=np.ones((1, 2)))
+    with pytest.raises(TrainingError, match="row 0: a sampled token stands first"):
+        updated(rows)
+
+
+def test_recomputed_logprobs_need_no_recorded_ones() -> None:
+    rows = bigram_rows([1.0, -1.0], logprobs=np.full((2, 2), np.nan))
+    logits, found = updated(rows, old_logprobs="recomputed")
+    expected, _ = updated(bigram_rows([1.0, -1.0]))
+    torch.testing.assert_close(logits, expected)
+    assert "logprob_gap" not in found
+    with pytest.raises(TrainingError, match="has no log-probability"):
+        updated(rows, importance="token")
+
+
+def test_where_nothing_takes_part_there_is_no_gradient() -> None:
+    rows = bigram_rows([1.0], loss_mask=np.zeros((1, 2)))
+    with pytest.raises(TrainingError, match="no token of these rows takes part"):
+        PPOLearner(Bigram(), PPOConfig()).gradients(rows)
+
+
+@pytest.mark.parametrize("key", ["input_ids", "attention_mask", "loss_mask", "logprobs", "advantages"])
+def test_an_array_that_is_missing_is_named(key: str) -> None:
+    rows = bigram_rows([1.0])
+    del rows.batch[key]
+    with pytest.raises(ConfigError, match=f"'{key}' in the rows"):
+        updated(rows)

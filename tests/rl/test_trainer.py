@@ -18,7 +18,8 @@ from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent import AsyncRewardAgent
-from reward_kit.rl.ppo import PPOConfig
+from reward_kit.rl.ppo import PPOLearner
+from reward_kit.rl.ppo_config import PPOConfig
 from reward_kit.rl.trainer import TrainablePolicy, Trainer
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.typed_interface import reward_function, reward_spec
@@ -70,7 +71,12 @@ class FailsInTheSecond(Publishes):
 
 @asynccontextmanager
 async def training(
-    policy: AgentPolicy | None = None, reward: Any = None, *, group_size: int = 2, run_seed: int = 0
+    policy: AgentPolicy | None = None,
+    reward: Any = None,
+    *,
+    group_size: int = 2,
+    run_seed: int = 0,
+    config: PPOConfig | None = None,
 ) -> AsyncIterator[Trainer]:
     acting = policy or Publishes()
     async with AsyncRewardAgent(reward_spec(reward or Reward())) as agent:
@@ -78,8 +84,7 @@ async def training(
             RLRolloutWorker(TASK, acting),
             agent,
             CreditAssigner("gigpo", omega=0.5, gamma=0.9),
-            torch.optim.SGD(getattr(acting, "module", torch.nn.Linear(1, 1)).parameters(), lr=0.5),
-            PPOConfig(),
+            PPOLearner(getattr(acting, "module", torch.nn.Linear(1, 1)), config or PPOConfig(lr=0.01), seed=run_seed),
             group_size=group_size,
             run_seed=run_seed,
         )
@@ -222,9 +227,9 @@ class TestVersions:
     async def test_the_minibatches_are_drawn_from_the_runs_seed(self) -> None:
         async def weights(run_seed: int) -> torch.Tensor:
             policy = Publishes()
-            async with training(policy, group_size=4, run_seed=run_seed) as trainer:
+            config = PPOConfig(epochs=2, minibatch_rows=1, lr=0.01)
+            async with training(policy, group_size=4, run_seed=run_seed, config=config) as trainer:
                 trainer.run_seed = 0  # the episodes are the same; what is left is the order of their rows
-                trainer.config = PPOConfig(epochs=2, minibatch_rows=1)
                 await trainer.train_step([ONE])
             return policy.module.head.weight.detach()
 

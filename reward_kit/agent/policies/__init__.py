@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reward_kit.agent.policy_interface import AgentPolicy
-from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean
+from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, how_to_install
 from reward_kit.loading import load_object
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 BUILT_IN: dict[str, str] = {
     "expert": "reward_kit.agent.policies.expert_policy:ExpertPolicy",
+    "hf": "reward_kit.agent.policies.hf_policy:HFAgentPolicy",
     "human": "reward_kit.agent.policies.human_policy:HumanPolicy",
     "openai": "reward_kit.agent.policies.openai_policy:OpenAIAgentPolicy",
     "own_agent": "reward_kit.agent.policies.own_agent_policy:OwnAgentPolicy",
@@ -52,6 +53,7 @@ def make_policy(
     kind = _class_of(name, folder)
     _check_options(name, kind, options, section)
     paths = {key: (folder or Path()) / options[key] for key in kind.path_options if options.get(key)}
+    paths |= {key: path for key in kind.maybe_path_options if (path := _path_in(folder, options.get(key))) is not None}
     named = {key: options[key] for key in kind.object_options if isinstance(options.get(key), str)}
     loaded = {key: load_object(reference, folder) for key, reference in named.items()}
     try:
@@ -86,12 +88,23 @@ def _class_of(name: str, folder: Path | None) -> type[AgentPolicy]:
         raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, BUILT_IN)} Your own: file.py:Class")
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
-        kind = getattr(import_module(module), attribute)
+        try:
+            kind = getattr(import_module(module), attribute)
+        except ImportError as error:
+            raise ConfigError(f"policy {name!r}: {error}; {how_to_install('train')}") from error
     else:
         kind = load_object(name, folder)
     if not (isinstance(kind, type) and issubclass(kind, AgentPolicy)):
         raise ConfigError(f"{name!r} is not a subclass of AgentPolicy")
     return kind
+
+
+def _path_in(folder: Path | None, value: Any) -> Path | None:
+    """The path that an option means, None where it is a name, or a text."""
+    if not isinstance(value, str) or not value or "{" in value:
+        return None
+    path = (folder or Path()) / Path(value).expanduser()
+    return path if value.startswith((".", "/", "~")) or path.exists() else None
 
 
 def _shared(kind: type[AgentPolicy], traffic: Traffic | None) -> dict[str, Any]:

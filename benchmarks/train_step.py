@@ -1,0 +1,299 @@
+"""Tokens a second through an update, beside TRL's `GRPOTrainer` on the same model and the same episodes.
+
+    .venv/bin/python benchmarks/train_step.py [--rounds 5] [--sizes toy large] [--threads 1 2] [--profile]
+
+One run, one Python (that of `.integrations/learners`, which `make integrations` installs), the same torch for both.
+Episodes have about ten turns: of a quarter of their tokens a loss is taken, the rest are the prompt and what the
+environment said. Two things are measured:
+
+  step    one optimizer step over all episodes, with the same log-probabilities of the sampler to begin with
+  update  the episodes in four mini-batches of one optimizer step each. We take the sampler's log-probabilities, which
+          the policy recorded; TRL makes them anew before such an update, whatever its rollout function returned
+
+Both run the same rows in the same micro-batches of eight rows or so, which is TRL's default: forward, loss, backward;
+then the gradient's norm is cut to 1, and AdamW makes its step. All prompts are of one length, so that TRL's layout,
+prompts padded on the left and completions on the right, has not one token of padding more than ours.
+
+Of TRL its own loop body is timed, without data loading, generation, rewards and logs, on tensors that lie ready:
+`training_step` for each micro-batch, the cut, the optimizer's step and `zero_grad`. Of ours, all of
+`PPOLearner.update`: from the rows in NumPy to the diagnostics. The two take turns, and are first checked to have the
+same losses and norms. With one thread the clock is processor time, which others on the machine hardly touch, and the
+median counts; with more it is the wall's, and the best round counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import itertools
+import os
+import random
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PEER = ROOT / ".integrations/learners/bin/python"
+if importlib.util.find_spec("trl") is None:
+    if not PEER.exists():
+        raise SystemExit("TRL is not installed; run `make integrations` first")
+    os.execv(PEER, [str(PEER), *sys.argv])
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/integrations/learners")]
+
+import numpy as np  # noqa: E402 - only now is it clear which Python runs
+import torch  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers.utils.logging import disable_progress_bar  # noqa: E402
+from trl_training import make_trainer, optimizer_step, own_logprobs, save_tokenizer  # noqa: E402
+
+from reward_kit.agent.models import steps_of  # noqa: E402
+from reward_kit.episodes import SingleAgentEpisode  # noqa: E402
+from reward_kit.rl.learning_columns import Place  # noqa: E402
+from reward_kit.rl.ppo import PPOLearner  # noqa: E402
+from reward_kit.rl.ppo_config import PPOConfig  # noqa: E402
+from reward_kit.rl.sharding import Processes  # noqa: E402
+from reward_kit.rl.training_rows import TrainingRows  # noqa: E402
+from reward_kit.tokens import TokenBatch, build_rows  # noqa: E402
+
+PROMPT, OBSERVATION, ACTION = 20, 16, 6
+LONGEST = 400
+
+
+class Size(NamedTuple):
+    """A model and a batch; the target is for updates."""
+
+    width: int
+    layers: int
+    vocabulary: int
+    episodes: int
+    budget: int
+    target: float
+
+
+SIZES = {
+    "toy": Size(width=128, layers=2, vocabulary=512, episodes=64, budget=2048, target=2.0),
+    "large": Size(width=512, layers=8, vocabulary=2048, episodes=8, budget=2048, target=1.0),
+}
+MINIBATCHES = {"step": 1, "update": 4}
+
+
+def play(number, vocabulary):
+    """One episode of about ten turns, with the tokens that a policy would record."""
+    draw = random.Random(number)
+    episode = SingleAgentEpisode(f"r{number}")
+    episode.add_env_reset("a room")
+    episode.custom_data = {"group_id": f"g{number // 8}", "sample": {}, "ground_truth": None}
+    turns, context = draw.randint(8, 12), []
+    for turn in range(turns):
+        seen = PROMPT if turn == 0 else draw.randint(OBSERVATION // 2, OBSERVATION * 3 // 2)
+        context += draw.choices(range(2, vocabulary), k=seen)
+        sampled = draw.choices(range(2, vocabulary), k=draw.randint(ACTION // 2, ACTION * 3 // 2))
+        episode.tokens.add_turn(turn, context, sampled, [-1.0] * len(sampled), policy_version=0)
+        context += sampled
+        episode.add_env_step("a room", {"type": "text", "content": "go"}, 0.0, terminated=turn == turns - 1)
+    return episode
+
+
+def rows_of(size, model):
+    """Rows with made-up credit, just sampled by the model itself."""
+    episodes, draw = [play(number, size.vocabulary) for number in range(size.episodes)], random.Random(0)
+    steps = [[step.model_copy(update={"advantage": draw.gauss(0, 1)}) for step in steps_of(one)] for one in episodes]
+    rows = build_rows(episodes, steps, pad_token_id=0, padding="outer")
+    rows.batch["logprobs"][:] = PPOLearner(model, PPOConfig()).logprobs(rows)
+    return rows
+
+
+def trl_inputs(rows, chosen, taken):
+    """Rows as `GRPOTrainer` has them after its rollouts, without the columns that are padding in all of them.
+
+    `taken` tokens take part in the loss of their optimizer step.
+    """
+    part = rows[chosen].trim()
+    tensors = {key: torch.from_numpy(values) for key, values in part.batch.items()}
+    mask = tensors["completion_mask"][:, PROMPT:].long()
+    return {
+        "prompt_ids": tensors["prompt_ids"].long(),
+        "prompt_mask": torch.ones_like(tensors["prompt_ids"]).long(),
+        "completion_ids": tensors["completion_ids"].long(),
+        "completion_mask": mask,
+        "tool_mask": torch.where(mask == 0, 1, tensors["action_mask"][:, PROMPT:].long()),
+        "advantages": tensors["advantages"][:, PROMPT:].float(),
+        "old_per_token_logps": tensors["logprobs"][:, PROMPT:].float(),
+        "num_items_in_batch": torch.tensor(taken),
+    }
+
+
+class Work(NamedTuple):
+    """A model, its rows, and how they are split."""
+
+    size: Size
+    folder: str
+    model: LlamaForCausalLM
+    rows: TokenBatch
+    flat: TrainingRows
+
+    @classmethod
+    def of(cls, size, folder):
+        """Both sides begin with the weights in this folder."""
+        config = LlamaConfig(
+            vocab_size=size.vocabulary,
+            hidden_size=size.width,
+            intermediate_size=size.width * 8 // 3,
+            num_hidden_layers=size.layers,
+            num_attention_heads=max(size.width // 64, 4),
+            num_key_value_heads=max(size.width // 64, 4),
+            max_position_embeddings=1024,
+        )
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+        save_tokenizer(folder, size.vocabulary)
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        rows = rows_of(size, model)
+        return cls(size, folder, model, rows, TrainingRows.of(rows))
+
+    def parts(self, order, minibatches):
+        """For each mini-batch its micro-batches, as the learner makes them."""
+        place = Place(torch.device("cpu"), torch.float32, self.size.budget, Processes())
+        return [place.parts_of(self.flat, part) for part in np.array_split(order, minibatches)]
+
+    @property
+    def tokens(self):
+        return int(self.flat.lengths_B.sum())
+
+    def __str__(self):
+        weights, (parts,) = (
+            sum(one.numel() for one in self.model.parameters()),
+            self.parts(np.arange(len(self.rows)), 1),
+        )
+        padded = sum(int(self.flat.lengths_B[part].max()) * len(part) for part in parts)
+        return (
+            f"{weights / 1e6:.1f}M weights, {len(self.rows)} episodes, {self.tokens} tokens "
+            f"({self.flat.count / self.tokens:.0%} with a loss), {len(parts)} micro-batches, "
+            f"{1 - self.tokens / padded:.0%} padding"
+        )
+
+
+def our_update(work, minibatches):
+    """What makes one of our updates, and the order in which its rows will come."""
+    config = PPOConfig(clip_high=0.28, lr=1e-8, max_tokens_per_micro_batch=work.size.budget, minibatches=minibatches)
+    learner, orders = PPOLearner(copy.deepcopy(work.model), config, seed=1), torch.Generator().manual_seed(1)
+
+    def update():
+        found = learner.update(work.rows, version=0)
+        return found["loss"], found["grad_norm"]
+
+    return update, lambda: torch.randperm(len(work.rows), generator=orders).numpy()
+
+
+def their_update(work, minibatches):
+    """What makes one of TRL's, given the rows as it has them: a list of micro-batches for each optimizer step."""
+    count = sum(map(len, work.parts(np.arange(len(work.rows)), minibatches)))
+    trainer = make_trainer(
+        work.folder,
+        max_completion_length=LONGEST,
+        epsilon=0.2,
+        epsilon_high=0.28,
+        loss_type="dapo",
+        learning_rate=1e-8,
+        max_grad_norm=1.0,
+        gradient_accumulation_steps=count // minibatches,
+        steps_per_generation=count,
+    )
+
+    def update(steps):
+        if minibatches > 1:
+            for inputs in (part for parts in steps for part in parts):
+                inputs["old_per_token_logps"] = own_logprobs(trainer, inputs)
+        found = []
+        for parts in steps:
+            # The loss is divided by the tokens of an optimizer step, which the trainer takes to be equal in all.
+            trainer.args.steps_per_generation = len(parts)
+            found.append(optimizer_step(trainer, parts))
+        return tuple(np.mean(found, axis=0))
+
+    return update
+
+
+def prepared(work, order, minibatches):
+    """The rows in this order as TRL has them before an update."""
+    steps = []
+    for parts in work.parts(order, minibatches):
+        taken = int(work.flat.counts_B[np.concatenate(parts)].sum())
+        steps.append([trl_inputs(work.rows, part, taken) for part in parts])
+        padded = sum(one["prompt_ids"].numel() + one["completion_ids"].numel() for one in steps[-1])
+        assert padded == sum(int(work.flat.lengths_B[part].max()) * len(part) for part in parts), "padding differs"
+    return steps
+
+
+def seconds(step, clock):
+    began = clock()
+    step()
+    return clock() - began
+
+
+def measure(work, minibatches, threads, rounds):
+    """Tokens a second of ours and theirs, and the ratio of the two."""
+    torch.set_num_threads(threads)
+    clock, best = (time.process_time, median) if threads == 1 else (time.perf_counter, min)
+    (ours, next_order), theirs = our_update(work, minibatches), their_update(work, minibatches)
+    steps = prepared(work, next_order(), minibatches)
+    check_same(ours(), theirs(steps))
+    pairs = []
+    for _ in range(rounds):
+        steps = prepared(work, next_order(), minibatches)
+        pairs.append((seconds(ours, clock), seconds(lambda steps=steps: theirs(steps), clock)))
+    our_s, their_s = (best(times) for times in zip(*pairs, strict=True))
+    return work.tokens / our_s, work.tokens / their_s, their_s / our_s
+
+
+def check_same(ours, theirs):
+    """Both began with the same losses and gradients."""
+    for name, our, their in zip(("losses", "norms"), ours, theirs, strict=True):
+        assert abs(our - their) < 1e-4 * max(abs(their), 0.1), f"the {name} differ: {our} and {their}"
+
+
+def profile(work, minibatches):
+    """Where the time of one of ours and of one of theirs goes."""
+    torch.set_num_threads(1)
+    (ours, next_order), theirs = our_update(work, minibatches), their_update(work, minibatches)
+    for step in (ours, lambda: theirs(prepared(work, next_order(), minibatches))):
+        step()
+        with torch.profiler.profile() as found:
+            step()
+        print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=40))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--profile", action="store_true", help="show where the time of a step goes, and nothing else")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    disable_progress_bar()
+    missed = []
+    for name in arguments.sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            work = Work.of(SIZES[name], folder)
+            print(f"{name}: {work}")
+            if arguments.profile:
+                profile(work, 1)
+                continue
+            for threads, what in itertools.product(arguments.threads, MINIBATCHES):
+                ours, theirs, ratio = measure(work, MINIBATCHES[what], threads, arguments.rounds)
+                speeds = f"ours {ours:8,.0f} tokens/s, TRL {theirs:8,.0f}, ratio {ratio:.2f}"
+                print(f"  {what:6} {threads} thread(s): {speeds}", flush=True)
+                if what == "update" and ratio < SIZES[name].target:
+                    missed.append(f"{name} with {threads} thread(s): {ratio:.2f} < {SIZES[name].target}")
+    if missed:
+        raise SystemExit("below the target: " + "; ".join(missed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""How a model writes its tool calls: read from its text, written as a constraint, recognised from its chat template.
+
+Whatever a model writes becomes an assistant message, and that the action, by the rules that endpoints' answers follow:
+arguments that are no JSON object go on verbatim as `arguments_text`, and the agent is told so by a tool error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from reward_kit.agent.chat_actions import action_of
+from reward_kit.agent.plain_json import json_text
+from reward_kit.agent.policies.hf.tools import Tool
+from reward_kit.agent.policy_interface import Action
+from reward_kit.errors import PolicyError, boundary
+from reward_kit.models import FunctionCall, Message, ToolCall
+from reward_kit.strict_json import read_strictly
+
+Literal = Callable[[str], str]
+Schema = Callable[[Mapping[str, Any]], str]
+_THINK_END = "</think>"
+_NAME = re.compile(r'"(?:name|function)"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
+_DECODER = json.JSONDecoder()
+
+
+class WrittenCall(NamedTuple):
+    """A call as the model wrote it: `arguments` is a text that should be a JSON object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+class Written(NamedTuple):
+    """What a model wrote, taken apart."""
+
+    content: str
+    calls: Sequence[WrittenCall] = ()
+    reasoning: str = ""
+
+
+def action_from(written: Written) -> Action:
+    """The action that a model's text is."""
+    calls = [
+        ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments)) for call in written.calls
+    ]
+    message = Message(role="assistant", content=written.content, tool_calls=calls or None)
+    message.reasoning_content = written.reasoning or None
+    action = action_of(message)
+    for call in (action, *action.get("calls", ())):
+        if call.get("id") == "":  # the conversation makes one up
+            del call["id"]
+    return action
+
+
+class ActionFormat(ABC):
+    """One way to write tool calls.
+
+    Attributes:
+        name: what an option calls it.
+    """
+
+    name: str
+
+    @abstractmethod
+    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+        """Take a text apart that is no reasoning; never refused."""
+
+    @abstractmethod
+    def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+        """The text of a turn that is this one call.
+
+        Raises:
+            PolicyError: the format cannot say it.
+        """
+
+    @abstractmethod
+    def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
+        """The right side of a Lark rule for a turn that is one call of this tool.
+
+        Args:
+            tool: the tool.
+            literal: a text as the grammar's terminal.
+            schema: a JSON schema as the grammar's terminal.
+        """
+
+    def check(self, tools: Sequence[Tool]) -> None:
+        """Refuse tools that this format cannot call.
+
+        Raises:
+            PolicyError: there is such a tool.
+        """
+        return
+
+    def call_id(self, turn: int, position: int) -> str:
+        """The id of the call at `position` in the turn of this number; "" leaves it to the conversation."""
+        return ""
+
+    def action(self, text: str, tools: Sequence[Tool], turn: int = 0) -> Action:
+        """The action that a turn's whole text is, reasoning included.
+
+        Args:
+            text: what was sampled, without the token that ended it.
+            tools: those that could be called.
+            turn: counts the turns of the episode, for the ids of calls.
+        """
+        before, end, rest = text.rpartition(_THINK_END)
+        written = self.read(rest.strip("\n") if end else text, tools)
+        if end:
+            written = written._replace(reasoning=before.strip().removeprefix("<think>").strip())
+        calls = [call._replace(id=call.id or self.call_id(turn, i)) for i, call in enumerate(written.calls)]
+        return action_from(written._replace(calls=calls))
+
+
+class Hermes(ActionFormat):
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, several of them, and text around."""
+
+    name = "hermes"
+    _BLOCK = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+
+    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+        blocks = self._BLOCK.findall(text)
+        content = self._BLOCK.sub("", text).strip() if blocks else text
+        return Written(content, [_call_of(block) for block in blocks])
+
+    def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+        call = json_text({"name": tool.name, "arguments": arguments})
+        return f"<tool_call>\n{call}\n</tool_call>"
+
+    def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
+        head = literal(f'\n{{"name": {json_text(tool.name)}, "arguments": ')
+        return (
+            f"{literal('<tool_call>')} {head} {schema(tool.schema)} {literal('}' + chr(10))} {literal('</tool_call>')}"
+        )
+
+
+class Llama(ActionFormat):
+    """`{"name": …, "parameters": {…}}` and nothing else, after `<|python_tag|>` or without; several parted by `;`."""
+
+    name = "llama"
+
+    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+        rest = text.strip().removeprefix("<|python_tag|>").strip()
+        if not rest.startswith("{") or not _NAME.search(rest):
+            return Written(text)
+        calls = []
+        while rest.startswith("{"):
+            part, rest = _first_json(rest)
+            calls.append(_call_of(part))
+            rest = rest.lstrip().removeprefix(";").lstrip()
+        return Written(rest, calls)
+
+    def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+        return json_text({"name": tool.name, "parameters": arguments})
+
+    def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
+        head = literal(f'{{"name": {json_text(tool.name)}, "parameters": ')
+        return f"{head} {schema(tool.schema)} {literal('}')}"
+
+
+class Mistral(ActionFormat):
+    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[ARGS]{…}` once for each call."""
+
+    name = "mistral"
+    _TAG = "[TOOL_CALLS]"
+
+    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+        content, *parts = text.split(self._TAG)
+        calls = [call for part in parts for call in self._calls(part.strip())]
+        return Written(content.strip() if calls else text, calls)
+
+    def _calls(self, part: str) -> list[WrittenCall]:
+        if not part.startswith("["):
+            name, _, arguments = part.partition("[ARGS]") if "[ARGS]" in part else part.partition("{")
+            name = name.partition("[CALL_ID]")[0].strip()
+            return [WrittenCall(name, arguments if "[ARGS]" in part else f"{{{arguments}")] if name else []
+        calls, rest = [], part[1:].lstrip()
+        while rest.startswith("{"):
+            one, rest = _first_json(rest)
+            calls.append(_call_of(one))
+            rest = rest.lstrip().removeprefix(",").lstrip()
+        return calls
+
+    def call_id(self, turn: int, position: int) -> str:
+        # These models' templates take ids of nine letters and digits alone.
+        return f"c{turn:05d}{position:03d}"
+
+    def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+        return self._TAG + json_text([{"name": tool.name, "arguments": arguments}])
+
+    def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
+        head = literal(f'[{{"name": {json_text(tool.name)}, "arguments": ')
+        return f"{literal(self._TAG)} {head} {schema(tool.schema)} {literal('}]')}"
+
+
+class Plain(ActionFormat):
+    """`tool_name {json}`; `tool_name value` where its one parameter is a text; `tool_name` where it has none."""
+
+    name = "plain"
+
+    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+        name, *rest = text.strip().split(maxsplit=1)[:2] or [""]
+        tool = next((tool for tool in tools if tool.name == name), None)
+        value = rest[0].strip() if rest else ""
+        if tool is None or (value and not tool.parameters and not value.startswith("{")):
+            return Written(text)
+        if tool.text_parameter is not None and not self._is_object(value, tool.text_parameter):
+            # Nothing at all is no value: the tool says what is missing.
+            return Written("", [WrittenCall(name, json_text({tool.text_parameter: value} if value else {}))])
+        return Written("", [WrittenCall(name, value or "{}")])
+
+    def _is_object(self, value: str, parameter: str) -> bool:
+        try:
+            found = read_strictly(value) if value.startswith("{") else None
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(found, dict) and list(found) == [parameter]
+
+    def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+        parameter = tool.text_parameter
+        if not arguments and not tool.parameters:
+            return tool.name
+        if parameter is not None and list(arguments) == [parameter]:
+            value = arguments[parameter]
+            if value and value == value.strip() and not self._is_object(value, parameter):
+                return f"{tool.name} {value}"
+        return f"{tool.name} {json_text(arguments)}"
+
+    def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
+        if not tool.parameters:
+            return literal(tool.name)
+        is_free = tool.text_parameter is not None and _is_free_text(tool)
+        value = r"/[^\s{][^\n]*/" if is_free else schema(tool.schema)
+        return f"{literal(tool.name + ' ')} {value}"
+
+
+class Bare(ActionFormat):
+    """The whole text is the one text argument of the one tool."""
+
+    name = "bare"
+
+    def check(self, tools: Sequence[Tool]) -> None:
+        if len(tools) != 1 or tools[0].text_parameter is None:
+            names = ", ".join(tool.name for tool in tools)
+            raise PolicyError(
+                "action_format bare is for one tool with one parameter, a text; here the tools are "
+                f"{names}. Take action_format: plain"
+            )
+
+    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+        if not tools:
+            return Written(text)
+        self.check(tools)
+        return Written("", [WrittenCall(tools[0].name, json_text({tools[0].text_parameter: text.strip()}))])
+
+    def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+        value = arguments.get(tool.text_parameter or "")
+        if not isinstance(value, str) or not value or value != value.strip():
+            raise PolicyError(f"action_format bare cannot say {tool.name}({json_text(arguments)})")
+        return value
+
+    def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
+        if _is_free_text(tool):
+            return r"/\S[^\n]*/"
+        raise PolicyError(f"constrain: {tool.name} has too many values to list; take another action_format")
+
+
+class ResponseTemplate(ActionFormat):
+    """As the tokenizer's own `response_template` says; see `PreTrainedTokenizerBase.parse_response`.
+
+    Args:
+        tokenizer: of the model.
+        opening: the text between the last message and an answer, which may be the beginning of its reasoning.
+    """
+
+    name = "template"
+
+    def __init__(self, tokenizer: Any, opening: str) -> None:
+        self._tokenizer, self._opening = tokenizer, opening
+
+    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+        try:
+            with boundary(PolicyError, "response_template"):
+                found = self._tokenizer.parse_response(text, prefix=self._opening)
+        except PolicyError:
+            # It raises on a call whose JSON is broken.
+            return Written("", [_call_of(text)]) if _NAME.search(text) else Written(text)
+        functions = [call.get("function") or call for call in found.get("tool_calls") or ()]
+        calls = [WrittenCall(str(each.get("name") or ""), _as_text(each.get("arguments"))) for each in functions]
+        reasoning = found.get("reasoning_content") or found.get("thinking") or ""
+        return Written(found.get("content") or "", calls, reasoning)
+
+    def action(self, text: str, tools: Sequence[Tool], turn: int = 0) -> Action:
+        return action_from(self.read(text, tools))
+
+    def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+        raise PolicyError("constrain: a response_template only reads; set action_format to how the model writes calls")
+
+    def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
+        return self.write(tool, {})
+
+
+def _is_free_text(tool: Tool) -> bool:
+    """Its one text may be anything."""
+    return all(schema.keys() <= {"type", "description", "title", "default"} for schema in tool.parameters.values())
+
+
+def _first_json(text: str) -> tuple[str, str]:
+    """The JSON value that a text begins with, and what follows; all of it where it is broken."""
+    try:
+        _, end = _DECODER.raw_decode(text)
+    except (ValueError, RecursionError):
+        return text, ""
+    return text[:end], text[end:]
+
+
+def _call_of(block: str) -> WrittenCall:
+    """The call that a JSON text is; of a broken one what can be found, verbatim."""
+    try:
+        value = _DECODER.decode(block)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        name, arguments = _NAME.search(block), _ARGUMENTS.search(block)
+        return WrittenCall(name[1] if name else "", block[arguments.end() :] if arguments else block)
+    key = "arguments" if "arguments" in value else "parameters"
+    return WrittenCall(value["name"], _as_text(value.get(key)), str(value.get("id") or ""))
+
+
+def _as_text(arguments: Any) -> str:
+    """Arguments as text. Some models put JSON into a string."""
+    if isinstance(arguments, str):
+        return arguments
+    return "{}" if arguments is None else json_text(arguments)

@@ -1,0 +1,252 @@
+"""From messages to token ids: what a chat template adds for the messages that are new, and nothing twice.
+
+A turn's context is the exact ids of the episode so far and the ids of what the template writes behind an answer: the
+rest after its end token, the new messages, the generation prompt. That text is rendered from a short conversation of
+stand-ins, tokenised once and remembered. It is right only where the template leaves earlier text as it was; whether it
+does is tried out, with the real messages, before it is relied on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
+
+from reward_kit.agent.chat_actions import action_of
+from reward_kit.environments.base import ToolSpec
+from reward_kit.errors import ConfigError, PolicyError, boundary
+from reward_kit.models import Message
+
+logger = logging.getLogger("reward_kit.agent")
+
+Chat = dict[str, Any]
+_Value = TypeVar("_Value")
+_STAND_IN = "zq1stand2in"
+_REMEMBERED = 8192
+_ROLES = "the chat template refuses this conversation"
+_MARK = "zq3mark4"
+_MARKER = mark_control_tokens("x", re.compile("x"))[0]
+_OF_THE_WORLD = ("user", "tool", "function")
+
+
+class Delta(NamedTuple):
+    """What the template adds behind an answer: `ids`, and the `text` they are of."""
+
+    ids: tuple[int, ...]
+    text: str
+
+
+class Tools(NamedTuple):
+    """The tools of a turn as the template gets them; equal keys are equal tools."""
+
+    key: str
+    specs: Sequence[ToolSpec] | None
+
+
+NO_TOOLS = Tools("", None)
+
+
+class _Memory:
+    """The most recent results, by what they were made of."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
+        """What `make` gives; asked only where the key is new."""
+        if key in self._known:
+            self._known.move_to_end(key)
+            found: _Value = self._known[key]
+            return found
+        made = self._known[key] = make()
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return made
+
+
+class ChatLayout:
+    """One tokenizer and its chat template; shared by all sessions.
+
+    Args:
+        tokenizer: of the model.
+        template: the chat template, where it is not the tokenizer's own.
+        options: variables of the template, such as `enable_thinking`.
+
+    Raises:
+        ConfigError: there is no template, or it cannot lay out a question and an answer.
+    """
+
+    def __init__(self, tokenizer: Any, template: str | None = None, options: Mapping[str, Any] | None = None) -> None:
+        self._tokenizer, self._template, self._options = tokenizer, template, dict(options or {})
+        self._memory = _Memory()
+        with boundary(ConfigError, "chat_template: the tokenizer has none that can be used; give one"):
+            self.source: str = tokenizer.get_chat_template(template)
+        self.shows_tools = "tools" in self.source
+        """Whether tools can change what the template writes."""
+        special = {*tokenizer.all_special_tokens, *(t for t in tokenizer.added_tokens_encoder if t in self.source)}
+        longest_first = sorted(special, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        try:
+            closing = self.delta([{"role": "user", "content": _MARK}], NO_TOOLS)
+        except PolicyError as error:
+            raise ConfigError(f"chat_template: {error}") from error.__cause__
+        added = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+        self.end_id: int | None = closing.ids[0] if closing.ids and closing.ids[0] in added else None
+        """The token that the template puts behind an answer; None where it is ordinary text."""
+        self.opening = closing.text.partition(_MARK)[2]
+        """What the template writes between the last message and an answer."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, with no token added."""
+        if _MARKER in text:
+            with boundary(PolicyError, "a message holds a control token, and it cannot be written as plain text"):
+                marked: list[int] = encode_marked_chat(self._tokenizer, text)
+            return marked
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def encoded(self, text: str) -> tuple[int, ...]:
+        """The ids of a text that may come again."""
+        return self._memory.get(("text", text), lambda: tuple(self.encode(text)))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    def whole(self, chat: Sequence[Chat], tools: Tools) -> Delta:
+        """A conversation from its beginning, up to where the model goes on.
+
+        Raises:
+            PolicyError: the template refuses it.
+        """
+
+        return self._memory.get(("whole", _key(chat), tools.key), lambda: self.anew(chat, tools))
+
+    def anew(self, chat: Sequence[Chat], tools: Tools) -> Delta:
+        """As `whole`, for a conversation that will not come again."""
+        text = self._render(chat, tools)
+        return Delta(tuple(self.encode(text)), text)
+
+    def delta(self, new: Sequence[Chat], tools: Tools) -> Delta:
+        """What follows the text of an answer: its end token, the new messages, and the head of the next answer.
+
+        Raises:
+            PolicyError: the template refuses the messages.
+        """
+        return self._memory.get(("delta", _key(new), tools.key), lambda: self._delta(new, tools))
+
+    def _delta(self, new: Sequence[Chat], tools: Tools) -> Delta:
+        question, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": _STAND_IN}
+        text = self._render([question, answer, *new], tools)
+        if text.count(_STAND_IN) != 1:
+            raise PolicyError("the chat template leaves out the last answer, or writes it twice")
+        head, _, tail = text.partition(_STAND_IN)
+        before, ids = self.encode(head + _STAND_IN), self.encode(text)
+        # Some tokenizers write a text differently at the beginning of a string.
+        if ids[: len(before)] == before:
+            return Delta(tuple(ids[len(before) :]), tail)
+        return Delta(tuple(self.encode(tail)), tail)
+
+    def keeps(self, first: Sequence[Chat], new: Sequence[Chat], tools: Tools, *, reasons: bool) -> bool:
+        """Whether new messages of these roles leave the text before them as it was.
+
+        Tried out once for each sequence of roles, with two answers, of which an old one may be treated in another way
+        than the last.
+
+        Args:
+            first: the messages that the conversation began with.
+            new: what came after an answer.
+            tools: those that stand in the prompt.
+            reasons: answers hold reasoning.
+
+        Raises:
+            PolicyError: the template refuses the messages, or leaves some out.
+        """
+        roles = tuple(message["role"] for message in new)
+        begun = tuple(message["role"] for message in first)
+        key = ("keeps", begun, roles, tools.key if self.shows_tools else "", reasons)
+        return self._memory.get(key, lambda: self._keeps(first, new, tools, reasons))
+
+    def _keeps(self, first: Sequence[Chat], new: Sequence[Chat], tools: Tools, reasons: bool) -> bool:
+        said = f"<think>\n{_STAND_IN}\n</think>\n\n{_STAND_IN}" if reasons else _STAND_IN
+        answer, told = {"role": "assistant", "content": said}, [{**message, "content": _MARK} for message in new]
+        begun, tail = self.whole(first, tools), self.delta(told, tools)
+        if tail.text.count(_MARK) < len(told):
+            raise PolicyError(
+                f"the chat template leaves out messages of role {' or '.join(sorted({m['role'] for m in told}))}; give "
+                "another chat_template, or for results of tools set tool_role: user"
+            )
+        whole = self._render([*first, answer, *told, answer, *told], tools)
+        if whole != begun.text + (said + tail.text) * 2:
+            return False
+        ids = tuple(self.encode(whole))
+        if ids[: len(begun.ids)] != begun.ids or ids[len(ids) - len(tail.ids) :] != tail.ids:
+            logger.info("text between answers has other token ids by itself than in its place; it is given by itself")
+        return True
+
+    def _render(self, chat: Sequence[Chat], tools: Tools) -> str:
+        # What the world says must not speak in another role, by writing the tokens that mark roles.
+        safe = [self._marked(message) for message in chat]
+        with boundary(PolicyError, f"{_ROLES} ({', '.join(message['role'] for message in chat)})"):
+            text: str = self._tokenizer.apply_chat_template(
+                safe,
+                tools=list(tools.specs) if tools.specs else None,
+                chat_template=self.source,
+                add_generation_prompt=True,
+                tokenize=False,
+                **self._options,
+            )
+        return text
+
+    def _marked(self, message: Chat) -> Chat:
+        if message["role"] not in _OF_THE_WORLD or not self._control.search(message["content"]):
+            return message
+        return {**message, "content": mark_control_tokens(message["content"], self._control)}
+
+
+def _key(chat: Sequence[Chat]) -> Hashable:
+    """Equal for equal conversations; quick where all is text."""
+    return tuple(
+        (message["role"], message["content"], message.get("tool_call_id"), message.get("name"))
+        if isinstance(message.get("content"), str) and not message.keys() - _PLAIN
+        else json.dumps(message, sort_keys=True)
+        for message in chat
+    )
+
+
+_PLAIN = {"role", "content", "tool_call_id", "name"}
+
+
+def to_chat(message: Message, tool_role: str = "tool") -> Chat:
+    """A message as templates want it: content is text, arguments are mappings, what is None is left out.
+
+    Args:
+        message: of the conversation.
+        tool_role: the role under which results of tools appear.
+    """
+    chat: Chat = {"role": message.role, "content": message.text}
+    if message.role == "tool":
+        chat["role"] = tool_role
+        if tool_role != "tool":
+            return chat
+        chat |= {key: value for key in ("name", "tool_call_id") if (value := getattr(message, key)) is not None}
+    if message.tool_calls:
+        chat["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+            for call, arguments in zip(message.tool_calls, _arguments(message), strict=True)
+        ]
+    if message.reasoning_content:
+        chat["reasoning_content"] = message.reasoning_content
+    return chat
+
+
+def _arguments(message: Message) -> list[Any]:
+    action = action_of(message)
+    calls = action.get("calls") or [action]
+    return [call.get("arguments", call.get("arguments_text")) for call in calls]

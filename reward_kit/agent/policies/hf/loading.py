@@ -1,0 +1,112 @@
+"""A model and its tokenizer from a folder or the local cache of the hub; the network only where it is asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from reward_kit.errors import ConfigError, boundary, did_you_mean
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Origin(NamedTuple):
+    """Where a model comes from, and what it becomes here.
+
+    Attributes:
+        name: a folder, or a name at the hub.
+        may_download: what is not here is fetched from the hub.
+        device: where the weights go.
+        dtype: of the weights.
+    """
+
+    name: str
+    may_download: bool
+    device: torch.device
+    dtype: torch.dtype
+
+    def model(self) -> PreTrainedModel:
+        """The model, read anew.
+
+        Raises:
+            ConfigError: it is not there, or is no causal language model.
+        """
+        with boundary(ConfigError, f"model {self.name!r}{self._how()}"):
+            options: dict[str, Any] = {"local_files_only": not self.may_download, "dtype": self.dtype}
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.name, **options)
+            moved: Any = model
+            moved.to(self.device)
+        return model
+
+    def tokenizer(self, name: str | None) -> PreTrainedTokenizerBase:
+        """The tokenizer.
+
+        Args:
+            name: where it is, if not with the model.
+
+        Raises:
+            ConfigError: it is not there.
+        """
+        place = name or self.name
+        with boundary(ConfigError, f"tokenizer {place!r}{self._how()}"):
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                place, local_files_only=not self.may_download
+            )
+        return tokenizer
+
+    def _how(self) -> str:
+        if Path(self.name).is_dir() or self.may_download:
+            return ""
+        return " is no folder; by this name it is looked for in the local cache only, unless download is true"
+
+
+def place_of(model: str | Path) -> str:
+    """A folder that is there, or a name at the hub.
+
+    A path is what begins with a dot, a slash or a tilde, has more than one slash, or is a `Path`.
+
+    Raises:
+        ConfigError: it is a path, and no model is there.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"model: there is no config.json in {path}; give a folder that save_pretrained wrote")
+        return str(path)
+    name = str(model)
+    if not isinstance(model, Path) and not name.startswith((".", "~", os.sep)) and name.count("/") < 2 and name:
+        return name
+    near = did_you_mean(path.name, [each.name for each in path.parent.iterdir()]) if path.parent.is_dir() else ""
+    raise ConfigError(f"model: there is no folder {path}{near if near.endswith('?') else ''}")
+
+
+def device_of(name: str) -> torch.device:
+    """The device of this name; "auto" is the accelerator, where there is one.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    if name == "auto":
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return found or torch.device("cpu")
+    with boundary(ConfigError, f"device: {name!r}"):
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    return device
+
+
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    """The type of this name; "auto" is bfloat16 on an accelerator and float32 on the CPU.
+
+    Raises:
+        ConfigError: there is no such type.
+    """
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise ConfigError(f"dtype: {name!r}{did_you_mean(name, [*DTYPES, 'auto'])}")
+    return DTYPES[name]

@@ -1,0 +1,140 @@
+"""How the next token is drawn: temperature, filters, constraints, and one uniform number for each token.
+
+A token is the place where the cumulative distribution, in float64, passes a uniform number of the session's own
+generator (inverse CDF). What a session samples therefore depends on its seed and its logits alone, not on who else is
+in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reward_kit.errors import ConfigError
+
+
+class Sampling(NamedTuple):
+    """How tokens are sampled, in the order in which it is applied.
+
+    Attributes:
+        temperature: logits are divided by it; 0 takes the likeliest token.
+        top_k: keep this many of the likeliest tokens, and those as likely as the last of them; 0 keeps all.
+        top_p: keep the fewest of the likeliest tokens that together have at least this probability; 1.0 keeps all.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def check(self) -> Sampling:
+        """Itself.
+
+        Raises:
+            ConfigError: a value that no distribution has.
+        """
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature: {self.temperature} is not a number from 0; 0 takes the likeliest token")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p: {self.top_p} is not in (0, 1]; 1 keeps every token")
+        if self.top_k < 0:
+            raise ConfigError(f"top_k: {self.top_k} is below 0; 0 keeps every token")
+        return self
+
+
+class Drawn(NamedTuple):
+    """One token for each row: `ids_B` int64, and `logprobs_B` float64 of the distribution really sampled."""
+
+    ids_B: Tensor
+    logprobs_B: Tensor
+
+
+def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: Tensor | None = None) -> Drawn:
+    """Sample one token for each row.
+
+    Args:
+        logits_BV: as the model gave them.
+        uniforms_B: float64 in [0, 1), one for each row.
+        sampling: the same for all rows.
+        allowed_BV: True where a token may come; None where all may.
+    """
+    logits_BV = logits_BV.float()
+    if allowed_BV is not None:
+        logits_BV = logits_BV.masked_fill(~allowed_BV, -torch.inf)
+    if sampling.temperature == 0:
+        # A point mass; whatever the logits are, the token had probability one. NaN stays NaN, to be noticed.
+        best_B = logits_BV.max(dim=-1)
+        return Drawn(best_B.indices, best_B.values.double() * 0)
+    logprobs_BV = _filtered(logits_BV / sampling.temperature, sampling).log_softmax(dim=-1)
+    cumulative_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
+    total_B1 = cumulative_BV[:, -1:]
+    # Strictly below the total, or rounding could point behind the last token that has a chance.
+    targets_B1 = torch.minimum(uniforms_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
+    ids_B1 = torch.searchsorted(cumulative_BV, targets_B1, right=True).clamp_(max=logits_BV.shape[-1] - 1)
+    return Drawn(ids_B1[:, 0], logprobs_BV.gather(-1, ids_B1)[:, 0].double())
+
+
+def _filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
+    if 0 < sampling.top_k < logits_BV.shape[-1]:
+        least_B1 = logits_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
+    if sampling.top_p < 1:
+        sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True)
+        probabilities_BV = sorted_BV.softmax(dim=-1)
+        before_BV = probabilities_BV.cumsum(dim=-1) - probabilities_BV
+        dropped_BV = torch.zeros_like(before_BV, dtype=torch.bool)
+        dropped_BV.scatter_(1, order_BV, before_BV >= sampling.top_p)
+        logits_BV = logits_BV.masked_fill(dropped_BV, -torch.inf)
+    return logits_BV
+
+
+def allowed_mask(allowed: Sequence[NDArray[np.int64] | None], vocabulary: int) -> Tensor | None:
+    """(B, V), True where a row's token may come; None where no row is restricted.
+
+    Args:
+        allowed: for each row the ids that may come, None for any.
+        vocabulary: how many tokens there are.
+    """
+    restricted = [row for row, ids in enumerate(allowed) if ids is not None]
+    if not restricted:
+        return None
+    mask_BV = np.ones((len(allowed), vocabulary), dtype=bool)
+    mask_BV[restricted] = False
+    ids = [ids for ids in allowed if ids is not None]
+    mask_BV[np.repeat(restricted, [len(part) for part in ids]), np.concatenate(ids)] = True
+    return torch.from_numpy(mask_BV)
+
+
+class Draws:
+    """Uniform numbers for many rows at once, each row from a generator of its own, drawn ahead.
+
+    A turn begins with fresh numbers of the session's generator, so that it does not matter how many the turn before it
+    left over, nor in which row it ran.
+    """
+
+    AHEAD = 64
+
+    def __init__(self, rows: int) -> None:
+        self._uniforms_RN = np.zeros((rows, self.AHEAD))
+        self._next_R = np.zeros(rows, dtype=np.int64)
+        self._generators: list[np.random.Generator | None] = [None] * rows
+
+    def begin(self, row: int, generator: np.random.Generator) -> None:
+        """Let `row` take its numbers from `generator` from here on."""
+        self._generators[row] = generator
+        self._next_R[row] = 0
+        self._uniforms_RN[row] = generator.random(self.AHEAD)
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(B,) the next number of each of `rows`."""
+        for row in rows[self._next_R[rows] == self.AHEAD]:
+            generator = self._generators[row]
+            assert generator is not None, f"row {row} was never begun"
+            self.begin(int(row), generator)
+        taken_B = self._uniforms_RN[rows, self._next_R[rows]]
+        self._next_R[rows] += 1
+        return taken_B

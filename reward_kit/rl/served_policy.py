@@ -1,0 +1,197 @@
+"""A policy whose weights are trained here and sampled with by a vLLM or SGLang server that the user runs.
+
+The server answers through `OpenAIAgentPolicy`, with the token ids and log-probabilities of what it sampled. `publish`
+writes the weights as a model folder and has the server load it. That happens between answers: it waits until none is
+under way, and answers that are asked for meanwhile wait for it, so no answer is a mixture of two versions.
+
+What the servers are asked for (vLLM's documentation of sleep mode, SGLang's "SGLang for RL Systems"):
+
+    vLLM    POST /collective_rpc {"method": "reload_weights"}, POST /reset_prefix_cache?reset_running_requests=true;
+            needs VLLM_SERVER_DEV_MODE=1, and the server started on the folder that is published to
+    SGLang  POST /update_weights_from_disk {"model_path", "weight_version", "flush_cache": true}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import anyio
+
+from reward_kit.agent.policies.hf.sampling import Sampling
+from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
+from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
+from reward_kit.credit.options import check_choice
+from reward_kit.environments.base import ToolSpec
+from reward_kit.errors import ConfigError, PolicyError
+from reward_kit.models import Message
+from reward_kit.providers.environment import resolve_endpoint
+from reward_kit.providers.transport import Transport
+from reward_kit.rl.model_kit import load_model, save_model
+
+Server = Literal["vllm", "sglang"]
+
+
+class ServedPolicy(AgentPolicy):
+    """Acts through a model server and can be trained.
+
+    Args:
+        folder: the model in transformers' form. Its weights are loaded here to be trained.
+        published: the folder that the server reads weights from; on a file system that both see. For vLLM it is the one
+            that the server was started on.
+        server: "vllm" or "sglang".
+        base_url: of the server's OpenAI API, such as "http://127.0.0.1:8000/v1".
+        model: the model's name at the server; by default `published`.
+        temperature: of sampling. Filters such as top_p are not to be had: what they leave out is not recorded.
+        publish_timeout_s: how long the server may take to load the weights.
+        api_key: as for `OpenAIAgentPolicy`; also sent when weights are published.
+        options: further options of `OpenAIAgentPolicy`.
+
+    Raises:
+        ConfigError: the server is of no known kind, the folder holds no model, or an option is wrong.
+    """
+
+    path_options = ("folder", "published")
+
+    def __init__(
+        self,
+        folder: str | Path,
+        published: str | Path,
+        *,
+        server: Server,
+        base_url: str,
+        model: str | None = None,
+        temperature: float = 1.0,
+        publish_timeout_s: float = 600.0,
+        api_key: str | None = None,
+        **options: Any,
+    ) -> None:
+        check_choice("server", server, get_args(Server))
+        if refused := sorted({"top_p", "logprobs", "stream"} & set(options)):
+            raise ConfigError(f"{refused[0]!r} is not for a policy in training, which records all that it samples")
+        self.module, tokenizer = load_model(Path(folder))
+        if tokenizer is None:
+            raise ConfigError(f"there is no tokenizer in {folder}, and the server needs one beside the weights")
+        self.tokenizer = tokenizer
+        self.published, self.version = Path(published).resolve(), 0
+        self.sampling = Sampling(temperature=temperature)
+        self._server, self._gate = server, anyio.Condition()
+        self._in_flight, self._is_publishing = 0, False
+        extra = {**(options.pop("extra_body", None) or {}), "return_token_ids": True}
+        self._acting = OpenAIAgentPolicy(
+            model or str(self.published),
+            base_url=base_url,
+            api_key=api_key,
+            temperature=temperature,
+            logprobs=True,
+            extra_body=extra,
+            **options,
+        )
+        settings = resolve_endpoint(base_url, api_key, options.get("api_key_env"))
+        self._root = settings.base_url.removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if settings.api_key:
+            self._headers["Authorization"] = f"Bearer {settings.api_key}"
+        self._control = Transport(idle_timeout_s=publish_timeout_s, total_timeout_s=publish_timeout_s)
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills up rows; the end of the text where the tokenizer has no padding, which is never attended to."""
+        found = self.tokenizer.pad_token_id
+        return int(found if found is not None else self.tokenizer.eos_token_id)
+
+    async def open(self, context: EpisodeContext) -> AgentPolicy:
+        """The session of one episode."""
+        return _Session(self, await self._acting.open(context))
+
+    async def get_action(
+        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
+    ) -> PolicyOutput:
+        """One action outside of any episode."""
+        return await _Session(self, self._acting).get_action(observation, available_tools_specs)
+
+    async def publish(self, version: int) -> None:
+        """Have the server sample with the weights that `module` has now.
+
+        Raises:
+            PolicyError: the server did not load them. It samples with the old ones, or with none.
+            ProviderError: it could not be talked to.
+        """
+        async with self._gate:
+            while self._is_publishing:
+                await self._gate.wait()
+            self._is_publishing = True  # from here on no answer begins
+        try:
+            async with self._gate:
+                while self._in_flight:
+                    await self._gate.wait()
+            await anyio.to_thread.run_sync(lambda: save_model(self.published, self.module, self.tokenizer))
+            await self._load(version)
+            self.version = version
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with self._gate:
+                    self._is_publishing = False
+                    self._gate.notify_all()
+
+    async def close(self) -> None:
+        """Close the connections to the server; it goes on."""
+        await self._acting.close()
+        await self._control.aclose()
+
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[int]:
+        """While an answer is under way no weights are published; the version that gives it."""
+        async with self._gate:
+            while self._is_publishing:
+                await self._gate.wait()
+            self._in_flight += 1
+            version = self.version
+        try:
+            yield version
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with self._gate:
+                    self._in_flight -= 1
+                    self._gate.notify_all()
+
+    async def _load(self, version: int) -> None:
+        """Have the server read the published folder."""
+        if self._server == "sglang":
+            asked = {"model_path": str(self.published), "weight_version": str(version), "flush_cache": True}
+            await self._ask("update_weights_from_disk", asked)
+        else:
+            await self._ask("collective_rpc", {"method": "reload_weights"})
+            await self._ask("reset_prefix_cache?reset_running_requests=true", {})
+
+    async def _ask(self, path: str, body: dict[str, Any]) -> None:
+        url = f"{self._root}/{path}"
+        answer = await self._control.post(url, self._headers, json.dumps(body).encode())
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise PolicyError(f"{url} did not load the weights of {self.published}: {answer.get('message')}")
+
+
+class _Session(AgentPolicy):
+    def __init__(self, policy: ServedPolicy, acting: AgentPolicy) -> None:
+        self._policy, self._acting = policy, acting
+
+    async def get_action(
+        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
+    ) -> PolicyOutput:
+        """Ask the server for the next message.
+
+        Raises:
+            PolicyError: the server does not say which tokens it sampled.
+        """
+        async with self._policy.answering() as version:
+            output = await self._acting.get_action(observation, available_tools_specs)
+        said = output.log_probs or {}
+        if missing := [key for key in ("prompt_ids", "token_ids", "logprobs") if said.get(key) is None]:
+            raise PolicyError(
+                f"the server's answer has no {missing[0]}: it does not know `return_token_ids`, or has it "
+                "switched off; vLLM knows it from 0.10.2, SGLang since July 2026"
+            )
+        return output._replace(log_probs={**said, "policy_version": version})

@@ -1,0 +1,209 @@
+"""Rows as the learner reads them: without padding, the tokens that take part picked out, in parts for the module.
+
+Whatever the padding of a batch, its rows are laid out anew for each part, padded on the right to the longest of the
+part. With causal attention nothing then looks at padding, and no mask is needed. `_N` counts tokens that take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reward_kit.errors import ConfigError, TrainingError
+from reward_kit.tokens import TokenBatch
+from reward_kit.tokens.columns import Array, Ints, ranges
+
+_COLUMNS = ("logprobs", "advantages", "returns", "policy_versions", "values", "value_mask")
+
+
+class Restriction(NamedTuple):
+    """Which of a part's tokens were sampled under a constraint, and what it allowed.
+
+    Attributes:
+        tokens_K: their places on the axis N, ascending.
+        sets_K: the number of each one's set of allowed ids; many share one.
+        owners_A: for each id of each set the set's number.
+        ids_A: the ids.
+        sets: how many there are.
+    """
+
+    tokens_K: Tensor
+    sets_K: Tensor
+    owners_A: Tensor
+    ids_A: Tensor
+    sets: int
+
+
+class MicroBatch(NamedTuple):
+    """What goes through the module at once.
+
+    Attributes:
+        ids_BT: padded on the right.
+        mask_BT: 1 on tokens.
+        before_N: the place on the flat axis (B·T) whose logits predict each token.
+        targets_N: the tokens.
+        rows_N: the row of each.
+        firsts_M: which of the N are the first of an action; there the critic speaks.
+        columns: (N,) real numbers by name.
+        restriction: None where no token was sampled under a constraint.
+    """
+
+    ids_BT: Tensor
+    mask_BT: Tensor
+    before_N: Tensor
+    targets_N: Tensor
+    rows_N: Tensor
+    firsts_M: Tensor
+    columns: dict[str, Tensor]
+    restriction: Restriction | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRows:
+    """The rows of a batch, one after another.
+
+    Attributes:
+        ids: (L,) of all tokens.
+        starts_B: where each row begins.
+        lengths_B: tokens of each row.
+        counts_B: how many of them take part.
+        flat_N: where each token that takes part stands in the batch's (B·T), to lay something out as it is there.
+        places_N: its place in its row, counted from the row's first token.
+        is_first_N: it is the first of an action.
+        columns: (N,) by name, of what the batch has.
+        sets_N: the number of the set of ids that a constraint allowed; -1 where any id was.
+        sets: the ids of each.
+    """
+
+    ids: Ints
+    starts_B: Ints
+    lengths_B: Ints
+    counts_B: Ints
+    flat_N: Ints
+    places_N: Ints
+    is_first_N: Array
+    columns: Mapping[str, Array]
+    sets_N: Ints
+    sets: tuple[Array, ...]
+
+    @classmethod
+    def of(cls, rows: TokenBatch, mask: str = "loss_mask") -> TrainingRows:
+        """The rows of a batch.
+
+        Args:
+            rows: of `build_rows`, padded in any way.
+            mask: 1 where a token takes part.
+
+        Raises:
+            ConfigError: an array is missing.
+            TrainingError: a token that takes part stands first in its row, where nothing predicts it.
+        """
+        for key in ("input_ids", "attention_mask", mask):
+            if key not in rows.batch:
+                raise ConfigError(f"the learner needs {key!r} in the rows; make them with build_rows")
+        is_token, takes_part = rows.batch["attention_mask"] != 0, rows.batch[mask] != 0
+        lengths = np.count_nonzero(is_token, axis=1).astype(np.int64)
+        flat = np.flatnonzero(takes_part & is_token)
+        rows_N, columns_N = np.divmod(flat, max(is_token.shape[1], 1))
+        # Real tokens stand without a gap, and in rows without any, none takes part.
+        places = columns_N - (is_token.argmax(axis=1)[rows_N] if len(flat) else 0)
+        if len(places) and places.min() == 0:
+            raise TrainingError(f"row {rows_N[places.argmin()]}: a sampled token stands first; nothing predicts it")
+        sets_N, sets = _allowed(rows, rows_N, places)
+        return cls(
+            ids=rows.batch["input_ids"][is_token].astype(np.int64),
+            starts_B=np.cumsum(lengths) - lengths,
+            lengths_B=lengths,
+            counts_B=np.bincount(rows_N, minlength=len(lengths)),
+            flat_N=flat,
+            places_N=places,
+            is_first_N=_is_first(rows, flat, takes_part),
+            columns={key: rows.batch[key].reshape(-1)[flat] for key in _COLUMNS if key in rows.batch},
+            sets_N=sets_N,
+            sets=sets,
+        )
+
+    @property
+    def count(self) -> int:
+        """How many tokens take part."""
+        return len(self.flat_N)
+
+    @property
+    def rows_N(self) -> Ints:
+        """The row of each token that takes part."""
+        return np.repeat(np.arange(len(self.counts_B)), self.counts_B)
+
+    def tokens_of(self, rows: Ints) -> Ints:
+        """The places on the axis N of these rows' tokens, row after row."""
+        return ranges((np.cumsum(self.counts_B) - self.counts_B)[rows], self.counts_B[rows])
+
+    def with_columns(self, columns: Mapping[str, Array]) -> TrainingRows:
+        """The same with (N,) columns added or replaced."""
+        return replace(self, columns={**self.columns, **columns})
+
+    def part(self, rows: Ints, device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
+        """These rows for the module, on a device; for none a row of one token that takes no part."""
+        lengths, counts = self.lengths_B[rows], self.counts_B[rows]
+        width = int(lengths.max(initial=1))
+        ids = np.zeros((max(len(rows), 1), width), dtype=np.int64)
+        ids.reshape(-1)[ranges(np.arange(len(rows)) * width, lengths)] = self.ids[ranges(self.starts_B[rows], lengths)]
+        tokens, local = self.tokens_of(rows), np.repeat(np.arange(len(rows)), counts)
+        places = local * width + self.places_N[tokens]
+        real = np.float64 if dtype == torch.float64 else np.float32
+        mask = np.arange(width) < (lengths[:, None] if len(rows) else 1)
+
+        def moved(values: Array) -> Tensor:
+            tensor = torch.from_numpy(values)
+            return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+        return MicroBatch(
+            ids_BT=moved(ids),
+            mask_BT=moved(mask.astype(np.int64).reshape(ids.shape)),
+            before_N=moved(places - 1),
+            targets_N=moved(ids.reshape(-1)[places]),
+            rows_N=moved(local),
+            firsts_M=moved(np.flatnonzero(self.is_first_N[tokens])),
+            columns={key: moved(values[tokens].astype(real)) for key, values in self.columns.items()},
+            restriction=self._restriction(tokens, moved),
+        )
+
+    def _restriction(self, tokens: Ints, moved: Callable[[Array], Tensor]) -> Restriction | None:
+        restricted = np.flatnonzero(self.sets_N[tokens] >= 0)
+        if not len(restricted):
+            return None
+        used, numbers = np.unique(self.sets_N[tokens[restricted]], return_inverse=True)
+        ids = [self.sets[number] for number in used]
+        owners = np.repeat(np.arange(len(ids)), [len(one) for one in ids])
+        flat = np.concatenate(ids).astype(np.int64)
+        return Restriction(moved(restricted), moved(numbers.astype(np.int64)), moved(owners), moved(flat), len(ids))
+
+
+def _is_first(rows: TokenBatch, flat: Ints, takes_part: Array) -> Array:
+    """Whether a token that takes part is the first of an action: recorded, or the first of a run of such tokens."""
+    if "value_mask" in rows.batch:
+        found: Array = rows.batch["value_mask"].reshape(-1)[flat] != 0
+        return found
+    before = np.pad(takes_part, ((0, 0), (1, 0)))[:, :-1]
+    first: Array = ~before.reshape(-1)[flat]
+    return first
+
+
+def _allowed(rows: TokenBatch, rows_N: Ints, places_N: Ints) -> tuple[Ints, tuple[Array, ...]]:
+    """For each token that takes part the number of its set of allowed ids, -1 where any id was; and the sets."""
+    sets_N = np.full(len(rows_N), -1, dtype=np.int64)
+    numbers: dict[bytes, int] = {}
+    for row, allowed in enumerate(rows.non_tensor_batch.get("allowed_ids", ())):
+        if allowed is None or not len(allowed.places):
+            continue
+        first, last = np.searchsorted(rows_N, [row, row + 1])
+        found = np.searchsorted(allowed.places, places_N[first:last])
+        found = np.minimum(found, len(allowed.places) - 1)
+        own = np.array([numbers.setdefault(ids.tobytes(), len(numbers)) for ids in allowed.sets], dtype=np.int64)
+        is_there = allowed.places[found] == places_N[first:last]
+        sets_N[first:last] = np.where(is_there, own[allowed.which[found]], -1)
+    return sets_N, tuple(np.frombuffer(ids, dtype=np.int32) for ids in numbers)

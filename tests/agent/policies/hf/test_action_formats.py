@@ -1,0 +1,172 @@
+"""Every format reads what it writes; broken JSON goes on verbatim; the rest is a text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward_kit.agent.policies.hf.action_formats import Bare, Hermes, Llama, Mistral, Plain, ResponseTemplate
+from reward_kit.agent.policies.hf.recognition import action_format
+from reward_kit.agent.policies.hf.tools import MAX_LISTED, Tool, all_calls, tools_of
+from reward_kit.environments.base import tool_spec
+from reward_kit.errors import ConfigError, PolicyError
+from tests.agent.policies.hf.small_models import CHATML, LLAMA_LIKE, PLAIN_TEXT, byte_tokenizer
+
+SAY = Tool("say", {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
+LOOK = Tool("look", {"type": "object", "properties": {}})
+ADD = Tool("add", {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}})
+TOOLS = [SAY, LOOK, ADD]
+RESPONSE_TEMPLATE = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "content": {},
+        "reasoning_content": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+    },
+}
+
+
+def call(name, **arguments):
+    return {"type": "tool_call", "name": name, "arguments": arguments}
+
+
+values = st.text(st.characters(exclude_categories=["Cs", "Cc"]))
+
+
+@pytest.mark.parametrize("form", [Hermes(), Llama(), Mistral(), Plain()], ids=lambda form: form.name)
+@given(text=values, x=st.integers(), y=st.integers())
+def test_what_a_format_writes_it_reads(form, text, x, y):
+    for tool, arguments in ((SAY, {"text": text}), (LOOK, {}), (ADD, {"x": x, "y": y}), (ADD, {})):
+        action = form.action(form.write(tool, arguments), TOOLS)
+        action.pop("id", None)
+        assert action == call(tool.name, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "action"),
+    [
+        (Hermes(), "Hello there.", {"type": "text", "content": "Hello there."}),
+        (
+            Hermes(),
+            '<tool_call>{"name": "say", "arguments": "{\\"text\\": \\"a\\"}"}</tool_call>',
+            call("say", text="a"),
+        ),
+        (Hermes(), '<tool_call>\n{"name": "look"}\n</tool_call>', call("look")),
+        (Hermes(), '<tool_call>{"name": "add", "arguments": {"x": 1', "add|" + '{"x": 1'),
+        (Hermes(), "<tool_call>nonsense</tool_call>", "|nonsense"),
+        (Hermes(), '<tool_call>["a"]</tool_call>', '|["a"]'),
+        (Llama(), '{"name": "add", "parameters": {"x": 1, "y": 2}}', call("add", x=1, y=2)),
+        (Llama(), '<|python_tag|>{"name": "look", "parameters": {}}', call("look")),
+        (Llama(), '{"answer": 42}', {"type": "text", "content": '{"answer": 42}'}),
+        (Llama(), '{"name": "add", "parameters": {"x": }}', "add|" + '{"x": }}'),
+        (Plain(), "say it is {late}", call("say", text="it is {late}")),
+        (Plain(), 'say {"text": "a"}', call("say", text="a")),
+        (Plain(), "say", call("say")),
+        (Plain(), " look\n", call("look")),
+        (Plain(), "look around", {"type": "text", "content": "look around"}),
+        (Plain(), 'add {"x": 1', "add|" + '{"x": 1'),
+        (Plain(), "jump {}", {"type": "text", "content": "jump {}"}),
+        (Plain(), "", {"type": "text", "content": ""}),
+    ],
+)
+def test_what_is_read(form, text, action):
+    if isinstance(action, str):  # name|arguments that are no JSON object
+        name, _, verbatim = action.partition("|")
+        action = {"type": "tool_call", "name": name, "arguments_text": verbatim}
+    assert form.action(text, TOOLS) == action
+
+
+def test_several_calls_and_the_text_around_them():
+    calls = ['{"name": "look"}', '{"name": "say", "arguments": {"text": "a"}}']
+    text = "Both." + "".join(f"\n<tool_call>{each}</tool_call>" for each in calls)
+    action = Hermes().action(text, TOOLS)
+    assert action["content"] == "Both."
+    assert [each["name"] for each in action["calls"]] == ["look", "say"]
+    llama = Llama().action('{"name": "look", "parameters": {}}; {"name": "add", "parameters": {"x": 1}}', TOOLS)
+    assert [each["arguments"] for each in llama["calls"]] == [{}, {"x": 1}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[TOOL_CALLS][{"name": "look", "arguments": {}}, {"name": "add", "arguments": {"x": 1}}]',
+        '[TOOL_CALLS]look[ARGS]{}[TOOL_CALLS]add[ARGS]{"x": 1}',
+        '[TOOL_CALLS]look{}[TOOL_CALLS]add{"x": 1}',
+        '[TOOL_CALLS]look[CALL_ID]abc[ARGS]{}[TOOL_CALLS]add[CALL_ID]abc[ARGS]{"x": 1}',
+    ],
+)
+def test_all_ways_in_which_mistrals_models_write_calls(text):
+    calls = Mistral().action(text, TOOLS, turn=3)["calls"]
+    assert [(each["name"], each["arguments"]) for each in calls] == [("look", {}), ("add", {"x": 1})]
+    assert [each["id"] for each in calls] == ["c00003000", "c00003001"]
+
+
+def test_reasoning_is_kept_apart():
+    action = Plain().action("<think>\nIt is dark.\n</think>\n\nlook", TOOLS)
+    assert action == {**call("look"), "reasoning_content": "It is dark."}
+    # The generation prompt may have opened it.
+    assert Hermes().action("hm</think>done", TOOLS) == {"type": "text", "content": "done", "reasoning_content": "hm"}
+
+
+def test_bare_is_for_one_tool_with_one_text():
+    assert Bare().action(" go to bed\n", [SAY]) == call("say", text="go to bed")
+    with pytest.raises(PolicyError, match=r"here the tools are say, look.*action_format: plain"):
+        Bare().check([SAY, LOOK])
+    with pytest.raises(PolicyError, match="bare"):
+        Bare().check([ADD])
+
+
+def test_the_tokenizers_own_response_template_is_used():
+    tokenizer = byte_tokenizer()
+    tokenizer.response_template = RESPONSE_TEMPLATE
+    form = action_format("auto", tokenizer, CHATML, "<|im_end|>\n<|im_start|>assistant\n<think>")
+    assert isinstance(form, ResponseTemplate)
+    text = 'hm</think>ok<tool_call>{"name": "add", "arguments": {"x": 1}}</tool_call>'
+    action = form.action(text, TOOLS)
+    assert action["calls"] == [{"name": "add", "arguments": {"x": 1}}]
+    assert (action["content"], action["reasoning_content"]) == ("ok", "hm")
+    broken = form.action('</think><tool_call>{"name": "add", "arguments": {oops</tool_call>', TOOLS)
+    assert broken == {"type": "tool_call", "name": "add", "arguments_text": "{oops</tool_call>"}
+    assert form.action("</think><tool_call>oops</tool_call>", TOOLS)["type"] == "text"
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [(CHATML + '"arguments"', "hermes"), ("[TOOL_CALLS]", "mistral"), (LLAMA_LIKE, "llama")],
+)
+def test_auto_knows_the_formats_by_their_templates(template, name):
+    assert action_format("auto", byte_tokenizer(), template).name == name
+
+
+@pytest.mark.parametrize("template", [PLAIN_TEXT, "<tool_call><function=", None])
+def test_auto_says_what_to_set_where_it_cannot_tell(template):
+    error = action_format("auto", byte_tokenizer(), template)
+    assert isinstance(error, PolicyError)
+    assert "set action_format to hermes, llama, mistral, plain or bare" in str(error)
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ConfigError, match="did you mean 'hermes'"):
+        action_format("hermess", byte_tokenizer(), CHATML)
+    with pytest.raises(ConfigError, match="no response_template"):
+        action_format("template", byte_tokenizer(), CHATML)
+
+
+def test_calls_are_listed_where_that_can_be():
+    on_off = {"type": "boolean"}
+    lamp = Tool("lamp", {"properties": {"on": on_off, "of": {"enum": ["a", "b"]}}, "required": ["of"]})
+    assert lamp.listed_calls() == [
+        {"of": "a"}, {"of": "b"}, {"on": True, "of": "a"}, {"on": True, "of": "b"}, {"on": False, "of": "a"},
+        {"on": False, "of": "b"},
+    ]  # fmt: skip
+    assert LOOK.listed_calls() == [{}]
+    assert SAY.listed_calls() is None
+    assert all_calls([LOOK, SAY]) is None
+    many = Tool("many", {"properties": {"n": {"enum": list(range(MAX_LISTED + 1))}}, "required": ["n"]})
+    assert many.listed_calls() is None
+    assert tools_of([tool_spec("look", "", {"type": "object"})])[0].listed_calls() == [{}]

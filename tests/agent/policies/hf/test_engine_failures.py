@@ -1,0 +1,199 @@
+"""What goes wrong stays where it went wrong, and nobody waits for what will not come."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from typing import Any
+
+import pytest
+import torch
+from transformers import MambaConfig, MambaForCausalLM
+
+from reward_kit.agent.policies.hf.engine import Engine
+from reward_kit.agent.policies.hf.sampling import Sampling
+from reward_kit.errors import ConfigError, PolicyError
+from tests.agent.policies.hf.test_engine import GREEDY, running
+from tests.agent.policies.hf.tiny_models import tiny_model
+
+LONG = {"max_new_tokens": 100, "sampling": Sampling()}
+
+
+class Gate:
+    """Stops a model's forward passes, in the worker thread, until it is opened; tells when the first has come."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.is_open = threading.Event()
+        self.reached = asyncio.Event()
+        self._loop, self.passes = asyncio.get_running_loop(), 0
+        self._hook = model.get_input_embeddings().register_forward_pre_hook(self._wait)
+
+    def _wait(self, *_: Any) -> None:
+        self.passes += 1
+        self._loop.call_soon_threadsafe(self.reached.set)
+        assert self.is_open.wait(20)
+
+
+async def test_a_cancelled_turn_frees_its_place_and_the_others_go_on() -> None:
+    model = tiny_model()
+    async with running(copy.deepcopy(model), stop_ids=[]) as engine:
+        alone = await engine.generate(engine.open("b", 2), [4, 5], **LONG)
+    async with running(model, stop_ids=[], max_slots=2) as engine:
+        gate = Gate(model)
+        slot = engine.open("a", 1)
+        cancelled = asyncio.create_task(engine.generate(slot, [1, 2, 3], **LONG))
+        other = asyncio.create_task(engine.generate(engine.open("b", 2), [4, 5], **LONG))
+        third = asyncio.create_task(engine.generate(engine.open("c", 3), [6], **LONG))  # waits for a place
+        await gate.reached.wait()
+        cancelled.cancel()
+        gate.is_open.set()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert (await other).token_ids == alone.token_ids
+        assert len((await third).token_ids) == 100
+        assert gate.passes < 150  # the third was begun when the cancelled one's place was free
+        assert len((await engine.generate(slot, [1, 2, 3], **LONG)).token_ids) == 100
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+async def test_closing_a_session_in_its_turn_ends_the_turn(lockstep: bool) -> None:
+    model = tiny_model()
+    async with running(model, stop_ids=[], lockstep=lockstep) as engine:
+        gate = Gate(model)
+        slots = [engine.open(number, number) for number in range(2)]
+        turns = [asyncio.create_task(engine.generate(slot, [1, 2], **LONG)) for slot in slots]
+        await gate.reached.wait()
+        await engine.close_slot(slots[0])
+        gate.is_open.set()
+        with pytest.raises(PolicyError, match="the session of 0 was closed in this turn"):
+            await turns[0]
+        assert len((await turns[1]).token_ids) == 100
+        with pytest.raises(PolicyError, match="the session of 0 is closed"):
+            await engine.generate(slots[0], [1], **LONG)
+
+
+async def test_in_lockstep_a_closed_session_is_waited_for_no_more() -> None:
+    async with running(tiny_model(), lockstep=True) as engine:
+        first, second = engine.open(0, 0), engine.open(1, 1)
+        turn = asyncio.create_task(engine.generate(first, [1, 2], **LONG))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not turn.done()
+        await engine.close_slot(second)
+        assert (await turn).token_ids
+
+
+async def test_a_failing_forward_pass_reaches_every_turn_it_computed_and_no_later_one() -> None:
+    model = tiny_model()
+    async with running(model, stop_ids=[]) as engine:
+        slots = [engine.open(number, number) for number in range(3)]
+        before = await engine.generate(slots[0], [1, 2, 3], max_new_tokens=4, sampling=GREEDY)
+
+        def break_down(*_: Any) -> None:
+            raise RuntimeError("out of memory, say")
+
+        hook = model.get_input_embeddings().register_forward_pre_hook(break_down)
+        turns = (engine.generate(slot, [1, 2, 3], **LONG) for slot in slots)
+        errors = await asyncio.gather(*turns, return_exceptions=True)
+        assert [type(error) for error in errors] == [PolicyError] * 3
+        assert all("RuntimeError: out of memory, say" in str(error) for error in errors)
+        assert len({id(error) for error in errors}) == 3
+        hook.remove()
+        assert await engine.generate(slots[0], [1, 2, 3], max_new_tokens=4, sampling=GREEDY) == before
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling()])
+async def test_logits_that_are_no_numbers_are_an_error(sampling: Sampling) -> None:
+    model = tiny_model()
+    async with running(model) as engine:
+        weights = {name: torch.full_like(weight, torch.nan) for name, weight in model.state_dict().items()}
+        await engine.publish(weights, 1)
+        with pytest.raises(PolicyError, match="logits are not finite"):
+            await engine.generate(engine.open("a", 0), [1, 2], max_new_tokens=4, sampling=sampling)
+
+
+async def test_closing_ends_every_waiting_call() -> None:
+    model = tiny_model()
+    engine = Engine(model, stop_ids=[], max_context=160, max_slots=1)
+    gate = Gate(model)
+    turns = [asyncio.create_task(engine.generate(engine.open(n, n), [1, 2], **LONG)) for n in range(3)]
+    await gate.reached.wait()
+    publishing = asyncio.create_task(engine.publish(model.state_dict(), 1))
+    await asyncio.sleep(0)
+    gate.is_open.set()
+    await engine.close()
+    results = await asyncio.gather(*turns, publishing, return_exceptions=True)
+    assert [type(result) for result in results] == [PolicyError] * 4
+    await engine.close()
+    for call in (lambda: engine.open("x", 0), lambda: engine.publish({}, 2)):
+        with pytest.raises(PolicyError, match="the engine is closed"):
+            await call()
+
+
+async def test_a_cancelled_publication_that_waits_is_not_made() -> None:
+    model = tiny_model()
+    async with running(model, stop_ids=[]) as engine:
+        gate = Gate(model)
+        turn = asyncio.create_task(engine.generate(engine.open("a", 0), [1, 2], **LONG))
+        await gate.reached.wait()
+        publishing = asyncio.create_task(engine.publish(tiny_model(seed=1).state_dict(), 1))
+        await asyncio.sleep(0)
+        publishing.cancel()
+        gate.is_open.set()
+        await turn
+        assert (await engine.generate(engine.open("b", 0), [1, 2], **LONG)).policy_version == 0
+
+
+async def test_ranks_that_have_no_order_are_an_error_and_no_wait() -> None:
+    async with running(tiny_model(), lockstep=True) as engine:
+        slots = [engine.open("a", 0), engine.open(1, 0)]
+        turns = (engine.generate(slot, [1, 2], **LONG) for slot in slots)
+        errors = await asyncio.gather(*turns, return_exceptions=True)
+    assert [type(error) for error in errors] == [PolicyError] * 2
+
+
+async def test_a_session_has_one_turn_at_a_time() -> None:
+    async with running(tiny_model()) as engine:
+        slot = engine.open("a", 0)
+        turn = asyncio.create_task(engine.generate(slot, [1, 2], **LONG))
+        await asyncio.sleep(0)
+        with pytest.raises(PolicyError, match="the session of 'a' is in a turn already"):
+            await engine.generate(slot, [1, 2], **LONG)
+        assert (await turn).token_ids
+
+
+def test_an_engine_serves_one_event_loop_after_another() -> None:
+    async def once() -> list[int]:
+        slot = engine.open("a", 0)
+        turn = await engine.generate(slot, [1, 2], max_new_tokens=5, sampling=GREEDY)
+        await engine.close_slot(slot)
+        return turn.token_ids
+
+    engine = Engine(tiny_model(), stop_ids=[], max_context=20)
+    assert asyncio.run(once()) == asyncio.run(once())
+    asyncio.run(engine.close())
+
+
+def test_a_model_without_keys_and_values_is_refused() -> None:
+    config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, eos_token_id=None, bos_token_id=None)
+    with pytest.raises(ConfigError, match="MambaForCausalLM does not compute the same with a cache in rows"):
+        Engine(MambaForCausalLM(config), stop_ids=[], max_context=20)
+
+
+def test_a_window_that_padded_rows_cannot_keep_is_refused_with_what_to_do() -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    config = Gemma2Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=16,
+        eos_token_id=None,
+    )
+    with pytest.raises(ConfigError, match="set max_context to 16"):
+        Engine(Gemma2ForCausalLM(config), stop_ids=[], max_context=20)

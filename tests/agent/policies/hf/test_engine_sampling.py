@@ -1,0 +1,113 @@
+"""A token is drawn from the distribution that its log-probability is of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from reward_kit.agent.policies.hf.sampling import Draws, Sampling, allowed_mask, draw
+from reward_kit.errors import ConfigError
+
+
+def logits_of(seed: int, rows: int, vocabulary: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (rows, vocabulary))).float()
+
+
+def probabilities(logits_V: torch.Tensor, sampling: Sampling, allowed: list[int] | None = None) -> torch.Tensor:
+    """As `transformers` filters them, (V,)."""
+    scores = logits_V[None].clone()
+    if allowed is not None:
+        kept = torch.full_like(scores, -torch.inf)
+        kept[0, allowed] = scores[0, allowed]
+        scores = kept
+    scores = TemperatureLogitsWarper(sampling.temperature)(None, scores)
+    if sampling.top_k:
+        scores = TopKLogitsWarper(sampling.top_k)(None, scores)
+    if sampling.top_p < 1:
+        scores = TopPLogitsWarper(sampling.top_p)(None, scores)
+    return scores[0].softmax(-1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    temperature=st.floats(0.2, 3.0),
+    top_k=st.sampled_from([0, 1, 4, 50]),
+    top_p=st.sampled_from([1.0, 0.9, 0.5, 0.01]),
+    is_restricted=st.booleans(),
+)
+def test_evenly_spread_uniforms_give_each_token_its_share(
+    seed: int, temperature: float, top_k: int, top_p: float, is_restricted: bool
+) -> None:
+    sampling, count, vocabulary = Sampling(temperature, top_p, top_k), 400, 20
+    logits_V = logits_of(seed, 1, vocabulary)[0]
+    allowed = (
+        sorted(np.random.default_rng(seed).choice(vocabulary, 6, replace=False).tolist()) if is_restricted else None
+    )
+    mask = allowed_mask([None if allowed is None else np.array(allowed)] * count, vocabulary)
+    uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    drawn = draw(logits_V.expand(count, -1), uniforms, sampling, mask)
+    expected_V = probabilities(logits_V, sampling, allowed)
+    shares_V = torch.bincount(drawn.ids_B, minlength=vocabulary) / count
+    torch.testing.assert_close(shares_V, expected_V, atol=1.01 / count, rtol=0)
+    torch.testing.assert_close(drawn.logprobs_B.float(), expected_V[drawn.ids_B].log(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("uniform", [0.0, np.nextafter(1.0, 0.0)])
+def test_the_outermost_uniforms_give_tokens_that_have_a_chance(uniform: float) -> None:
+    logits_BV = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf], [-200.0, 0.0, 1.0, -200.0]])
+    drawn = draw(logits_BV, torch.full((2,), uniform, dtype=torch.float64), Sampling())
+    assert set(drawn.ids_B.tolist()) <= {1, 2}
+    assert torch.isfinite(drawn.logprobs_B).all()
+
+
+def test_greedy_takes_the_likeliest_that_is_allowed() -> None:
+    logits_BV = torch.tensor([[0.0, 3.0, 2.0], [0.0, 3.0, 2.0]])
+    drawn = draw(logits_BV, torch.zeros(2), Sampling(temperature=0), allowed_mask([None, np.array([0, 2])], 3))
+    assert drawn.ids_B.tolist() == [1, 2]
+    assert drawn.logprobs_B.tolist() == [0.0, 0.0]
+
+
+def test_the_only_allowed_token_has_logprob_zero() -> None:
+    drawn = draw(logits_of(0, 1, 9), torch.zeros(1), Sampling(temperature=0.3), allowed_mask([np.array([4])], 9))
+    assert (drawn.ids_B.item(), drawn.logprobs_B.item()) == (4, 0.0)
+
+
+def test_without_restrictions_there_is_no_mask() -> None:
+    assert allowed_mask([None, None], 5) is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_show_in_the_logprob(temperature: float) -> None:
+    drawn = draw(torch.full((1, 4), torch.nan), torch.full((1,), 0.5), Sampling(temperature))
+    assert 0 <= drawn.ids_B.item() < 4
+    assert drawn.logprobs_B.isnan().all()
+
+
+def test_uniforms_of_a_row_are_those_of_its_generator_whatever_other_rows_take() -> None:
+    draws = Draws(3)
+    draws.begin(2, np.random.default_rng(5))
+    draws.begin(0, np.random.default_rng(6))
+    taken = [draws.take(np.array([2])).item()]
+    for _ in range(150):
+        taken.append(draws.take(np.array([0, 2]))[1])
+    assert taken == np.random.default_rng(5).random(151).tolist()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "key"),
+    [
+        (Sampling(temperature=-1.0), "temperature"),
+        (Sampling(temperature=float("nan")), "temperature"),
+        (Sampling(top_p=0.0), "top_p"),
+        (Sampling(top_p=1.5), "top_p"),
+        (Sampling(top_k=-1), "top_k"),
+    ],
+)
+def test_settings_that_no_distribution_has_are_refused(sampling: Sampling, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key}:"):
+        sampling.check()

@@ -1,0 +1,125 @@
+"""Whatever is sampled under a grammar is a call that is valid for its tool's schema, in each format."""
+
+import json
+
+import numpy as np
+import pytest
+
+from reward_kit.agent.policies.hf.action_formats import Bare, Hermes, Llama, Mistral, Plain
+from reward_kit.agent.policies.hf.chat_layout import ChatLayout
+from reward_kit.agent.policies.hf.constraints import Choices
+from reward_kit.agent.policies.hf.json_grammar import JsonGrammar
+from reward_kit.agent.policies.hf.tools import Tool
+from reward_kit.agent.policies.hf.turn_constraints import TurnConstraints
+from reward_kit.errors import ConfigError, PolicyError
+from tests.agent.policies.hf.small_models import byte_tokenizer, word_tokenizer
+
+TOKENIZER = byte_tokenizer()
+LAYOUT = ChatLayout(TOKENIZER)
+STOP = TOKENIZER.eos_token_id
+COUNT = {"type": "integer", "minimum": 0, "maximum": 99}
+ADD = Tool("add", {"properties": {"x": COUNT, "y": COUNT}, "required": ["x", "y"]})
+SAY = Tool("say", {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
+SET = Tool("set", {"properties": {"on": {"type": "boolean"}, "to": {"enum": ["a b", "c"]}}, "required": ["to"]})
+ROOMS = Tool("go", {"properties": {"to": {"type": "string", "enum": ["fridge 1", "fridge 12"]}}, "required": ["to"]})
+
+
+def constraints(tokenizer=TOKENIZER, max_new_tokens=500):
+    return TurnConstraints(ChatLayout(tokenizer), tokenizer, STOP, max_new_tokens)
+
+
+def sampled(constraint, seed):
+    """Uniformly among what is allowed, but strings are ended soon."""
+    draw, ids = np.random.default_rng(seed), []
+    quote = TOKENIZER.convert_tokens_to_ids('"')
+    while not constraint.is_done:
+        allowed = np.asarray(constraint.allowed())
+        token = int(quote if quote in allowed and draw.random() < 0.3 else draw.choice(allowed))
+        ids.append(token)
+        constraint.advance(token)
+    assert ids[-1] == STOP
+    return TOKENIZER.decode(ids[:-1], clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize("form", [Hermes(), Llama(), Mistral(), Plain()], ids=lambda form: form.name)
+def test_every_sample_is_a_valid_call(form):
+    tools, made = [ADD, SET, ROOMS], constraints()
+    names = set()
+    for seed in range(12):
+        constraint = made.start("tools", tools, form)
+        assert isinstance(constraint, JsonGrammar)
+        action = form.action(sampled(constraint, seed), tools)
+        assert action["type"] == "tool_call"
+        arguments = action["arguments"]
+        names.add(action["name"])
+        if action["name"] == "add":
+            assert arguments.keys() == {"x", "y"}
+            assert all(0 <= value < 100 for value in arguments.values())
+        elif action["name"] == "go":
+            assert arguments in ({"to": "fridge 1"}, {"to": "fridge 12"})
+        else:
+            assert arguments.get("on") in (True, False, None)
+            assert arguments["to"] in ("a b", "c")
+    assert names == {"add", "set", "go"}
+
+
+def test_a_free_text_of_the_plain_format_stands_by_itself():
+    texts = {sampled(constraints().start("tools", [SAY, ADD], Plain()), seed) for seed in range(4)}
+    actions = [Plain().action(text, [SAY, ADD]) for text in texts]
+    assert {action["type"] for action in actions} == {"tool_call"}
+
+
+@pytest.mark.parametrize("form", [Hermes(), Llama(), Mistral(), Plain(), Bare()], ids=lambda form: form.name)
+def test_calls_that_can_be_listed_are_a_trie_and_each_is_read_as_it_was_meant(form):
+    tools = [ROOMS] if form.name == "bare" else [ROOMS, SET]
+    made, seen = constraints(), set()
+    for seed in range(40):
+        constraint = made.start("tools", tools, form)
+        assert isinstance(constraint, Choices)
+        text = sampled(constraint, seed)
+        assert constraint.chosen == text
+        action = form.action(text, tools)
+        seen.add(json.dumps([action["name"], action["arguments"]]))
+    assert len(seen) == (2 if form.name == "bare" else 2 + 2 * 3)
+
+
+def test_equal_masks_are_one_array_so_that_they_are_stored_once():
+    constraint = constraints().start("tools", [SAY], Hermes())
+    for token in LAYOUT.encode('<tool_call>\n{"name": "say", "arguments": {"text": "a'):
+        constraint.advance(token)
+    first = constraint.allowed()
+    constraint.advance(int(LAYOUT.encode("b")[0]))
+    assert constraint.allowed() is first
+    assert len(first) > 50
+
+
+def test_a_token_that_does_not_fit_is_refused():
+    constraint = constraints().start("tools", [ADD], Hermes())
+    with pytest.raises(PolicyError, match="constrain:"):
+        constraint.advance(LAYOUT.encode("x")[0])
+
+
+def test_a_choice_that_is_too_long_to_be_made_is_refused():
+    with pytest.raises(PolicyError, match="the longest choice has 13 tokens, more than max_new_tokens=12"):
+        constraints(max_new_tokens=12).start("tools", [ROOMS], Plain())
+
+
+def test_a_tokenizer_that_llguidance_cannot_read_is_named():
+    tokenizer = word_tokenizer(["add", "{", "}"])
+    made = TurnConstraints(ChatLayout(tokenizer), tokenizer, tokenizer.eos_token_id, 50)
+    with pytest.raises(ConfigError, match="llguidance cannot read this tokenizer"):
+        made.start("tools", [ADD], Plain())
+
+
+def test_words_that_the_tokenizer_does_not_know_make_choices_the_same():
+    tokenizer = word_tokenizer(["go"])
+    made = TurnConstraints(ChatLayout(tokenizer), tokenizer, tokenizer.eos_token_id, 50)
+    rooms = Tool("go", {"properties": {"to": {"enum": ["bed", "desk"]}}, "required": ["to"]})
+    with pytest.raises(PolicyError, match="'go bed' and 'go desk' have the same token ids"):
+        made.start("tools", [rooms], Plain())
+
+
+def test_a_schema_that_cannot_be_followed_is_refused_with_the_reason():
+    strange = Tool("odd", {"properties": {"x": {"type": "array", "uniqueItems": True}}, "required": ["x"]})
+    with pytest.raises(PolicyError, match=r"cannot be followed token by token: .*uniqueItems"):
+        constraints().start("tools", [strange], Hermes())

@@ -1,0 +1,291 @@
+"""A language model acts in real worlds: what it saw and sampled is recorded, and proved by computing it anew."""
+
+import json
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from reward_kit.agent.groups import collect_group
+from reward_kit.agent.policies import make_policy
+from reward_kit.agent.policies.hf.conversation import TOOLS_CHANGED
+from reward_kit.agent.policies.hf.value_head import PolicyWithValue
+from reward_kit.agent.policies.hf_policy import HFAgentPolicy
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.samples import Sample
+from reward_kit.environments.household.domain import HOLDS
+from reward_kit.episodes.record import episode_from_record, episode_to_record
+from reward_kit.errors import ConfigError, PolicyError
+from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.tokens import build_rows
+from reward_kit.tokens.checking import check_episode
+from tests.agent.policies.hf.small_models import CHATML, PLAIN_TEXT, byte_tokenizer, small_llama, word_tokenizer
+
+BYTES = byte_tokenizer()
+VERBS = "act go to open close take from move clean heat cool with slice use examine look inventory help"
+HOUSEHOLD_WORDS = sorted({*VERBS.split(), *HOLDS, *(thing for held in HOLDS.values() for thing in held)})
+WORDS = word_tokenizer([*HOUSEHOLD_WORDS, *map(str, range(1, 30))])
+LAKE = TaskDefinitionModel(
+    name="lake",
+    resource_type="gymnasium",
+    base_resource_config={"env_id": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}},
+    max_episode_steps=5,
+)
+CHORES = TaskDefinitionModel(
+    name="chores",
+    resource_type="alfworld",
+    base_resource_config={"action_form": "choice", "index": 3},
+    max_episode_steps=6,
+)
+
+
+@asynccontextmanager
+async def a_policy(tokenizer=BYTES, model=None, **options):
+    torch.set_num_threads(1)
+    policy = HFAgentPolicy(model or small_llama(len(tokenizer), context=4096), tokenizer, **options)
+    try:
+        yield policy
+    finally:
+        await policy.close()
+
+
+def undecided(tokenizer):
+    """A model that thinks nearly everything equally likely."""
+    return small_llama(len(tokenizer), context=4096, scale=0.02)
+
+
+async def episodes_of(policy, task, size=3, run_seed=0):
+    episodes = await collect_group(RLRolloutWorker(task, policy), Sample(task.name), size, run_seed=run_seed)
+    for episode in episodes:
+        assert episode.custom_data["failure"] is None
+        assert [finding for finding in check_episode(episode) if finding.severity == "error"] == []
+    return episodes
+
+
+@torch.no_grad()
+def gap(policy, episodes, padding, temperature=1.0):
+    """The largest difference between recorded log-probabilities and those of a plain forward under the same masks."""
+    rows = build_rows(episodes, pad_token_id=policy.pad_token_id, padding=padding)
+    model, worst = getattr(policy.module, "policy", policy.module).eval(), 0.0
+    for row in range(len(rows)):
+        columns = np.flatnonzero(rows.batch["attention_mask"][row])
+        ids = torch.from_numpy(rows.batch["input_ids"][row, columns]).long()
+        logits_TV = model(ids[None]).logits[0] / temperature
+        allowed = rows.non_tensor_batch["allowed_ids"][row]
+        if allowed is not None:
+            mask_MV = torch.from_numpy(allowed.mask(logits_TV.shape[1]))
+            places = torch.from_numpy(allowed.places.astype(np.int64)) - 1
+            logits_TV[places] = logits_TV[places].masked_fill(~mask_MV, -torch.inf)
+        logprobs_TV = logits_TV.log_softmax(dim=-1)
+        for place in np.flatnonzero(rows.batch["action_mask"][row, columns]):
+            recorded = rows.batch["logprobs"][row, columns[place]]
+            worst = max(worst, abs(float(logprobs_TV[place - 1, ids[place]]) - recorded))
+    return worst
+
+
+@pytest.mark.parametrize("padding", ["right", "left", "outer"])
+async def test_recorded_logprobs_are_those_of_the_model_on_the_exact_tokens(padding):
+    async with a_policy(max_new_tokens=8, temperature=0.7, action_format="plain") as policy:
+        episodes = await episodes_of(policy, LAKE)
+        assert gap(policy, episodes, padding, 0.7) < 1e-4
+        assert all(len(episode.tokens.segments) == 1 for episode in episodes)
+        assert gap(policy, episodes, padding, 1.0) > 1e-2
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama", "mistral", "plain", "bare"])
+async def test_a_constrained_policy_makes_valid_calls_only_and_its_masks_are_recorded(form):
+    async with a_policy(constrain=True, action_format=form, max_new_tokens=80) as policy:
+        episodes = await episodes_of(policy, LAKE)
+        for episode in episodes:
+            assert all(episode.get_infos(t + 1)["is_action_valid"] for t in range(len(episode)))
+            assert {action["arguments"]["action"] for action in episode.get_actions()} <= {
+                "left",
+                "down",
+                "right",
+                "up",
+            }
+            record = json.loads(json.dumps(episode_to_record(episode)))
+            assert episode_from_record(record).tokens == episode.tokens
+        assert len({str(episode.get_actions()) for episode in episodes}) > 1
+        assert gap(policy, episodes, "right") < 1e-4
+
+
+async def test_a_world_that_lists_its_commands_constrains_every_step_anew():
+    options = {"constrain": True, "action_format": "bare", "tools_in_prompt": False, "max_new_tokens": 12}
+    async with a_policy(WORDS, undecided(WORDS), **options) as policy:
+        episodes = await episodes_of(policy, CHORES, size=4)
+        assert len({action["arguments"]["command"] for e in episodes for action in e.get_actions()}) > 3
+        infos = [episode.get_infos(t + 1) for episode in episodes for t in range(len(episode))]
+        assert all(info["is_action_valid"] for info in infos)
+        assert gap(policy, episodes, "left") < 1e-4
+        assert policy.trainable is None
+        assert [segment.reason for segment in episodes[0].tokens.segments] == ["start"]
+
+
+async def test_free_text_follows_a_grammar_and_its_masks_are_recorded():
+    task = CHORES.model_copy(
+        update={"base_resource_config": {"action_form": "text", "index": 3}, "max_episode_steps": 2}
+    )
+    async with a_policy(constrain=True, action_format="plain", max_new_tokens=24, tools_in_prompt=False) as policy:
+        episodes = await episodes_of(policy, task, size=2)
+        assert {action["name"] for episode in episodes for action in episode.get_actions()} == {"act"}
+        assert max(len(ids) for ids in episodes[0].tokens.allowed.sets) > 100
+        assert gap(policy, episodes, "outer") < 1e-4
+
+
+async def test_tools_that_change_in_the_prompt_begin_segments_that_say_so():
+    options = {"constrain": True, "action_format": "plain", "max_new_tokens": 12}
+    async with a_policy(WORDS, undecided(WORDS), **options) as policy:
+        episodes = await episodes_of(policy, CHORES, size=4)
+        reasons = {segment.reason for episode in episodes for segment in episode.tokens.segments[1:]}
+        assert reasons == {TOOLS_CHANGED}
+        assert gap(policy, episodes, "right") < 1e-4
+
+
+async def test_usage_version_value_and_the_end_of_an_answer_are_recorded():
+    module = PolicyWithValue(small_llama(len(BYTES), context=4096))
+    torch.nn.init.normal_(module.value_head.weight, generator=torch.Generator().manual_seed(1))
+    async with a_policy(model=module, constrain=True, action_format="plain") as policy:
+        (episode,) = await episodes_of(policy, LAKE, size=1)
+        first = episode.tokens.turns()[0]
+        with torch.no_grad():
+            ids = torch.from_numpy(first.prompt_ids)[None]
+            hidden = module.policy.model(ids).last_hidden_state[0, -1]
+            expected = module.value_head(hidden).item()
+        assert episode.get_extra_model_outputs("value_estimate", 0) == pytest.approx(expected, abs=1e-4)
+        info = episode.get_infos(1)
+        assert info["finish_reason"] == "stop"
+        assert info["usage"] == {"prompt_tokens": len(first.prompt_ids), "completion_tokens": len(first.token_ids)}
+        assert first.policy_version == 0
+        assert first.token_ids[-1] == BYTES.eos_token_id
+
+
+async def test_an_answer_that_was_cut_is_ended_by_tokens_that_nobody_sampled():
+    async with a_policy(model=undecided(BYTES), max_new_tokens=3, action_format="plain") as policy:
+        (episode,) = await episodes_of(policy, LAKE, size=1)
+        assert episode.get_infos(1)["finish_reason"] == "length"
+        first, second = (episode.tokens.turns()[t] for t in (0, 1))
+        assert BYTES.eos_token_id not in first.token_ids
+        assert second.segment_reason is None
+        assert second.prompt_ids[len(first.prompt_ids) + 3] == BYTES.eos_token_id
+
+
+async def test_a_full_context_ends_the_episode_and_does_not_break_it():
+    async with a_policy(max_new_tokens=50, max_context=700, action_format="plain") as policy:
+        (episode,) = await episodes_of(policy, LAKE.model_copy(update={"max_episode_steps": 50}), size=1)
+        assert episode.custom_data["stop_reason"] == "context_limit"
+        assert len(episode) > 0
+
+
+async def test_the_same_seed_gives_the_same_episodes_and_another_one_others():
+    async def play(run_seed):
+        async with a_policy(max_new_tokens=6, action_format="plain", lockstep=True) as policy:
+            episodes = await episodes_of(policy, LAKE, run_seed=run_seed)
+            return [episode.tokens.get_state() for episode in episodes]
+
+    first = await play(0)
+    assert await play(0) == first
+    assert await play(1) != first
+    assert len({str(state["ids"]) for state in first}) == 3
+
+
+async def test_new_weights_act_once_they_are_published():
+    async with a_policy(constrain=True, action_format="bare", max_new_tokens=20, temperature=0) as policy:
+        before = (await episodes_of(policy, LAKE, size=1))[0].get_actions()
+        with torch.no_grad():
+            policy.module.lm_head.weight.neg_()
+        assert (await episodes_of(policy, LAKE, size=1))[0].get_actions() == before
+        await policy.publish(3)
+        episode = (await episodes_of(policy, LAKE, size=1))[0]
+        assert episode.get_actions() != before
+        assert {span.policy_version for span in episode.tokens.spans} == {3}
+        assert policy.version == 3
+
+
+async def test_a_text_task_needs_no_format():
+    task = TaskDefinitionModel(name="talk", initial_user_prompt="Say something.")
+    async with a_policy(byte_tokenizer(PLAIN_TEXT), max_new_tokens=4) as policy:
+        (episode,) = await episodes_of(policy, task, size=1)
+        assert episode.get_actions(0)["type"] == "text"
+        output = await policy.get_action([Message(role="user", content="And alone?")])
+        assert len(output.log_probs["token_ids"]) <= 4
+
+
+async def test_what_cannot_be_trained_on_says_why():
+    for options, reason in (
+        ({"temperature": 0}, "temperature 0"),
+        ({"top_p": 0.9}, "top_p and top_k"),
+        ({"top_k": 5}, "top_p and top_k"),
+    ):
+        async with a_policy(**options) as policy:
+            assert reason in policy.trainable
+
+
+async def test_a_format_that_cannot_be_told_breaks_the_episode_with_what_to_set():
+    async with a_policy(byte_tokenizer(PLAIN_TEXT)) as policy:
+        (episode,) = await collect_group(RLRolloutWorker(LAKE, policy), Sample("lake"), 1)
+        assert "set action_format to hermes, llama, mistral, plain or bare" in episode.custom_data["failure"]["message"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "small"
+    small_llama(len(BYTES), context=4096).save_pretrained(path)
+    byte_tokenizer(CHATML).save_pretrained(path)
+    return path
+
+
+async def test_a_folder_is_loaded_and_its_weights_are_read_again_to_be_trained(folder):
+    policy = make_policy("hf", {"model": "small", "max_new_tokens": 4, "action_format": "plain"}, folder.parent)
+    assert isinstance(policy, HFAgentPolicy)
+    episodes = await episodes_of(policy, LAKE, size=1)
+    assert gap(policy, episodes, "right") < 1e-4
+    with torch.no_grad():
+        policy.module.lm_head.weight.zero_()
+    assert gap(policy, await episodes_of(policy, LAKE, size=1), "right") > 1e-2
+    await policy.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "./smal"}, r"model: there is no folder .*/smal; did you mean 'small'\?"),
+        ({"model": "/nowhere/model"}, "model: there is no folder /nowhere/model"),
+        ({"model": "."}, "there is no config.json in"),
+        ({"model": "nobody/no-such-model"}, "is no folder; by this name it is looked for in the local cache only"),
+        ({"model": "small", "tokenizer": "nobody/none"}, "tokenizer 'nobody/none'"),
+        ({"model": "small", "temperature": -1}, "temperature: -1"),
+        ({"model": "small", "dtype": "float31"}, "dtype: 'float31'; did you mean 'float32'"),
+        ({"model": "small", "device": "abacus"}, "device: 'abacus'"),
+        ({"model": "small", "tool_role": "robot"}, "tool_role: expected tool or user"),
+        ({"model": "small", "max_new_tokens": 0}, "max_new_tokens: 0 is below 1"),
+        ({"model": "small", "action_format": "hermess"}, "action_format: 'hermess'; did you mean 'hermes'"),
+        ({"model": "small", "chat_template": "./none.jinja"}, "chat_template: cannot read"),
+        ({"model": "small", "chat_template": "{{ 1 +" + " " * 300}, "chat_template: "),
+        (
+            {"model": "small", "temprature": 1},
+            "policy.temprature: unknown key for policy 'hf'; did you mean 'temperature'",
+        ),
+        ({}, "policy 'hf' needs policy.model"),
+    ],
+)
+def test_bad_options_are_one_clear_error(folder, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make_policy("hf", options, folder.parent)
+
+
+def test_a_model_without_its_tokenizer_is_refused():
+    with pytest.raises(ConfigError, match="tokenizer: a model that is given needs its tokenizer"):
+        HFAgentPolicy(small_llama(10))
+
+
+def test_the_tokenizer_of_a_larger_model_is_refused():
+    with pytest.raises(ConfigError, match=r"tokenizer: it has \d+ tokens and the model 10"):
+        HFAgentPolicy(small_llama(10), BYTES)
+
+
+async def test_foreign_weights_are_refused():
+    async with a_policy() as policy:
+        with pytest.raises(PolicyError, match="do not fit the model"):
+            await policy.publish(1, {"nothing": torch.zeros(1)})

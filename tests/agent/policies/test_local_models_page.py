@@ -1,0 +1,44 @@
+"""The page on local models says what is so."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from reward_kit.agent.policies.hf import conversation
+from reward_kit.agent.policies.hf.chat_layout import NO_TOOLS
+from reward_kit.agent.policies.hf.recognition import FORMATS
+from reward_kit.agent.policies.hf_policy import HFAgentPolicy
+
+PAGE = (Path(__file__).parents[3] / "docs" / "local_models.md").read_text(encoding="utf-8")
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table with these headings."""
+    table = PAGE.split(f"| {heading} |")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()[2:]]
+
+
+def test_the_keys_are_those_of_the_policy_with_their_defaults() -> None:
+    parameters = inspect.signature(HFAgentPolicy).parameters
+    listed = {}
+    for keys, default, _ in rows("key | default | what it is"):
+        named = re.findall(r"`(\w+)`", keys)
+        listed |= dict(zip(named, [default] * len(named) if len(named) == 1 else default.split(", "), strict=True))
+    assert list(listed) == list(parameters)
+    for key, default in listed.items():
+        actual = parameters[key].default
+        if actual is not None and actual is not inspect.Parameter.empty:
+            assert default.strip("`") == str(actual).replace("True", "true").replace("False", "false"), key
+
+
+def test_the_formats_and_the_reasons_are_those_of_the_code() -> None:
+    assert {name.strip("`") for name, _ in rows("`action_format` | what the model writes")} == {*FORMATS, "template"}
+    reasons = {value for key, value in vars(conversation).items() if re.fullmatch("[A-Z]+_[A-Z_]+", key)}
+    assert {name.strip("`") for name, _ in rows("`segment_reason` | what happened")} == reasons - {NO_TOOLS}
+
+
+def test_the_example_runs() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(code, {})

@@ -1,0 +1,39 @@
+"""The page on small models: its code runs, its table of tokens is true, its names are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reward_kit.rl import checkpoint, model_kit
+
+PAGE = (Path(__file__).parents[3] / "docs" / "small_models.md").read_text(encoding="utf-8")
+
+
+def test_the_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(block, names)
+    (shown,) = re.findall(r"print\(describe\(model\)\)  # (.*), …", PAGE)
+    assert capsys.readouterr().out.startswith(shown)
+    assert torch.isfinite(torch.tensor(names["reports"][-1].loss))
+
+
+def test_the_table_of_tokens_is_true() -> None:
+    text = "take cup 3 from cabinet 12"
+    for request, tokens in re.findall(r"^\| `(build_tokenizer\(texts.*?\))` \| (.*) \|$", PAGE, re.MULTILINE):
+        tokenizer = eval(request, {"build_tokenizer": model_kit.build_tokenizer, "texts": [text]})  # noqa: S307
+        found = [tokenizer.decode([token]).replace(" ", "·", 1) for token in tokenizer.encode(text)]
+        assert re.findall("`(.*?)`", tokens) == found
+    assert len(model_kit.build_tokenizer(level="byte").encode(text)) == 26
+
+
+def test_the_calls_of_the_table_exist() -> None:
+    (table,) = re.findall(r"\| call \|.*?\n\n", PAGE, re.DOTALL)
+    calls = re.findall(r"`(\w+)\(", "\n".join(line.split("|")[1] for line in table.strip().splitlines()))
+    assert len(calls) == 9
+    assert all(callable(getattr(checkpoint, name)) for name in calls)

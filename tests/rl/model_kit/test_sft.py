@@ -1,0 +1,189 @@
+"""Supervised training: the loss is of the action tokens alone, it falls, and the same seed gives the same weights."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from reward_kit.agent.policies.hf_policy import HFAgentPolicy
+from reward_kit.episodes.allowed_ids import AllowedIds
+from reward_kit.errors import ConfigError, TrainingError
+from reward_kit.rl.checkpoint import load_batch_for_study, save_batch_for_study
+from reward_kit.rl.model_kit import Demonstrations, SFTConfig, SFTProgress, build_decoder, evaluate, fit, split_rows
+from reward_kit.tokens import TokenBatch, build_rows
+from tests.rl.learner_cases import VOCABULARY, a_model, some_rows
+from tests.rl.model_kit.lake import TOOLS, tokenizer_of, walks
+
+ROWS = some_rows(count=12)
+
+
+def loss_by_hand(model: torch.nn.Module, rows: TokenBatch) -> float:
+    """The mean over all action tokens, row by row, from whole logits."""
+    losses = []
+    for row in range(len(rows)):
+        real = rows.batch["attention_mask"][row] == 1
+        ids = torch.from_numpy(rows.batch["input_ids"][row][real].astype(np.int64))
+        with torch.no_grad():
+            logprobs = model(ids[None]).logits[0].log_softmax(-1)
+        for place in np.flatnonzero(rows.batch["action_mask"][row][real]):
+            losses.append(-logprobs[place - 1, ids[place]].item())
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize("budget", [24, 100, 10_000])
+def test_the_loss_is_the_mean_over_action_tokens(padding: str, budget: int) -> None:
+    model, rows = a_model(), some_rows(padding=padding)
+    found = evaluate(model, rows, SFTConfig(max_tokens_per_batch=budget))
+    assert found.loss == pytest.approx(loss_by_hand(model, rows), abs=1e-5)
+    assert found.tokens == rows.batch["action_mask"].sum()
+
+
+def test_accuracies_count_tokens_and_whole_actions() -> None:
+    model = a_model()
+    rows = some_rows(count=4)
+    for row in range(4):  # of two actions of a row make the first one likeliest, token by token
+        places = np.flatnonzero(rows.batch["action_mask"][row])
+        first = places[: np.flatnonzero(np.diff(places, append=99) > 1)[0] + 1]
+        for place in first:
+            ids = torch.from_numpy(rows.batch["input_ids"][row, :place].astype(np.int64))
+            rows.batch["input_ids"][row, place] = model(ids[None]).logits[0, -1].argmax().item()
+    found = evaluate(model, rows)
+    assert found.action_accuracy >= 4 / found.actions
+    assert 0.0 < found.token_accuracy < 1.0
+    runs = np.diff(rows.batch["action_mask"], axis=1, prepend=0) == 1
+    assert found.actions == runs.sum()
+
+
+def test_training_makes_the_rows_likelier_and_says_how_far_it_is() -> None:
+    model, said = a_model(), list[SFTProgress]()
+    before = evaluate(model, ROWS)
+    config = SFTConfig(epochs=30, lr=1e-2, max_tokens_per_batch=80, warmup_share=0.1)
+    reports = fit(model, ROWS, config, held_out=ROWS, progress=said.append)
+    after = evaluate(model, ROWS)
+    assert reports[-1].held_out == after
+    assert after.loss < 0.3 * before.loss
+    assert after.token_accuracy > 0.9 > before.token_accuracy
+    assert [one.step for one in said] == list(range(1, said[-1].steps + 1))
+    assert max(one.lr for one in said) == pytest.approx(1e-2)
+    assert said[0].lr < 1e-2 > said[-1].lr >= 1e-3
+    assert len(reports) == 30
+    assert reports[0].loss > reports[-1].loss
+
+
+def test_observations_are_not_learned() -> None:
+    first, second = a_model(), a_model()
+    rows = some_rows(count=6)
+    changed = copy.deepcopy(rows)
+    after = np.zeros(rows.batch["action_mask"].shape, dtype=bool)
+    for row in range(6):  # what stands behind the last action is in no action's context
+        after[row, np.flatnonzero(rows.batch["action_mask"][row])[-1] + 1 :] = True
+    changed.batch["input_ids"][after] = 0
+    for model, each in ((first, rows), (second, changed)):
+        fit(model, each, SFTConfig(lr=1e-2))
+    for key, value in first.state_dict().items():
+        torch.testing.assert_close(second.state_dict()[key], value, atol=1e-6, rtol=1e-5)
+
+
+def test_the_seed_decides_the_weights_and_micro_batches_do_not() -> None:
+    def trained(**options: Any) -> dict[str, torch.Tensor]:
+        model = a_model()
+        fit(model, ROWS, SFTConfig(**{"epochs": 2, "lr": 1e-3, "max_tokens_per_batch": 80, **options}))
+        return dict(model.state_dict())
+
+    reference = trained(seed=1)
+    assert all(torch.equal(value, reference[key]) for key, value in trained(seed=1).items())
+    assert any(not torch.equal(value, reference[key]) for key, value in trained(seed=2).items())
+    for key, value in trained(seed=1, max_tokens_per_micro_batch=24).items():
+        torch.testing.assert_close(value, reference[key], atol=2e-5, rtol=1e-4)
+
+
+def test_every_row_is_in_one_batch_of_an_epoch_and_batches_keep_the_budget() -> None:
+    from reward_kit.rl.model_kit.sft import _batches
+
+    lengths = np.random.default_rng(0).integers(0, 90, 500)
+    generator = np.random.default_rng(1)
+    first, second = (_batches(lengths, 200, generator) for _ in range(2))
+    for batches in (first, second):
+        assert sorted(np.concatenate(batches)) == np.flatnonzero(lengths).tolist()
+        assert all(len(rows) == 1 or len(rows) * lengths[rows].max() <= 200 for rows in batches)
+        padded = sum(len(rows) * lengths[rows].max() for rows in batches)
+        assert padded < 1.1 * lengths.sum()
+    assert [rows.tolist() for rows in first] != [rows.tolist() for rows in second]
+
+
+def test_the_loss_under_a_constraint_is_of_what_it_allowed() -> None:
+    model, rows = a_model(), some_rows(count=2)
+    places = [np.flatnonzero(mask) for mask in rows.batch["action_mask"]]
+    only = [
+        AllowedIds(place, np.arange(len(place) + 1), rows.batch["input_ids"][row][place])
+        for row, place in enumerate(places)
+    ]
+    masked = TokenBatch(rows.batch, {"allowed_ids": np.array(only, dtype=object)}, rows.meta_info)
+    under = evaluate(model, masked, SFTConfig(use_allowed_ids=True))
+    assert (under.loss, under.token_accuracy) == (pytest.approx(0.0, abs=1e-6), 1.0)
+    assert evaluate(model, masked) == evaluate(model, rows)
+
+
+def test_a_batch_that_is_not_finite_is_kept_and_the_step_not_made(tmp_path: Path) -> None:
+    model = a_model()
+    with torch.no_grad():
+        model.model.norm.weight[3] = math.nan
+    before = copy.deepcopy(model.state_dict())
+
+    def keep(rows: TokenBatch, facts: Mapping[str, Any]) -> Path:
+        return save_batch_for_study(tmp_path, rows, facts)
+
+    with pytest.raises(TrainingError, match=r"step 0: the loss is nan.*kept in .*study-000"):
+        fit(model, ROWS, SFTConfig(), on_failure=keep)
+    study = load_batch_for_study(tmp_path / "study-000")
+    assert math.isnan(study.facts["loss"])
+    assert len(study.rows) == len(ROWS)
+    assert all(torch.equal(value, before[key]) or value.isnan().any() for key, value in model.state_dict().items())
+
+
+def test_a_group_is_held_out_as_a_whole() -> None:
+    groups = np.array(list("aabbccddeeff"), dtype=object)
+    rows = TokenBatch(ROWS.batch, {"uid": groups}, ROWS.meta_info)
+    train, held_out = split_rows(rows, 0.34, seed=3)
+    kept, out = set(train.non_tensor_batch["uid"]), set(held_out.non_tensor_batch["uid"])
+    assert len(out) == 2
+    assert kept | out == set(groups)
+    assert not kept & out
+    with pytest.raises(ConfigError, match="one group"):
+        split_rows(rows[:2], 0.5)
+
+
+def test_wrong_requests_are_refused() -> None:
+    for wrong in ({"epochs": 0}, {"lr": -1.0}, {"warmup_share": 1.0}, {"max_tokens_per_batch": 0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            SFTConfig(**wrong)
+    batch = {**ROWS.batch, "action_mask": np.zeros_like(ROWS.batch["action_mask"])}
+    with pytest.raises(ConfigError, match="no row has an action token"):
+        fit(a_model(), TokenBatch(batch, {}, ROWS.meta_info), SFTConfig())
+
+
+async def test_a_model_learns_to_walk_as_the_expert_does() -> None:
+    episodes = await walks(1)
+    tokenizer = tokenizer_of(episodes)
+    settings = {"action_format": "bare", "tools_in_prompt": False}
+    told = Demonstrations(tokenizer, **settings)(episodes, TOOLS)
+    rows = build_rows(told, pad_token_id=tokenizer.pad_token_id)
+    model = build_decoder(tokenizer, layers=2, width=32, heads=2, context=512)
+    fit(model, rows, SFTConfig(epochs=60, lr=1e-2))
+    policy = HFAgentPolicy(model, tokenizer, temperature=0.0, max_new_tokens=4, **settings)
+    (walk,) = await walks(1, policy)
+    await policy.close()
+    assert walk.get_return() == 1.0
+    assert list(walk.tokens.ids) == list(told[0].tokens.ids)
+
+
+def test_the_vocabulary_of_these_cases() -> None:
+    assert ROWS.batch["input_ids"].max() < VOCABULARY

@@ -1,0 +1,118 @@
+"""A model server samples with the weights that were published last, and says which tokens it sampled."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import torch
+
+from reward_kit.agent.policy_interface import EpisodeContext
+from reward_kit.errors import ConfigError, PolicyError
+from reward_kit.models import Message
+from reward_kit.rl.losses import logprobs_of
+from reward_kit.rl.model_kit import build_decoder, build_tokenizer, save_model
+from reward_kit.rl.served_policy import ServedPolicy
+from reward_kit.rl.trainer import trainable
+from tests.rl.model_server import ModelServer
+
+HELLO = [Message(role="user", content="where is the key")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tokenizer = build_tokenizer(["where is the key", "it is here"])
+    save_model(tmp_path / "model", build_decoder(tokenizer, layers=1, width=16, heads=2, context=64, seed=0), tokenizer)
+    return tmp_path / "model"
+
+
+@asynccontextmanager
+async def served(folder: Path, kind: Any, **options: Any) -> AsyncIterator[tuple[ModelServer, ServedPolicy]]:
+    published = folder.parent / "published"
+    shutil.copytree(folder, published)
+    says_ids = options.pop("says_ids", True)
+    async with ModelServer(published, says_ids=says_ids) as server:
+        policy = ServedPolicy(folder, published, server=kind, base_url=server.base_url, max_tokens=4, **options)
+        try:
+            yield server, policy
+        finally:
+            await policy.close()
+
+
+def trainers_logprobs(policy: ServedPolicy, said: dict[str, Any]) -> torch.Tensor:
+    ids = torch.tensor([[*said["prompt_ids"], *said["token_ids"]]])
+    with torch.no_grad():
+        return logprobs_of(policy.module(ids).logits, ids)[0, len(said["prompt_ids"]) :]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_what_the_server_sampled_has_the_probability_that_the_trainer_computes(folder: Path, kind: str) -> None:
+    async with served(folder, kind) as (server, policy):
+        assert trainable(policy) is policy
+        for version in (0, 1):
+            session = await policy.open(EpisodeContext("r-0", seed=3))
+            said = (await session.get_action(HELLO)).log_probs
+            assert said is not None and said["policy_version"] == version
+            torch.testing.assert_close(torch.tensor(said["logprobs"]), trainers_logprobs(policy, said))
+            with torch.no_grad():
+                for parameter in policy.module.parameters():
+                    parameter.add_(torch.randn_like(parameter), alpha=0.3)
+            # The trainer's weights are others now, and the server's are not until they are published.
+            assert (torch.tensor(said["logprobs"]) - trainers_logprobs(policy, said)).abs().max() > 1e-3
+            await policy.publish(version + 1)
+        assert [path for path, _ in server.asked][: 1 if kind == "sglang" else 2] == {
+            "vllm": ["/collective_rpc", "/reset_prefix_cache?reset_running_requests=true"],
+            "sglang": ["/update_weights_from_disk"],
+        }[kind]
+
+
+async def test_weights_are_published_between_answers(folder: Path) -> None:
+    versions: list[int] = []
+
+    async def ask(policy: ServedPolicy) -> None:
+        said = (await policy.get_action(HELLO)).log_probs
+        assert said is not None
+        versions.append(said["policy_version"])
+
+    async with served(folder, "sglang") as (server, policy):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(ask, policy)
+            await anyio.sleep(0.002)
+            tasks.start_soon(policy.publish, 1)
+            await anyio.sleep(0.002)
+            for _ in range(5):
+                tasks.start_soon(ask, policy)
+        assert sorted(versions) == [0] * 5 + [1] * 5
+        assert server.most_busy_while_loading == 0
+
+
+async def test_a_server_that_refuses_the_weights_is_an_error(folder: Path) -> None:
+    async with served(folder, "sglang") as (server, policy):
+        server.refuses_weights = True
+        with pytest.raises(PolicyError, match=r"did not load the weights of .*: shapes differ"):
+            await policy.publish(1)
+        assert policy.version == 0
+
+
+async def test_a_server_that_says_no_token_ids_is_an_error(folder: Path) -> None:
+    async with served(folder, "vllm", says_ids=False) as (_, policy):
+        with pytest.raises(PolicyError, match="no prompt_ids: it does not know `return_token_ids`"):
+            await policy.get_action(HELLO)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"server": "vlm"}, "server"),
+        ({"server": "vllm", "top_p": 0.9}, "'top_p' is not for a policy in training"),
+    ],
+)
+def test_what_cannot_be_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ServedPolicy(folder, folder, base_url="http://127.0.0.1:9/v1", **options)
