@@ -180,7 +180,7 @@ class PolicyModel(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    type: str = Field(description="openai, own_agent, scripted, random, expert, human, replay, or module:Class")
+    type: str = Field(description="openai, hf, own_agent, scripted, random, expert, human, replay, or module:Class")
 
     @model_validator(mode="before")
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from openai import AsyncOpenAI, OpenAI
 
@@ -17,7 +17,6 @@ ENDPOINT: dict[str, Any] = {
     "base_url": os.environ.get("JUDGE_BASE_URL", "http://127.0.0.1:8772/v1"),
     "api_key": os.environ.get("JUDGE_API_KEY", "none"),
     "timeout": float(os.environ.get("JUDGE_TIMEOUT_S", "60")),
-    "max_retries": 5,
 }
 SYSTEM = (
     "You judge an answer to a question. Compare it with the reference. Say in one sentence what is right or missing, "
@@ -36,7 +35,7 @@ def compute_score(
         raises: the rollout is then unscored and its line says why, which a score of 0 would hide.
     """
     prompt = prompt_of(solution_str, ground_truth, extra_info)
-    with OpenAI(**ENDPOINT) as client:
+    with OpenAI(**ENDPOINT, max_retries=5) as client:
         said = client.chat.completions.create(model=MODEL, messages=prompt, temperature=0).choices[0].message.content
     return grade_of(said), prompt[-1]["content"], said or ""
 
@@ -44,14 +43,16 @@ def compute_score(
 class RewardAgent:
     """Asks with one client for all calls, and fills in what is missing by the mean of the group.
 
-    `max_connections` is how many calls the reward agent makes at a time.
+    `max_connections` is how many calls the reward agent makes at a time, and `call_retries` how often it makes one
+    again that fails at the endpoint. The client asks once: while it waited to ask again, its call would keep its place.
     """
 
     max_connections = 64
+    call_retries: ClassVar[dict[str, float]] = {"max_attempts": 6, "base_s": 0.25}
 
     def setup(self) -> None:
         """Open the client; called once, before the first score."""
-        self.client = AsyncOpenAI(**ENDPOINT)
+        self.client = AsyncOpenAI(**ENDPOINT, max_retries=0)
 
     async def compute_score(
         self, data_source: Any, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None

@@ -13,6 +13,7 @@ import click
 from reward_kit.cli.numbers import WholeNumber
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.runs.shelf import StoredRun, remove, stored_runs, to_remove
+from reward_kit.runs.tables import figure
 
 _AGE = re.compile(r"(\d+)([dhm])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
@@ -35,7 +36,7 @@ def list_(log_dir: Path, as_json: bool) -> None:
         return
     for run in runs:
         scores = ", ".join(
-            f"{policy} {'unscored' if score is None else f'{score:.3f}'}" for policy, score in run.scores.items()
+            f"{policy} {'unscored' if score is None else figure(score)}" for policy, score in run.scores.items()
         )
         click.echo(f"{run.path}  {run.status:<11}  {_size(run.size):>8}  {scores}")
     if not runs:

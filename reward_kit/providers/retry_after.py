@@ -10,10 +10,11 @@ import math
 import time
 from collections.abc import Mapping
 from datetime import UTC
+from email.message import Message
 from email.utils import parsedate_to_datetime
 
 
-def parse_retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
+def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:
     """Seconds to wait, never negative; None where the headers do not say or cannot be understood.
 
     Args:

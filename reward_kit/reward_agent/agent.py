@@ -46,7 +46,7 @@ class AsyncRewardAgent:
             reward in this process it begins with the call, for any other scorer with the wait for its worker.
         max_pending: requests submitted and not yet scored at a time; beyond it, `submit` waits.
         rates: calls that may begin in a minute, and in flight; by default what the scorer's attribute `rates` says.
-        retries: what is called again when it fails; nothing by default.
+        retries: what is called again when it fails; by default what the scorer's attribute `retries` says, or nothing.
         cache: the scores of equal requests are given again, and equal requests in flight are one call; none by default,
             since two answers of a judge to one question are two draws.
 
@@ -85,6 +85,7 @@ class AsyncRewardAgent:
         if rates.tokens_per_minute is not None:
             raise ConfigError("rates.tokens_per_minute is for model endpoints: what a reward's calls use is unknown")
         self.scorer: Scorer = scorer
+        retries = retries or getattr(scorer, "retries", None)
         width = min(max_concurrency, rates.max_connections or max_concurrency)
         self._tally = Tally()
         self._caller = Caller(scorer, CallerOptions(width, deadline_s, rates, retries), cache, self._tally)
@@ -95,7 +96,7 @@ class AsyncRewardAgent:
         self._group_takers: deque[WakeUp] = deque()
         self._submitters: deque[tuple[int, WakeUp]] = deque()
         self._quiet = anyio.Event()
-        self._pending = 0
+        self._pending = self._submitted = 0
 
     async def __aenter__(self) -> Self:
         await self.scorer.__aenter__()
@@ -176,7 +177,9 @@ class AsyncRewardAgent:
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         await self._room_for(len(batch))
-        ticket = Ticket(batch, group_size, self, finishes_groups=self._caller.finishes_groups)
+        self._submitted += 1
+        finishes_groups = self._caller.finishes_groups
+        ticket = Ticket(batch, group_size, self, number=self._submitted, finishes_groups=finishes_groups)
         if not ticket.requests:
             return ticket
         self._tickets[ticket] = None

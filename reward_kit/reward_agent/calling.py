@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 import anyio
 import anyio.abc
 
-from reward_kit.errors import DeadlineError, Failure, RewardError, RewardKitError, boundary
+from reward_kit.errors import DeadlineError, RewardError, RewardKitError, boundary
 from reward_kit.providers.rates import Bucket, Rates
 from reward_kit.reward_agent.deliveries import WakeUp
-from reward_kit.reward_agent.retrying import Retries, given_up
+from reward_kit.reward_agent.retrying import Retrier, Retries, asked_s, given_up
 from reward_kit.reward_agent.schedule import Call, Schedule
 from reward_kit.reward_agent.score_cache import ScoreCache, content_hash, shared
-from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
+from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, failure_of
 from reward_kit.reward_agent.stats import Tally
 from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.reward_agent.turns import Turn
@@ -53,7 +52,7 @@ class Caller:
         self._finisher: Finisher | None = getattr(scorer, "finish_group", None)
         self.finishes_groups = self._finisher is not None
         self._schedule = Schedule(in_groups=self._in_groups)
-        self._jitter = random.Random(options.retries.seed if options.retries else None)
+        self._retrier = Retrier(options.retries) if options.retries is not None else None
         self._making: set[Call] = set()
         self._finishing: dict[anyio.CancelScope, tuple[Ticket, int]] = {}
         self._leading: dict[str, Call] = {}
@@ -179,7 +178,10 @@ class Caller:
     async def _ask(self, call: Call) -> list[Scored]:
         """The results of one attempt; what goes wrong with it is in them."""
         call.attempts += 1
-        call.began = call.began or self._loop.time()
+        if call.attempts == 1:
+            call.began = self._loop.time()
+            if self._retrier is not None:
+                self._retrier.begin(call.began)
         error: RewardKitError | None = None
         with anyio.CancelScope(deadline=self._deadline()) as call.scope:
             try:
@@ -203,11 +205,12 @@ class Caller:
 
     def _is_made_again(self, call: Call, scored: Sequence[Scored]) -> bool:
         """Whether the call waits for another attempt, without a place among those in flight."""
-        retries = self._options.retries
-        if retries is None or not call.is_wanted or not retries.may_pass(call.requests, scored):
+        if self._retrier is None or not call.is_wanted or not self._retrier.may_pass(call.requests, scored):
             return False
-        wait_s = retries.wait_s(call.attempts, self._loop.time() - call.began, self._jitter)
-        if wait_s is None:
+        now_s = self._loop.time()
+        wait_s = self._retrier.wait_s(call.attempts, now_s - call.began, asked_s(scored), now_s)
+        if isinstance(wait_s, str):
+            call.given_up = wait_s
             return False
         self._tally.retries += 1
 
@@ -223,8 +226,8 @@ class Caller:
     async def _settle(self, call: Call, scored: Sequence[Scored]) -> None:
         """Hand results to the ticket, and to those of equal calls."""
         self._leads_no_more(call)
-        if call.attempts > 1:
-            scored = given_up(call.requests, scored, call.attempts)
+        if call.attempts > 1 or call.given_up:
+            scored = given_up(call.requests, scored, call.attempts, call.given_up)
         if self._cache is not None and call.key is not None:
             self._cache.keep(call.key, scored)
         for follower in call.followers:  # in tasks, since a group that is finished may take its time
@@ -290,5 +293,5 @@ def _checked(scored: Sequence[Scored], requests: Sequence[ScoringRequest]) -> li
 
 
 def _failed(requests: Sequence[ScoringRequest], error: RewardKitError) -> list[Scored]:
-    failure = Failure.from_exception(error)
-    return [Scored(request.rollout_id, None, request.failure or failure) for request in requests]
+    failure, asked = failure_of(error)
+    return [Scored(each.rollout_id, None, each.failure or failure, retry_after_s=asked) for each in requests]

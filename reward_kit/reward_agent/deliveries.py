@@ -56,14 +56,19 @@ class _Taker:
 class Deliveries:
     """The results of one batch on their way out, by index.
 
+    Args:
+        size: how many they will be.
+        group_size: how many consecutive ones are a group.
+        batch: names the batch, for messages.
+
     Attributes:
         outstanding: results that nobody has asked for.
         undelivered: results that nobody has got.
     """
 
-    def __init__(self, size: int, group_size: int) -> None:
+    def __init__(self, size: int, group_size: int, batch: str) -> None:
         self.outstanding = self.undelivered = size
-        self._group_size = group_size
+        self._group_size, self._batch = group_size, batch
         self._undelivered = OrderedDict.fromkeys(range(size // group_size))
         self._ready: OrderedDict[int, None] = OrderedDict()
         self._rest: list[int] = []  # of a group that was cut
@@ -123,15 +128,17 @@ class Deliveries:
         if order not in ("completion", "submission"):
             raise ConfigError(f"get: order is 'completion' or 'submission', not {order!r}")
         if size > self.outstanding:
-            raise ConfigError(f"get({size}) can never be met: {self.outstanding} results are outstanding")
+            raise ConfigError(
+                f"get({size}) can never be met: {self.outstanding} results are outstanding of {self._batch}"
+            )
         # What is left of a cut group when all who have asked before are served comes first.
         over = (size - self.outstanding) % self._group_size
         if over and not cut_groups:
             below, above = size - over, size - over + self._group_size
             sizes = [str(fitting) for fitting in (below, above) if 1 <= fitting <= self.outstanding]
             raise ConfigError(
-                f"get({size}) would cut a group of {self._group_size}: ask for {' or '.join(sizes)}, "
-                "or allow it with cut_groups=True"
+                f"get({size}) would cut a group of {self._group_size}: ask for {' or '.join(sizes)}, or allow it with "
+                f"cut_groups=True; {self.outstanding} results are outstanding of {self._batch}"
             )
 
     def _groups_for(self, taker: _Taker) -> int:

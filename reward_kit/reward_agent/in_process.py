@@ -12,11 +12,11 @@ from typing import Any, Self, TypeVar
 import anyio
 
 from reward_kit.environments.snapshots import close_state
-from reward_kit.errors import Failure, RewardError, RewardKitError, boundary
+from reward_kit.errors import RewardError, RewardKitError, boundary
 from reward_kit.loading import load_object
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.call_threads import MAX_THREADS, CallThreads, OverdueError
-from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, scored_together
+from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, failure_of, scored_together
 from reward_kit.reward_calls import OpenReward
 from reward_kit.typed_interface import Mode, RewardSpec
 from reward_kit.undoing import undone_on_error
@@ -117,7 +117,8 @@ class InProcessScorer:
         if error is None:
             return Scored(request.rollout_id, found, None, duration_s, self._sandbox)
         logger.info("episode %s cannot be scored", request.rollout_id, exc_info=error)
-        return Scored(request.rollout_id, found, Failure.from_exception(error), duration_s, self._sandbox)
+        failure, asked_s = failure_of(error)
+        return Scored(request.rollout_id, found, failure, duration_s, self._sandbox, retry_after_s=asked_s)
 
     def _values_or_error(self, request: ScoringRequest) -> dict[str, Any] | RewardKitError:
         """What a rollout brings into the call of its group; where a state cannot be opened it is left out."""

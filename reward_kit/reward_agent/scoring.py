@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import NoneType, TracebackType
 from typing import Any, Protocol, Self
 
@@ -15,6 +15,7 @@ from reward_kit.episodes.record import environment_return, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, InvalidResultError, RewardKitError, did_you_mean
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel, match_to_steps
+from reward_kit.providers.foreign_errors import trouble_of
 from reward_kit.reward_agent.requirements import check_installed
 from reward_kit.reward_calls import BATCH_NAMES
 from reward_kit.reward_options import OFFERED
@@ -142,6 +143,7 @@ class Scored:
         sandbox: the level it ran at and, behind walls, their strength; None where nothing was called.
         stdout, stderr: what the reward wrote in that call, where it was kept apart.
         is_output_cut: it wrote more than was kept.
+        retry_after_s: for how long the endpoint behind it asked to be left alone, where it failed of that.
     """
 
     rollout_id: str
@@ -152,6 +154,7 @@ class Scored:
     stdout: str = ""
     stderr: str = ""
     is_output_cut: bool = False
+    retry_after_s: float | None = None
 
     @property
     def score(self) -> float | None:
@@ -240,6 +243,19 @@ def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], wh
         near = f" ('ground_truth' is what it is called){near}" if near.endswith("?") else ""
         told = f"their fields: {', '.join(known) or 'none'}{near}"
         raise ConfigError(f"reward {reward.id!r} asks for ground_truth, and no {what} has it; {told}")
+
+
+def failure_of(error: RewardKitError) -> tuple[Failure, float | None]:
+    """What a call failed of, and for how many seconds the endpoint behind it asked to be left alone.
+
+    Where the user's own client of an endpoint met trouble that may pass, that is a `provider_error` and no crash.
+    """
+    failure, trouble = Failure.from_exception(error), trouble_of(error)
+    if trouble is None:
+        return failure, None
+    if failure.failure_class == "crash":
+        failure = replace(failure, failure_class="provider_error")
+    return failure, trouble.retry_after_s
 
 
 async def scored_together(

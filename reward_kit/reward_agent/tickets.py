@@ -100,6 +100,7 @@ class Ticket:
     Attributes:
         requests: the batch.
         group_size: how many consecutive requests are a group.
+        number: which batch of its agent it is, from 1.
         results: `results[i]` is that of its i-th request, None until it is there. Where the scorer finishes groups, it
             may change until the group is handed out.
         completion_ranks: `completion_ranks[i]` is which in the batch the i-th result was when it came; -1 until then.
@@ -107,14 +108,21 @@ class Ticket:
     """
 
     def __init__(
-        self, requests: Iterable[ScoringRequest], group_size: int, owner: TicketOwner, *, finishes_groups: bool = False
+        self,
+        requests: Iterable[ScoringRequest],
+        group_size: int,
+        owner: TicketOwner,
+        *,
+        number: int = 0,
+        finishes_groups: bool = False,
     ) -> None:
         self.requests: Sequence[ScoringRequest] = tuple(requests)
-        self.group_size = group_size
+        self.group_size, self.number = group_size, number
         self.results: list[Scored | None] = [None] * len(self.requests)
         self.completion_ranks = [-1] * len(self.requests)
         self.context = contextvars.copy_context()
-        self.deliveries = Deliveries(len(self.requests), group_size)
+        told = f"batch {number}, of {len(self.requests)} requests"
+        self.deliveries = Deliveries(len(self.requests), group_size, told)
         self._owner: TicketOwner | None = owner
         self._finishes_groups = finishes_groups
         self._loop = asyncio.get_running_loop()

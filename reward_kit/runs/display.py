@@ -19,6 +19,7 @@ from rich.text import Text
 
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.runs.summary import EpisodeRow, score_interval
+from reward_kit.runs.tables import figure
 
 DisplayKind = Literal["rich", "plain", "none"]
 _FEWEST_SAMPLES = 5  # an interval from fewer says nothing while the run goes on
@@ -42,14 +43,14 @@ class Display:
         self._console = console or Console(stderr=True)
         self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
         self._began = time.monotonic()
-        self._stopped = self._errors = self._scored = self._waiting = self._resumed = 0
+        self._stopped = self._errors = self._scored = self._waiting = self._resumed = self._scored_before = 0
         self._scores: dict[str, list[float]] = defaultdict(list)
         self._samples: dict[str, list[str]] = defaultdict(list)
         self._next_line = self._began + 5.0
 
     def __enter__(self) -> Self:
         # What was told before was there already, and says nothing about the rate.
-        self._began, self._resumed = time.monotonic(), self._stopped
+        self._began, self._resumed, self._scored_before = time.monotonic(), self._stopped, self._scored
         if self._live is not None:
             self._live.__enter__()
         return self
@@ -92,13 +93,17 @@ class Display:
     def _line(self) -> str:
         """The progress as one line of text."""
         seconds = max(time.monotonic() - self._began, 1e-3)
-        rate = (self._stopped - self._resumed) / seconds
-        left = (self._total - self._stopped) / rate if rate > 0 else None
-        parts = [f"{self._stopped}/{self._total}", *self._score_parts(), f"{rate:.1f}/s"]
+        # Where there is nothing to collect, as when transcripts are scored, the work is the scoring.
+        only_scores = self._resumed >= self._total
+        done = self._scored - self._scored_before if only_scores else self._stopped - self._resumed
+        rest = self._waiting if only_scores else self._total - self._stopped
+        rate = done / seconds
+        left = rest / rate if rate > 0 else None
+        parts = [f"{self._stopped}/{self._total}", *self._score_parts(), *([f"{rate:.1f}/s"] if done else [])]
         if self._errors:
             parts.append(f"{self._errors} broken")
         parts += self._waiting_parts()
-        if left is not None and self._stopped < self._total:
+        if left is not None and rest:
             parts.append(f"{_duration(left)} left")
         return "  ".join(parts)
 
@@ -106,9 +111,9 @@ class Display:
         parts = []
         for policy, scores in self._scores.items():
             interval = score_interval(scores, self._samples[policy])
-            shown = f"{interval.mean:.3f}"
-            if interval.low is not None and interval.n_clusters >= _FEWEST_SAMPLES:
-                shown += f" [{interval.low:.3f}, {interval.high:.3f}]"
+            shown = figure(interval.mean)
+            if interval.low is not None and interval.high is not None and interval.n_clusters >= _FEWEST_SAMPLES:
+                shown += f" [{figure(interval.low)}, {figure(interval.high)}]"
             parts.append(f"{policy} {shown}" if len(self._scores) > 1 else f"score {shown}")
         return parts
 

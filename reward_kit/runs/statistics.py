@@ -17,6 +17,7 @@ import numpy as np
 
 _SERIES_FROM_DF = 10_000.0
 _TINY = 1e-300
+_SQUARABLE = 1e100  # sums of squares of many such numbers are finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,23 @@ class Interval:
             return self
         return replace(self, low=max(self.low, lowest), high=min(self.high, highest))
 
+    def times(self, factor: float) -> Interval:
+        """The interval of values that are so many times as large; where a bound is beyond every float, without one."""
+        if self.low is None or self.high is None or self.standard_error is None:
+            return replace(self, mean=self.mean * factor)
+        low, high, error = self.low * factor, self.high * factor, self.standard_error * factor
+        if not all(map(math.isfinite, (low, high, error))):
+            return replace(self, mean=self.mean * factor, low=None, high=None, standard_error=None)
+        return replace(self, mean=self.mean * factor, low=low, high=high, standard_error=error)
+
+
+def mean_of(values: Sequence[float] | np.ndarray) -> float:
+    """The mean, also where the sum would be beyond every float."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
+
 
 def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], confidence: float = 0.95) -> Interval:
     """The mean of scores whose errors are shared within clusters, with its confidence interval.
@@ -71,6 +89,10 @@ def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], 
     values = np.array([score for score, _ in pairs], dtype=np.float64)
     if not np.isfinite(values).all():
         raise ValueError("a score is not finite")
+    if (largest := float(np.abs(values).max())) > _SQUARABLE:
+        # To at most a half, since 0 and 1 have bounds of their own.
+        scaled = mean_interval([None if s is None else s / largest / 2.0 for s in scores], clusters, confidence)
+        return scaled.times(2.0).times(largest)
     mean, sums = _mean_and_cluster_sums(values, [cluster for _, cluster in pairs])
     counts = {"n": len(values), "n_clusters": len(sums), "n_unscored": len(scores) - len(values)}
     if len(sums) < 2:
@@ -86,7 +108,7 @@ def _mean_and_cluster_sums(values: np.ndarray, clusters: Sequence[Hashable]) -> 
     """The mean, and the sum of the deviations from it in each cluster; exactly 0 where all values are equal."""
     if (values == values[0]).all():
         return float(values[0]), [0.0] * len(set(clusters))
-    mean = math.fsum(values) / len(values)
+    mean = mean_of(values)
     deviations: dict[Hashable, list[float]] = defaultdict(list)
     for value, cluster in zip(values.tolist(), clusters, strict=True):
         deviations[cluster].append(value - mean)
@@ -237,5 +259,5 @@ def _mean_over_samples(
 ) -> SampleMean:
     counts = list(attempts)
     values = [figure(n, c, k) for n, c in counts if n >= k]
-    mean = math.fsum(values) / len(values) if values else None
+    mean = mean_of(values) if values else None
     return SampleMean(mean, len(values), len(counts) - len(values))

@@ -13,7 +13,7 @@ from typing import Any
 
 from reward_kit.agent.models import StopReason
 from reward_kit.episodes.record import attempt_of
-from reward_kit.runs.statistics import Interval, mean_interval, mean_pass_at_k, mean_pass_hat_k
+from reward_kit.runs.statistics import Interval, mean_interval, mean_of, mean_pass_at_k, mean_pass_hat_k
 
 
 @dataclass(slots=True)
@@ -177,7 +177,7 @@ def _total_cost(rows: Iterable[EpisodeRow]) -> float | None:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    return mean_of(values) if values else None
 
 
 def summary_to_json(summaries: Sequence[PolicySummary]) -> dict[str, Any]:

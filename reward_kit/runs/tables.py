@@ -61,16 +61,21 @@ def _interval(interval: Interval | None) -> str:
     if interval is None:
         return "unscored"
     if interval.low is None or interval.high is None:
-        return f"{interval.mean:.3f}"
-    return f"{interval.mean:.3f}  [{interval.low:.3f}, {interval.high:.3f}]"
+        return figure(interval.mean)
+    return f"{figure(interval.mean)}  [{figure(interval.low)}, {figure(interval.high)}]"
 
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"
 
 
+def figure(value: float) -> str:
+    """A score for people: three digits after the point, and of a large one six in all."""
+    return f"{value:.3f}" if abs(value) < 1000 else f"{value:.6g}"
+
+
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return "–" if value is None else figure(value)
 
 
 def _cost(value: float | None) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import re
 import threading
 from dataclasses import replace
 
@@ -137,7 +138,8 @@ class TestRefusals:
     async def test_more_than_is_outstanding_can_never_be_met(self):
         async with agent() as scorer:
             await scorer.submit(batch(0, 1))
-            with pytest.raises(ConfigError, match=r"get\(3\) can never be met: 2 results are outstanding"):
+            told = "get(3) can never be met: 2 results are outstanding of batch 1, of 2 requests"
+            with pytest.raises(ConfigError, match=re.escape(told)):
                 await scorer.get(3)
             await scorer.get(2)
             with pytest.raises(ConfigError, match="0 results are outstanding"):
@@ -160,6 +162,19 @@ class TestRefusals:
             with pytest.raises(ConfigError, match=r"get\(2\) would cut a group of 3: ask for 3, or allow"):
                 await scorer.get(2)
             assert (await scorer.get(3)).data_idxs == [0, 1, 2]
+
+    async def test_which_batch_it_is_of_is_told_where_a_ticket_is_not_given(self):
+        async with agent() as scorer:
+            await scorer.submit(batch(0, 1, 2, 3), group_size=2)
+            await scorer.submit(batch(4, 5, 6, 7), group_size=2)
+            await scorer.get(1, cut_groups=True)
+            with pytest.raises(ConfigError, match="3 results are outstanding of batch 1, of 4"):
+                await scorer.get(4)
+            with pytest.raises(ConfigError, match=r"ask for 1 or 3, .*; 3 results are outstanding of batch 1, of 4"):
+                await scorer.get(2)
+            await scorer.get(3)
+            with pytest.raises(ConfigError, match="4 results are outstanding of batch 2, of 4"):
+                await scorer.get(6)
 
     @pytest.mark.parametrize("group_size", [0, 2])
     async def test_a_batch_is_a_whole_number_of_groups(self, group_size):
@@ -200,8 +215,13 @@ class TestRefusals:
             await scorer.submit(batch(0))
         async with scorer:
             await scorer.submit(batch(0))
-        with pytest.raises(RewardError, match="not open"):
-            await scorer.get(1)
+        for late in (scorer.submit(batch(1)), scorer.get(1), scorer.get_group(), anext(scorer.mini_batches(1))):
+            with pytest.raises(RewardError, match="not open"):
+                await late
+        assert scorer.stats.submitted == 1
+        async with scorer:
+            await scorer.submit(batch(2))
+            assert (await scorer.get(1)).rewards == [2.0]
 
 
 async def test_no_more_calls_are_in_flight_than_allowed():

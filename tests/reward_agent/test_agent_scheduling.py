@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,10 +11,11 @@ from reward_kit.errors import ConfigError, Failure, RewardError
 from reward_kit.providers.rates import Rates
 from reward_kit.providers.retry import RetryPolicy
 from reward_kit.reward_agent import AsyncRewardAgent, Retries, ScoreCache, SyncRewardAgent
+from reward_kit.reward_agent.retrying import SPARE
 from reward_kit.reward_agent.score_cache import content_hash
 from reward_kit.typed_interface import reward_function, reward_spec
 from tests.reward_agent import virtual_time
-from tests.reward_agent.held_scorer import HeldScorer, requests, scored
+from tests.reward_agent.held_scorer import HeldScorer, failed, requests, scored
 from tests.reward_agent.virtual_time import settled
 
 
@@ -135,8 +137,56 @@ class TestRetries:
     def test_the_budget_ends_them_too(self):
         held = HeldScorer()
         policy = RetryPolicy(max_attempts=1000, budget_s=5.0, base_s=1.0, cap_s=1.0)
-        attempts, _ = virtual_time.run(self.failing(AsyncRewardAgent(held, retries=Retries(policy, seed=1)), held))
+        retries = Retries(policy, seed=1, max_share=None)
+        attempts, failure = virtual_time.run(self.failing(AsyncRewardAgent(held, retries=retries), held))
         assert 5 < attempts < 20
+        assert failure.message == f"a failed; {attempts} attempts: budget_s=5 is used up"
+
+    @virtual
+    async def test_all_calls_of_an_agent_share_what_may_be_made_again(self=None):
+        class Down:
+            mode, calls = "pointwise", 0
+
+            async def __aenter__(self):
+                return self
+
+            async def __aexit__(self, *_):
+                return None
+
+            async def score(self, request):
+                self.calls += 1
+                return failed(request.rollout_id, "provider_error")
+
+        # Whatever is done at one time, an endpoint that is down gets one call for each request, the half, and ten.
+        retries = Retries(RetryPolicy(max_attempts=8, budget_s=60.0, base_s=0.1), seed=1, max_share=0.5)
+        async with AsyncRewardAgent(down := Down(), max_concurrency=16, retries=retries) as agent:
+            await agent.submit(requests(*range(100)))
+            chunk = await agent.get(100)
+            assert (down.calls, agent.stats.retries) == (100 + 50 + SPARE, 50 + SPARE)
+            assert all(
+                "the agent's retries are used up (max_share)" in one.failure.message for one in chunk.extra_infos
+            )
+            await asyncio.sleep(70.0)  # the budget is of the calls of the last minute
+            await agent.submit(requests("later"))
+            assert "8 attempts" in (await agent.get(1)).extra_infos[0].failure.message
+
+    @virtual
+    async def test_an_endpoint_that_asks_to_be_left_alone_is(self=None):
+        held = HeldScorer()
+        async with AsyncRewardAgent(held, retries=Retries(RetryPolicy(budget_s=60.0), seed=1)) as agent:
+            await agent.submit(requests("a", "b"))
+            await settled()
+            held.calls["a"].set_result(replace(failed("a", "provider_error"), retry_after_s=20.0))
+            held.calls["b"].set_result(replace(failed("b", "provider_error"), retry_after_s=61.0))
+            await asyncio.sleep(19.9)
+            assert held.asked == ["a", "b"]
+            await asyncio.sleep(0.7)  # 20 s and up to half a second
+            assert held.asked == ["a", "b", "a"]
+            held.answer("a")
+            chunk = await agent.get(2)
+        assert chunk.rewards == [1.0, None]
+        told = "b failed; 1 attempt: its Retry-After of 61 s is more than what is left of budget_s=60"
+        assert chunk.extra_infos[1].failure.message == told
 
     def test_only_what_may_pass_is_tried_again(self):
         held = HeldScorer()
@@ -152,6 +202,8 @@ class TestRetries:
     def test_a_class_that_is_none_is_refused(self):
         with pytest.raises(ConfigError, match=r"no failure class 'time_out'; did you mean 'timeout'\?"):
             Retries(classes=("time_out",))
+        with pytest.raises(ConfigError, match=r"Retries\.max_share: expected a number above 0, got 0"):
+            Retries(max_share=0)
 
 
 class TestCache:
@@ -299,6 +351,27 @@ class TestHooks:
             await agent.submit(requests("a", "b"))
             assert await agent.get(1, lambda idxs, rewards, infos: (idxs, len(infos))) == ([0], 1)
             assert await agent.get(1, later, scale=3.0) == [0.0]
+
+    @virtual
+    async def test_a_hook_sees_the_three_columns_and_what_goes_wrong_in_it_is_the_callers(self=None):
+        seen = []
+
+        def hook(idxs, rewards, infos, *, sign):
+            seen.append((idxs, rewards, [one.rollout_id for one in infos]))
+            return [sign * reward for reward in rewards]
+
+        async with AsyncRewardAgent(held := HeldScorer()) as agent:
+            await agent.submit(requests("a", "b", "c"), 3)
+            await settled()
+            for name, score in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
+                held.answer(name, score=score)
+            assert await agent.get(3, hook, sign=-1) == [-1.0, -2.0, -3.0]
+            assert seen == [([0, 1, 2], [1.0, 2.0, 3.0], ["a", "b", "c"])]
+            await agent.submit(requests("d"))
+            await settled()
+            held.answer("d")
+            with pytest.raises(TypeError, match="missing 1 required keyword-only argument"):
+                await agent.get(1, hook)
 
     @virtual
     async def test_arguments_for_no_hook_are_refused(self=None):

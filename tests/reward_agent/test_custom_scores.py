@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import textwrap
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -381,6 +382,49 @@ def test_two_names_of_one_reward_are_refused(tmp_path: Path) -> None:
     project = Project(tmp_path, custom_reward_function={"path": "mine.py"})
     done = project.call("run", "task.yaml")
     assert done.returncode == 2 and "in the place of reward_function_path" in done.stderr
+
+
+async def test_a_class_says_how_often_its_endpoint_is_asked_again() -> None:
+    asked: list[str] = []
+
+    class Judge:
+        call_retries: ClassVar[dict[str, float]] = {"max_attempts": 3, "base_s": 0.001}
+
+        async def compute_score(self, solution_str: str) -> float:
+            asked.append(solution_str)
+            if solution_str == "0.5" and asked.count("0.5") < 3:
+                raise ConnectionResetError("the endpoint hung up")
+            if solution_str == "down":
+                raise ConnectionRefusedError
+            return float(solution_str)
+
+    async with AsyncRewardAgent(spec_of(Judge)) as agent:
+        await agent.submit(requests("0.5", "down", "mistake"))
+        chunk = await agent.get(3)
+        assert agent.stats.retries == 4
+    assert chunk.rewards == [0.5, None, None] and asked.count("mistake") == 1
+    down, mistake = (each.failure for each in chunk.extra_infos[1:])
+    assert down is not None and down.failure_class == "provider_error" and down.message.endswith("; 3 attempts")
+    assert mistake is not None and mistake.failure_class == "crash"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (6, "Judge.call_retries is a mapping with some of max_attempts, budget_s, base_s, cap_s, not an int"),
+        ({"attempts": 6}, "Judge.call_retries: unknown key 'attempts'; did you mean 'max_attempts'?"),
+        ({"max_attempts": 2.5}, "Judge.call_retries['max_attempts']: expected a whole number above 0, got 2.5"),
+    ],
+)
+def test_retries_of_a_class_that_are_none_are_refused(given: Any, told: str) -> None:
+    class Judge:
+        call_retries = given
+
+        def compute_score(self, solution_str: str) -> float:
+            return 1.0
+
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        AsyncRewardAgent(spec_of(Judge))
 
 
 async def test_an_agent_that_is_given_a_class_calls_it_for_each_rollout_at_a_time_and_once_for_the_group() -> None:

@@ -178,17 +178,14 @@ async def test_all_are_scored_or_named(
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize(("name", "score", "most"), [("llm_judge", 0.75, 1.2), ("RewardAgent", 0.7, 2.0)])
+@pytest.mark.parametrize(("name", "score"), [("llm_judge", 0.75), ("RewardAgent", 0.7)])
 async def test_it_takes_hardly_longer_than_the_endpoint_itself(
     name: str,
     score: float,
-    most: float,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # The client of the openai package waits 0.5 to 8 s before it asks again, which nothing but its count changes: at
-    # the end of a batch of a quarter of a minute that shows.
     count, width = 960, 64
     faults = Faults((0.5, 1.5), 2.0, 1.0, name == "llm_judge")
     async with ChatServer(faults) as server:
@@ -201,7 +198,7 @@ async def test_it_takes_hardly_longer_than_the_endpoint_itself(
         named = sum(each.score is None for each in found)
         print(f"\n{name}: {count} rollouts, {asked} requests, {named} unscored and named; {took_s:.2f} s, ", end="")
         print(f"ideal {ideal_s:.2f} s, ratio {took_s / ideal_s:.3f}")
-    assert took_s <= most * ideal_s
+    assert took_s <= 1.2 * ideal_s
 
 
 def both_models(body: dict[str, Any]) -> Behaviour:

@@ -8,9 +8,11 @@ import pytest
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.errors import ProviderError
 from reward_kit.models import Message
-from reward_kit.reward_agent import ScoringRequest, score_one
+from reward_kit.providers.faults import TransientError
+from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest, score_one
 from reward_kit.typed_interface import reward_function, reward_spec
 from tests.agent.worlds import WORLD, call, calls, task_of, worker_of
+from tests.reward_agent.held_scorer import HeldScorer, requests
 
 MESSAGES = [
     Message(role="user", content=[{"type": "text", "text": "2+2?"}], origin={"file": 1}),
@@ -307,3 +309,30 @@ class TestRequestOfAnEpisode:
         else:
             with pytest.raises(sqlite3.ProgrammingError):
                 seen[0]._connection.execute("SELECT 1")
+
+
+class TestTroubleOfAnEndpoint:
+    async def test_what_a_client_of_ones_own_met_is_no_crash_and_tells_how_long_to_wait(self):
+        def judged(messages):
+            raise TransientError("status 429", 3.0, 429)
+
+        def gave_up(messages):
+            try:
+                judged(messages)
+            except TransientError as error:
+                raise RuntimeError("no grade") from error
+
+        for reward in (judged, gave_up):
+            found = await score(reward)
+            assert (found.failure.failure_class, found.retry_after_s) == ("provider_error", 3.0)
+
+    async def test_so_does_a_scorer_that_raises(self):
+        async with AsyncRewardAgent(held := HeldScorer()) as agent:
+            await agent.submit(requests("a", "b"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            held.raise_in("a", TransientError("status 503", 7.0, 503))
+            held.raise_in("b", ValueError("no grade"))
+            limited, mistaken = (await agent.get(2)).extra_infos
+        assert (limited.failure.failure_class, limited.retry_after_s) == ("provider_error", 7.0)
+        assert (mistaken.failure.failure_class, mistaken.retry_after_s) == ("crash", None)

@@ -118,7 +118,27 @@ def test_what_a_resume_found_says_nothing_about_the_rate() -> None:
     progress = Progress(10).tell(*(row("a", index, 1.0) for index in range(9)))
     with progress.display:
         text = progress.shown()
-    assert "9/10" in text and "0.0/s" in text and "left" not in text
+    assert "9/10" in text and "/s" not in text and "left" not in text
+
+
+def test_where_nothing_is_collected_the_rate_is_that_of_the_scores() -> None:
+    progress = Progress(3).stop(*(row("a", index) for index in range(3)))
+    with progress.display:
+        assert "/s" not in progress.shown()
+        progress.display.episode_scored(row("a", 0, 0.5))
+        text = progress.shown()
+        assert re.search(r"3/3 score 0.500 [1-9]\d*\.\d/s", text) and "2 waiting for a score" in text and "left" in text
+        for index in (1, 2):
+            progress.display.episode_scored(row("a", index, 0.5))
+        assert "left" not in progress.shown()
+
+
+@pytest.mark.parametrize(
+    ("score", "shown"),
+    [(0.25, "0.250"), (-1e308, "-1e+308"), (1234.5678, "1234.57"), (-999.5, "-999.500"), (12345678.0, "1.23457e+07")],
+)
+def test_a_score_is_never_longer_than_people_read(score: float, shown: str) -> None:
+    assert f"score {shown} " in Progress().tell(row("a", 0, score)).shown()
 
 
 class TestKinds:

@@ -119,6 +119,23 @@ class TestMeanInterval:
         again = mean_interval([0.0, 0.5, 1.0] * 10, "abc" * 10)
         assert (again.low, again.high) == pytest.approx((once.low, once.high))
 
+    @given(pairs, st.sampled_from([1e120, 1e300]))
+    def test_numbers_whose_squares_or_sums_are_beyond_every_float_have_one_too(self, given_pairs, factor):
+        scores, clusters = zip(*given_pairs, strict=True)
+        assume(len(set(scores)) > 1 and not set(scores) <= {0.0, 1.0} and max(map(abs, scores)) >= 1.0)
+        small, large = (mean_interval([score * by for score in scores], clusters) for by in (1.0, factor))
+        size = max(map(abs, scores)) * factor
+        assert large.mean == pytest.approx(small.mean * factor, rel=1e-9, abs=1e-12 * size)
+        if large.low is not None:
+            assert large.low == pytest.approx(small.low * factor, rel=1e-9, abs=1e-9 * size)
+            assert large.high == pytest.approx(small.high * factor, rel=1e-9, abs=1e-9 * size)
+
+    def test_a_bound_beyond_every_float_is_none(self):
+        interval = mean_interval([-1e308, 1e308, 1e308], "abc")
+        assert interval.mean == pytest.approx(1e308 / 3) and (interval.low, interval.high) == (None, None)
+        equal = mean_interval([1e308] * 3, "abc")
+        assert (equal.mean, equal.low, equal.high) == (1e308, 1e308, 1e308)
+
     def test_more_confidence_is_wider(self):
         narrow, wide = (mean_interval([0.0, 0.5, 1.0], "abc", confidence) for confidence in (0.5, 0.99))
         assert wide.low < narrow.low < narrow.high < wide.high

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
-from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary
+from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary, did_you_mean, kind_of
 from reward_kit.models import EvaluateResult
+from reward_kit.providers.options import check_number
 from reward_kit.providers.rates import Rates
+from reward_kit.providers.retry import RetryPolicy
 from reward_kit.reward_agent.custom.answers import failed, finished
 from reward_kit.reward_agent.custom.calls import Calls
 from reward_kit.reward_agent.in_process import InProcessScorer
+from reward_kit.reward_agent.retrying import Retries
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.typed_interface import RewardSpec
 
@@ -26,11 +29,13 @@ class CustomScorer(InProcessScorer):
 
     Attributes:
         rates: what the class says with `requests_per_minute` and `max_connections`; the reward agent keeps to it.
+        retries: what the reward agent makes again as the class says with `call_retries`; None where it does not.
     """
 
     def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
         super().__init__(spec, deadline_s, max_threads=max_threads)
-        self.rates = _rates_of(getattr(spec.function, "user_class", None))
+        kind: type | None = getattr(spec.function, "user_class", None)
+        self.rates, self.retries = _rates_of(kind), _retries_of(kind)
 
 
 def _rates_of(kind: type | None) -> Rates | None:
@@ -41,6 +46,20 @@ def _rates_of(kind: type | None) -> Rates | None:
         return Rates(**asked)
     except ConfigError as error:
         raise ConfigError(f"{kind.__name__}: {error}") from None
+
+
+def _retries_of(kind: type | None) -> Retries | None:
+    asked = getattr(kind, "call_retries", None)
+    if kind is None or asked is None:
+        return None
+    what, known = f"{kind.__name__}.call_retries", [each.name for each in fields(RetryPolicy)]
+    if not isinstance(asked, Mapping):
+        raise ConfigError(f"{what} is a mapping with some of {', '.join(known)}, not {kind_of(asked)}")
+    for name, value in asked.items():
+        if name not in known:
+            raise ConfigError(f"{what}: unknown key {name!r}{did_you_mean(str(name), known)}")
+        check_number(f"{what}[{name!r}]", value, whole=name == "max_attempts")
+    return Retries(RetryPolicy(**asked))
 
 
 class GroupScorer(CustomScorer):

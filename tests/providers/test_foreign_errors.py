@@ -1,0 +1,98 @@
+"""Errors of other people's clients, raised by these clients at a real endpoint: which of them may pass, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+import aiohttp
+import openai
+import pytest
+
+from reward_kit.errors import RewardError, boundary
+from reward_kit.providers.faults import TransientError
+from reward_kit.providers.foreign_errors import Trouble, trouble_of
+from tests.chat_server import Behaviour, ChatServer, answer, dropped, slow, status
+
+SECONDS = 0.3
+ASKED = [{"role": "user", "content": "x"}]
+Client = Callable[[str], object]
+
+
+def by_openai(url: str) -> object:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=SECONDS) as client:
+        return client.chat.completions.create(model="m", messages=ASKED)  # type: ignore[arg-type]
+
+
+def by_urllib(url: str) -> object:
+    body = json.dumps({"model": "m", "messages": ASKED}).encode()
+    asked = urllib.request.Request(f"{url}/chat/completions", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(asked, timeout=SECONDS) as answered:
+            return answered.read()
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise
+
+
+def by_aiohttp(url: str) -> object:
+    async def ask() -> object:
+        seconds = aiohttp.ClientTimeout(SECONDS)
+        async with aiohttp.ClientSession(timeout=seconds, raise_for_status=True) as session:
+            body = {"model": "m", "messages": ASKED}
+            async with session.post(f"{url}/chat/completions", json=body) as answered:
+                return await answered.read()
+
+    return asyncio.run(ask())
+
+
+def raised(client: Client, url: str) -> BaseException:
+    """What a reward that uses the client fails with."""
+    with pytest.raises(Exception) as caught, boundary(RewardError, "reward"):
+        client(url)
+    return caught.value
+
+
+@pytest.mark.parametrize("client", [by_openai, by_urllib, by_aiohttp])
+@pytest.mark.parametrize(
+    ("behaviour", "expected"),
+    [
+        (status(429, {"Retry-After": "7"}), Trouble(7.0)),
+        (status(503), Trouble(None)),
+        (dropped(), Trouble(None)),
+        (slow(3 * SECONDS, answer("too late")), Trouble(None)),
+        (status(400), None),
+        (status(403, {"Retry-After": "7"}), None),
+    ],
+    ids=["limited", "down", "dropped", "stalled", "wrong", "refused"],
+)
+async def test_what_may_pass_is_told_from_what_will_not(
+    client: Client, behaviour: Behaviour, expected: Trouble | None
+) -> None:
+    async with ChatServer(lambda body: behaviour) as server:
+        error = await asyncio.to_thread(raised, client, server.base_url)
+    assert trouble_of(error) == expected
+
+
+@pytest.mark.parametrize("client", [by_openai, by_urllib, by_aiohttp])
+def test_an_address_where_nobody_listens_may_be_listened_at_later(client: Client) -> None:
+    assert trouble_of(raised(client, "http://127.0.0.1:9/v1")) == Trouble(None)
+
+
+def test_our_own_errors_tell_it_too_and_mistakes_tell_nothing() -> None:
+    error = RewardError("the judge gave up")
+    error.__cause__ = TransientError("429", 3.0, 429)
+    assert trouble_of(error) == Trouble(3.0)
+    assert trouble_of(KeyError("grade")) is None
+
+
+def test_what_an_error_hides_is_hidden_and_a_circle_has_an_end() -> None:
+    hiding = ValueError("no grade")
+    hiding.__context__, hiding.__suppress_context__ = ConnectionResetError(), True
+    assert trouble_of(hiding) is None
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert trouble_of(one) is None
