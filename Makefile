@@ -31,7 +31,7 @@ format: $(VENV)/.dev  ## Format the code
 docs: $(VENV)/.docs  ## Build the docs site; a broken link fails
 	@$(BIN)/mkdocs build --strict
 
-bench: $(VENV)/.dev  ## Run the benchmarks, beside inspect-ai, verifiers and RLlib
+bench: $(VENV)/.dev .integrations/.learners  ## Run the benchmarks, beside inspect-ai, verifiers, RLlib and TRL
 	@$(BIN)/python benchmarks/transport.py
 	@$(BIN)/python benchmarks/rollouts.py --peers
 	@$(BIN)/python benchmarks/many_episodes.py
@@ -42,6 +42,9 @@ bench: $(VENV)/.dev  ## Run the benchmarks, beside inspect-ai, verifiers and RLl
 	@$(BIN)/python benchmarks/episodes.py
 	@$(BIN)/python benchmarks/managers.py
 	@$(BIN)/python benchmarks/reward_agent.py
+	@$(BIN)/python benchmarks/generate.py
+	@.integrations/learners/bin/python benchmarks/train_step.py
+	@$(BIN)/python benchmarks/pipeline.py
 
 campaign: $(VENV)/.dev  ## The long tests: kill -9 and resume
 	@$(BIN)/python -m pytest -m campaign

@@ -53,11 +53,11 @@ from trl_training import make_trainer, optimizer_step, own_logprobs, save_tokeni
 
 from reward_kit.agent.models import steps_of  # noqa: E402
 from reward_kit.episodes import SingleAgentEpisode  # noqa: E402
-from reward_kit.rl.learning_columns import Place  # noqa: E402
+from reward_kit.rl.learner.columns import Place  # noqa: E402
+from reward_kit.rl.learner.config import PPOConfig  # noqa: E402
+from reward_kit.rl.learner.sharding import Processes  # noqa: E402
+from reward_kit.rl.learner.training_rows import TrainingRows  # noqa: E402
 from reward_kit.rl.ppo import PPOLearner  # noqa: E402
-from reward_kit.rl.ppo_config import PPOConfig  # noqa: E402
-from reward_kit.rl.sharding import Processes  # noqa: E402
-from reward_kit.rl.training_rows import TrainingRows  # noqa: E402
 from reward_kit.tokens import TokenBatch, build_rows  # noqa: E402
 
 PROMPT, OBSERVATION, ACTION = 20, 16, 6

@@ -124,7 +124,8 @@ def packages_with_exports() -> list[str]:
 def test_exported_names_exist_are_sorted_and_few(name: str) -> None:
     module = importlib.import_module(name)
     exported = list(module.__all__)
-    assert exported == sorted(exported)
+    # Constants, classes, functions: the linter's order.
+    assert exported == sorted(exported, key=lambda one: (not one.isupper(), not one[0].isupper(), one))
     assert len(exported) <= 40
     for attribute in exported:
         assert getattr(module, attribute) is not None

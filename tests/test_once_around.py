@@ -24,9 +24,9 @@ from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel
 from reward_kit.reward_agent import AsyncRewardAgent
 from reward_kit.rl.batch import to_tensors
+from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.losses import logprobs_of
 from reward_kit.rl.ppo import PPOLearner
-from reward_kit.rl.ppo_config import PPOConfig
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.tokens import build_rows

@@ -20,6 +20,12 @@ def chore_done(messages: list, step_data: list[StepData], state: Any) -> Evaluat
     return EvaluateResult(score=float(state["won"]), reason=reason, metrics=metrics, step_outputs=steps)
 
 
+@reward_function
+def goal_reached(messages: list, state: Any) -> EvaluateResult:
+    """1 where the goal holds at the end, 0 otherwise, and nothing said of the steps: all that training is told."""
+    return EvaluateResult(score=float(state["won"]), reason=state["goal"])
+
+
 def milestone(name: str, reached: dict[str, int]) -> MetricResult:
     """Whether a milestone was reached, and when."""
     when = f"at command {reached[name]}" if name in reached else "never"

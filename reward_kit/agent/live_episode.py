@@ -151,7 +151,7 @@ class LiveEpisode:
             ground_truth=start.sample.ground_truth,
             usage=dict(self.usage),
             timing={
-                "started_at": self._began_at.isoformat(timespec="milliseconds"),
+                "started_at": self._began_at.isoformat(timespec="microseconds"),
                 "duration_s": round(time.perf_counter() - self._began, 6),
                 "policy_s": round(self.policy_s, 6),
                 "environment_s": round(self.environment_s, 6),

@@ -13,14 +13,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import click
 from rich.console import Console
 
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import RewardKitError
+from reward_kit.errors import RewardKitError, StoreError, boundary
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.runs.credit import RunCredit, assign_credit, headline, settings_of, write_section
 from reward_kit.runs.display import Display, DisplayKind
@@ -47,8 +47,15 @@ def display_kind(asked: str | None) -> DisplayKind:
     return "rich" if sys.stderr.isatty() else "plain"
 
 
+class Speaker(Protocol):
+    """Who tells the user."""
+
+    def say(self, note: str) -> None:
+        """Show a note."""
+
+
 @asynccontextmanager
-async def interruptible(control: Control, display: Display, traffic: Traffic | None) -> AsyncIterator[None]:
+async def interruptible(control: Control, display: Speaker, traffic: Traffic | None) -> AsyncIterator[None]:
     """Ctrl-C once finishes what is in flight, twice stops now; SIGTERM counts as Ctrl-C.
 
     While an endpoint is down nothing that is in flight can finish, and once is enough.
@@ -59,7 +66,7 @@ async def interruptible(control: Control, display: Display, traffic: Traffic | N
         tasks.cancel_scope.cancel()
 
 
-async def _watch_signals(control: Control, display: Display, is_down: Callable[[], bool]) -> None:
+async def _watch_signals(control: Control, display: Speaker, is_down: Callable[[], bool]) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             if control.stop_reason or is_down():
@@ -212,6 +219,7 @@ def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control
         unscored = missing - (ending.expected - len(rows))
         note.print(f"Stopped ({reason}): {there}{f', {unscored} of them wait for a score' if unscored > 0 else ''}.")
     note.print(f"Written to {store.path}")
+    _write_page(store.path, note)
     if credited is not None:
         _tell_of_credit(credited, store.path, note)
     if missing and ending.resume_command:
@@ -244,6 +252,18 @@ def _credited(store: RunStore, credit: CreditModel | None, note: Console) -> tup
         note.print(f"No credit was assigned: {error}", style="red")
         return None, error.exit_code
     return credited, 0
+
+
+def _write_page(path: Path, note: Console) -> None:
+    """Write `report.html`. A failure leaves the run and its exit code as they are; `reward-kit report` tries again."""
+    from reward_kit.runs.report.page import write_report
+
+    try:
+        with boundary(StoreError, "the report"):
+            note.print(f"Its page:  {write_report(path)}")
+    except RewardKitError as error:
+        logger.warning("no report: %s", error)
+        note.print(f"No report was written: {error}", style="red")
 
 
 def _tell_of_credit(credited: RunCredit, path: Path, note: Console) -> None:

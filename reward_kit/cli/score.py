@@ -104,6 +104,7 @@ def command(
         task_name=definition.name,
         data=str(data.resolve()),
         reward=reward,
+        task={"pass_threshold": definition.pass_threshold},
         total=plan.total,
         **environment_of(loaded.reward),
     )

@@ -9,6 +9,7 @@ reason. A segment is a training row.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -170,6 +171,7 @@ class EpisodeTokens:
         """What each action's model saw and sampled, by step; its arrays are views of one copy."""
         ids, logprobs = np.array(self.ids, dtype=np.int64), np.array(self.logprobs, dtype=np.float64)
         turns, before = {}, 0
+        sets = [ids.tolist() for ids in self.allowed.sets]
         for span in self.spans:
             segment, sampled = self.segments[span.segment], logprobs[span.start : span.stop]
             turns[span.step] = Turn(
@@ -178,19 +180,19 @@ class EpisodeTokens:
                 None if len(sampled) and np.isnan(sampled).all() else sampled,
                 None if span.policy_version == UNKNOWN_VERSION else span.policy_version,
                 segment.reason if span.segment != before else None,
-                self._allowed_at(span),
+                self._allowed_at(span, sets),
             )
             before = span.segment
         return turns
 
-    def _allowed_at(self, span: ActionSpan) -> list[list[int] | None] | None:
-        found = self.allowed.between(span.start, span.stop) if self.allowed else None
-        if found is None:
+    def _allowed_at(self, span: ActionSpan, sets: Sequence[list[int]]) -> list[list[int] | None] | None:
+        places, which = self.allowed.places, self.allowed.which
+        first, last = bisect_left(places, span.start), bisect_left(places, span.stop)
+        if first == last:
             return None
-        sets = [ids.tolist() for ids in found.sets]
         listed: list[list[int] | None] = [None] * (span.stop - span.start)
-        for place, which in zip(found.places, found.which, strict=True):
-            listed[place] = sets[which]
+        for place, number in zip(places[first:last], which[first:last], strict=True):
+            listed[place - span.start] = sets[number]
         return listed
 
     def rows(self) -> Iterator[TokenRow]:

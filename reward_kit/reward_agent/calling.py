@@ -169,9 +169,11 @@ class Caller:
         finally:
             self._making.discard(call)
             self._tally.end_call(call.count)
+        ended = self._loop.time()
+        call.spans.append((began, ended))
         # What was cancelled says nothing of the scorer, nor does a rollout that broke, for which it is not asked.
         if call.is_wanted and any(request.failure is None for request in call.requests):
-            self._tally.latencies.add(self._loop.time() - began)
+            self._tally.latencies.add(ended - began)
         self._tally.spend(scored)
         return scored
 
@@ -236,7 +238,7 @@ class Caller:
         await self._hand_over(call, scored)
 
     async def _hand_over(self, call: Call, scored: Sequence[Scored]) -> None:
-        group = call.ticket.settle(call.start, scored)
+        group = call.ticket.settle(call.start, scored, call.spans)
         if group is not None and self._finisher is not None:
             await self._finish(call.ticket, group, self._finisher)
 

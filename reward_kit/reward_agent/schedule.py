@@ -22,6 +22,7 @@ class Call:
         count: how many they are.
         attempts: how often it was made.
         began: when it was first made, in the time of the loop.
+        spans: when each attempt began and ended, likewise.
         given_up: why it is not made again, where that is more than that its attempts are used up.
         key: the hash of its content, where results are cached.
         scope: cancels it while it is being made.
@@ -33,6 +34,7 @@ class Call:
     count: int
     attempts: int = 0
     began: float = 0.0
+    spans: list[tuple[float, float]] = field(default_factory=list)
     given_up: str = ""
     key: str | None = None
     scope: anyio.CancelScope | None = None

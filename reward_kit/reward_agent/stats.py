@@ -19,6 +19,12 @@ _COST = re.compile(r"\bcost_usd=(\d{1,12}(?:\.\d{1,12})?)(?=\s|$)")
 _KEPT_LATENCIES = 4096
 
 
+def cost_of(usage: str) -> float | None:
+    """The dollars that a judge's usage tells of; None where its price is not known."""
+    told = _COST.search(usage)
+    return float(told[1]) if told is not None else None
+
+
 @dataclass(frozen=True, slots=True)
 class AgentStats:
     """Figures since the agent was made. Each is right by itself; read in another thread, two may be of two moments.
@@ -140,10 +146,10 @@ class Tally:
         # Rollouts of a group that were judged together all say what that took, which is taken once.
         usages = (one.result.metrics.get(METRIC) for one in scored if one.result is not None)
         for usage in dict.fromkeys(metric.reason for metric in usages if metric is not None):
-            if (told := _COST.search(usage)) is None:
+            if (cost := cost_of(usage)) is None:
                 self.unpriced += 1
             else:
-                self.cost_usd = (self.cost_usd or 0.0) + float(told[1])
+                self.cost_usd = (self.cost_usd or 0.0) + cost
 
     def stats(self, pending: int) -> AgentStats:
         """The figures as they are, with so many requests that have no result."""

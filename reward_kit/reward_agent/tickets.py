@@ -14,6 +14,7 @@ from reward_kit.errors import DeadlineError, Failure
 from reward_kit.reward_agent.deliveries import Deliveries
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 
+Spans = Sequence[tuple[float, float]]
 _CANCELLED = Failure("refused", "CancelledError", "its ticket was cancelled before it was scored")
 
 
@@ -104,6 +105,9 @@ class Ticket:
         results: `results[i]` is that of its i-th request, None until it is there. Where the scorer finishes groups, it
             may change until the group is handed out.
         completion_ranks: `completion_ranks[i]` is which in the batch the i-th result was when it came; -1 until then.
+        submitted_at: when it was submitted, in the time of the loop.
+        spans: `spans[i]` has the begin and the end of each call that was made for the i-th result, likewise; none where
+            it came from the cache, from an equal call or from no call.
         context: the context variables of whoever submitted it.
     """
 
@@ -120,12 +124,14 @@ class Ticket:
         self.group_size, self.number = group_size, number
         self.results: list[Scored | None] = [None] * len(self.requests)
         self.completion_ranks = [-1] * len(self.requests)
+        self.spans: list[Spans] = [()] * len(self.requests)
         self.context = contextvars.copy_context()
         told = f"batch {number}, of {len(self.requests)} requests"
         self.deliveries = Deliveries(len(self.requests), group_size, told)
         self._owner: TicketOwner | None = owner
         self._finishes_groups = finishes_groups
         self._loop = asyncio.get_running_loop()
+        self.submitted_at = self._loop.time()
         self._missing = [group_size] * (len(self.requests) // group_size)
         self._is_complete = bytearray(len(self._missing))
         self._open_groups = len(self._missing)
@@ -172,8 +178,13 @@ class Ticket:
         """The places of a group."""
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
-    def settle(self, start: int, scored: Sequence[Scored]) -> int | None:
+    def settle(self, start: int, scored: Sequence[Scored], spans: Spans = ()) -> int | None:
         """Keep results, but where there is one: what comes after a deadline is too late.
+
+        Args:
+            start: the place of the first of them.
+            scored: the results.
+            spans: when each of the calls for them began and ended.
 
         Returns:
             The group, where now all of its results are there and the scorer is to finish it.
@@ -184,6 +195,7 @@ class Ticket:
         for index, result in enumerate(scored, start):
             if self.results[index] is None:
                 self._keep(index, result)
+                self.spans[index] = spans
                 fresh += 1
         group = start // self.group_size
         self._missing[group] -= fresh

@@ -10,21 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reward_kit.errors import ConfigError, TrainingError
-from reward_kit.rl.forward import Scorer
-from reward_kit.rl.learning_columns import Place, prepared, score_rows
-from reward_kit.rl.lora import add_adapters, has_adapters
+from reward_kit.errors import ConfigError, RewardKitError, TrainingError, boundary
+from reward_kit.rl.learner.columns import Place, prepared, score_rows
+from reward_kit.rl.learner.config import PPOConfig, lr_factor
+from reward_kit.rl.learner.cpu import no_denormals
+from reward_kit.rl.learner.forward import Scorer
+from reward_kit.rl.learner.lora import LoRAOptions, add_adapters, has_adapters
+from reward_kit.rl.learner.loss import StepCounts, micro_batch_loss
+from reward_kit.rl.learner.off_policy import OffPolicyLimits, explained_variance, version_lag
+from reward_kit.rl.learner.optimizer import adamw, clip_gradients, set_lr, widen
+from reward_kit.rl.learner.sharding import load_module, load_optimizer, whole
+from reward_kit.rl.learner.summary import StepRecord, summary_of
+from reward_kit.rl.learner.training_rows import MicroBatch, TrainingRows
 from reward_kit.rl.losses import AdaptiveKLCoefficient, Diagnostics, GlobalBatch
 from reward_kit.rl.losses.diagnostics import Statistic, mean_of
-from reward_kit.rl.off_policy import explained_variance, version_lag
-from reward_kit.rl.optimizer import adamw, clip_gradients, set_lr
-from reward_kit.rl.ppo_config import PPOConfig, lr_factor
-from reward_kit.rl.ppo_loss import StepCounts, micro_batch_loss
-from reward_kit.rl.sharding import load_module, load_optimizer, whole
-from reward_kit.rl.summary import StepRecord, summary_of
-from reward_kit.rl.training_rows import MicroBatch, TrainingRows
 from reward_kit.tokens import TokenBatch
 from reward_kit.tokens.columns import Array, Ints
+
+__all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 
@@ -35,7 +38,7 @@ class PPOLearner:
     Args:
         module: the weights in training, changed in place: a causal language model of `transformers`, a
             `PolicyWithValue`, or anything that maps (ids_BT, attention_mask_BT) to logits_BTV. It runs without dropout,
-            as the sampler does.
+            as the sampler does. Weights in half precision that are to be trained become float32.
         config: the options.
         reference: what the divergence is measured to, where the options or the diagnostics want it; another module than
             the one in training. None with adapters: the module without them.
@@ -43,7 +46,7 @@ class PPOLearner:
         device: where to; the module is moved there.
         total_steps: how many updates there will be, for schedules that end.
         on_failure: called with the rows and the facts before a `TrainingError` for a loss or gradient that is not
-            finite, to keep the batch for study.
+            finite, to keep the batch for study. `facts["rows"]` are the numbers of the mini-batch's rows.
 
     Raises:
         ConfigError: the module cannot be trained so.
@@ -60,16 +63,18 @@ class PPOLearner:
         total_steps: int | None = None,
         on_failure: OnFailure | None = None,
     ) -> None:
-        self.module, self.config, self.total_steps, self.on_failure = module, config, total_steps, on_failure
+        self.module, self.total_steps, self.on_failure = module, total_steps, on_failure
+        self.config = config = config.for_weights(next(module.parameters(), torch.empty(0)).dtype)
         self._place = Place.of(module, config, device)
         module.to(self._place.device)
         if config.lora is not None:
             add_adapters(module, config.lora, seed)
+        widen(module)
         self._scorer = Scorer(module, config)
         self._reference = self._reference_scorer(reference)
         self._check()
         self._set_mode()
-        self._place.processes.shard(module, getattr(torch, config.precision))
+        self._place.processes.shard(module, torch.bfloat16 if config.precision == "bfloat16" else torch.float32)
         self.optimizer = adamw(module, config)
         self._parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
         self._generator = torch.Generator().manual_seed(seed)
@@ -120,13 +125,22 @@ class PPOLearner:
 
         Raises:
             TrainingError: a log-probability that takes part is unknown, or a loss or gradient is not finite. The step
-                in question is not made.
+                in question is not made; those before it are. The update does not count, and the same rows would come in
+                the same order again.
         """
-        flat = TrainingRows.of(rows)
-        update, self.updates = self.updates, self.updates + 1
-        if not flat.count:
-            return {"tokens": 0.0, "optimizer_steps": 0.0}
-        flat = prepared(flat, self._scorer, self._reference, self.config, self._place)
+        flat, order = TrainingRows.of(rows), self._generator.get_state()
+        try:
+            with no_denormals():
+                found = self._updated(flat, rows, version) if flat.count else {"tokens": 0.0, "optimizer_steps": 0.0}
+        except BaseException:
+            self._generator.set_state(order)
+            raise
+        self.updates += 1
+        return found
+
+    def _updated(self, flat: TrainingRows, rows: TokenBatch, version: int) -> dict[str, float]:
+        """The epochs over rows of which at least one token takes part."""
+        update, flat = self.updates, prepared(flat, self._scorer, self._reference, self.config, self._place)
         factor = lr_factor(self.config, update, self.total_steps)
         set_lr(self.optimizer, factor)
         steps: list[StepRecord] = []
@@ -137,7 +151,7 @@ class PPOLearner:
             steps.append(
                 self._gradients(flat, chosen, policy=learns_policy, gap=is_first, limit=self.config.max_grad_norm)
             )
-            self._check_finite(steps[-1], rows, version)
+            self._check_finite(steps[-1], rows, chosen, version)
             self.optimizer.step()
             self.optimizer_steps += 1
         found = summary_of(steps, self.config.epochs, self._place.processes) | self._described(flat, version)
@@ -160,14 +174,16 @@ class PPOLearner:
             raise TrainingError("no token of these rows takes part; there is no gradient")
         flat = prepared(flat, self._scorer, self._reference, self.config, self._place)
         gap = "recomputed" not in flat.columns
-        record = self._gradients(flat, np.flatnonzero(flat.counts_B), policy=True, gap=gap, limit=None)
+        with no_denormals():
+            record = self._gradients(flat, np.flatnonzero(flat.counts_B), policy=True, gap=gap, limit=None)
         return summary_of([record], 1, self._place.processes)
 
     def logprobs(self, rows: TokenBatch) -> Array:
         """(B,T) float32 log-probabilities of the module now on the axis of `input_ids`, 0 off the actions."""
         flat = TrainingRows.of(rows, "action_mask")
         laid: Array = np.zeros(rows.batch["input_ids"].shape, dtype=np.float32)
-        found = score_rows(self._scorer, flat, self._place)
+        with no_denormals():
+            found = score_rows(self._scorer, flat, self._place)
         laid.reshape(-1)[flat.flat_N] = found.logprobs_N
         return laid
 
@@ -183,11 +199,19 @@ class PPOLearner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
-        load_module(self.module, state["module"])
-        load_optimizer(self.optimizer, state["optimizer"])
+        """Go on from what `state_dict` gave.
+
+        Options are those of this learner: rates, betas and the like may have been changed, and an adaptive coefficient
+        begins anew where there was none.
+
+        Raises:
+            ConfigError: the state is of a module with other weights, or of one with others of them trainable.
+        """
+        with boundary(ConfigError, "the state is not of a module like this one, with the same weights trainable"):
+            load_module(self.module, state["module"])
+            load_optimizer(self.optimizer, state["optimizer"])
         self._generator.set_state(state["generator"])
-        if self._kl is not None:
+        if self._kl is not None and state["kl"]:
             self._kl.load_state_dict(state["kl"])
         self.updates, self.optimizer_steps = state["updates"], state["optimizer_steps"]
 
@@ -241,15 +265,16 @@ class PPOLearner:
         within = tokens[flat.columns["is_within"][tokens]]
         return StepCounts(GlobalBatch(len(within), len(np.unique(flat.rows_N[within])), length), everything, actions)
 
-    def _check_finite(self, record: StepRecord, rows: TokenBatch, version: int) -> None:
+    def _check_finite(self, record: StepRecord, rows: TokenBatch, chosen: Ints, version: int) -> None:
         if math.isfinite(record.loss) and math.isfinite(record.grad_norm):
             return
         facts = {
             "loss": record.loss,
             "grad_norm": record.grad_norm,
+            "rows": chosen.tolist(),
             "parameters": _not_finite(self.module),
             "version": version,
-            "update": self.updates - 1,
+            "update": self.updates,
             "optimizer_step": self.optimizer_steps,
         }
         self.optimizer.zero_grad(set_to_none=True)
@@ -258,11 +283,17 @@ class PPOLearner:
             what = f"the gradient's norm is {record.grad_norm:g} at a loss of {record.loss:g}"
         found = summary_of([record], 1, self._place.processes)
         least, most = (found.get(name, math.nan) for name in ("ratio_min", "ratio_max"))
-        kept = None
-        if self.on_failure is not None and self._place.processes.is_first:
+        raise TrainingError(f"{what}, ratios from {least:g} to {most:g}; the step is not made{self._kept(rows, facts)}")
+
+    def _kept(self, rows: TokenBatch, facts: Mapping[str, Any]) -> str:
+        """Where `on_failure` has kept the rows, for the end of a message."""
+        if self.on_failure is None or not self._place.processes.is_first:
+            return ""
+        try:
             kept = self.on_failure(rows, facts)
-        where = f"; the batch is kept in {kept}" if kept is not None else ""
-        raise TrainingError(f"{what}, ratios from {least:g} to {most:g}; the step is not made{where}")
+        except (RewardKitError, OSError) as error:  # a full disk does not hide why training stops
+            return f"; the batch could not be kept: {error}"
+        return f"; the batch is kept in {kept}" if kept is not None else ""
 
     def _described(self, flat: TrainingRows, version: int) -> dict[str, float]:
         """What is known of the rows as a whole."""

@@ -1,35 +1,53 @@
-"""The synchronous training loop: collect, score, align, advantages, batch, update, publish."""
+"""One update, top to bottom: collect, score, align, advantages, batch, update, publish.
+
+The pipelines of `rl.training.pipelines` are other orders of the same calls.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import anyio
+import anyio.to_thread
 import torch
 
-from reward_kit.agent.groups import collect_group
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
-from reward_kit.rl.batch import to_tensors
-from reward_kit.rl.ppo import PPO_KEYS, PPOConfig, ppo_update
-from reward_kit.rl_processing import CreditAssigner
-from reward_kit.tokens import build_rows
+from reward_kit.rl.reward_manager import RewardManager
+from reward_kit.rl.training.collecting import Collector
+from reward_kit.rl.training.meter import SCORING, WAIT, Meter
+from reward_kit.rl.training.placed_scores import placed_scores
+from reward_kit.rl_processing import CreditAssigner, CreditBatch
+from reward_kit.tokens import TokenBatch, build_rows
 
 
 @runtime_checkable
 class TrainablePolicy(Protocol):
     """What an `AgentPolicy` has besides, so that it can be trained. It acts with a copy of the weights in training."""
 
-    module: torch.nn.Module  # the weights in training; maps (ids_BT, attention_mask_BT) to logits_BTV
+    module: torch.nn.Module  # the weights in training: a causal LM, or (ids_BT, attention_mask_BT) -> logits_BTV
     pad_token_id: int
 
     async def publish(self, version: int) -> None:
         """Act with the weights that `module` has now, from the next forward pass on, under the name `version`."""
+
+
+class Learner(Protocol):
+    """What changes the weights; `rl.ppo.PPOLearner` is one."""
+
+    def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
+        """Learn from rows that were collected for the policy of this version; the diagnostics."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that goes on from here depends on, weights included."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
 
 
 class Trainer:
@@ -39,10 +57,15 @@ class Trainer:
         worker: collects the episodes; its policy is trained.
         reward_agent: scores them; open while training.
         credit: turns scores into advantages.
-        optimizer: over the parameters of the policy's `module`.
-        config: of each update.
+        learner: over the policy's `module`.
         group_size: episodes per sample.
         run_seed: everything random derives from it.
+        reward_manager: changes scores before they become advantages, such as by normalization; None leaves them.
+        max_concurrency: episodes in flight; None is all of a batch.
+
+    Attributes:
+        version: of the weights that act; each update makes the next.
+        meter: what is measured meanwhile.
 
     Raises:
         ConfigError: the worker's policy cannot be trained.
@@ -53,51 +76,91 @@ class Trainer:
         worker: RLRolloutWorker,
         reward_agent: AsyncRewardAgent,
         credit: CreditAssigner,
-        optimizer: torch.optim.Optimizer,
-        config: PPOConfig,
+        learner: Learner,
         *,
         group_size: int,
         run_seed: int = 0,
+        reward_manager: RewardManager | None = None,
+        max_concurrency: int | None = None,
     ) -> None:
-        if not isinstance(worker.agent_policy, TrainablePolicy):
-            raise ConfigError(f"{type(worker.agent_policy).__name__} is no TrainablePolicy")
-        self.policy: TrainablePolicy = worker.agent_policy
-        self.worker, self.reward_agent, self.credit = worker, reward_agent, credit
-        self.optimizer, self.config = optimizer, config
-        self.group_size, self.run_seed, self.version = group_size, run_seed, 0
-        self._generator = torch.Generator().manual_seed(derive_seed("minibatches", run_seed))
+        self.policy = trainable(worker.agent_policy)
+        self.worker, self.reward_agent, self.credit, self.learner = worker, reward_agent, credit, learner
+        self.group_size, self.run_seed, self.reward_manager = group_size, run_seed, reward_manager
+        self.collector = Collector(group_size, max_concurrency)
+        self.version, self.collected, self.meter = 0, 0, Meter(worker.task_definition.pass_threshold)
 
     async def train_step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Once around; the diagnostics of the update, with the mean `score` and the number of `unscored` episodes."""
         episodes = await self.collect(samples)
         scored = await self.score(episodes)
-        aligned = self.credit.align(episodes, scored)
-        credited = self.credit.advantages(aligned)
-        rows = to_tensors(
-            build_rows(episodes, credited.steps, scores=credited.scores, pad_token_id=self.policy.pad_token_id),
-            PPO_KEYS,
-        )
-        diagnostics = ppo_update(self.policy.module, self.optimizer, rows, self.config, self._generator)
-        self.version += 1
-        await self.policy.publish(self.version)
+        aligned = self.align(episodes, scored)
+        credited = self.advantages(aligned)
+        rows = self.batch(episodes, credited)
+        diagnostics = await self.update(rows)
+        await self.publish()
         return diagnostics | credited.summary()
 
     async def collect(self, samples: Sequence[Sample]) -> list[SingleAgentEpisode]:
-        """A group per sample, all at once, in the samples' order. Ids and draws are new for every version."""
-        groups: list[list[SingleAgentEpisode]] = [[] for _ in samples]
+        """A group per sample, all at once, in the samples' order. Ids and draws are new for every group of a run."""
+        with self.meter.time("collect"):
+            groups = await self.collector.collect(self.worker, self.asked(samples))
+        episodes = [episode for group in groups for episode in group]
+        self.meter.add_collected(episodes)
+        return episodes
 
-        async def collect(index: int) -> None:
-            # The position counts: a sample that stands in a batch twice is two groups.
-            seed = derive_seed("collect", self.run_seed, self.version, index)
-            groups[index] = await collect_group(self.worker, samples[index], self.group_size, run_seed=seed)
-
-        async with anyio.create_task_group() as tasks:
-            for index in range(len(samples)):
-                tasks.start_soon(collect, index)
-        return [episode for group in groups for episode in group]
+    def asked(self, samples: Sequence[Sample]) -> list[tuple[Sample, int]]:
+        """The samples of the next groups, each with the seed of its group."""
+        # The number of a group counts: a sample that stands in a batch twice is two groups.
+        first, self.collected = self.collected, self.collected + len(samples)
+        return [(one, derive_seed("collect", self.run_seed, first + place)) for place, one in enumerate(samples)]
 
     async def score(self, episodes: Sequence[SingleAgentEpisode]) -> list[Scored]:
         """A score, or a failure, per episode, in the order in which they came."""
-        requests = [ScoringRequest.of(episode, self.worker.task_definition) for episode in episodes]
-        ticket = await self.reward_agent.submit(requests, self.group_size)
-        return (await self.reward_agent.get(len(requests), ticket=ticket)).extra_infos
+        with self.meter.time(SCORING), self.meter.time(WAIT):
+            requests = [ScoringRequest.of(episode, self.worker.task_definition) for episode in episodes]
+            ticket = await self.reward_agent.submit(requests, self.group_size)
+            return (await self.reward_agent.get(len(requests), ticket=ticket)).extra_infos
+
+    def align(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
+        """The steps with their rewards, and the scores as the reward manager leaves them."""
+        with self.meter.time("credit"):
+            aligned = self.credit.align(episodes, scored)
+            self.meter.add_scored(episodes, aligned)
+            if self.reward_manager is None:
+                return aligned
+            return placed_scores(self.reward_manager, episodes, aligned, self.policy.pad_token_id)
+
+    def advantages(self, aligned: CreditBatch) -> CreditBatch:
+        """What each step was worth."""
+        with self.meter.time("credit"):
+            return self.credit.advantages(aligned)
+
+    def batch(self, episodes: Sequence[SingleAgentEpisode], credited: CreditBatch) -> TokenBatch:
+        """Rows of tokens with their advantages."""
+        with self.meter.time("batch"):
+            self.meter.add_credit(credited)
+            return build_rows(episodes, credited.steps, scores=credited.scores, pad_token_id=self.policy.pad_token_id)
+
+    async def update(self, rows: TokenBatch) -> dict[str, float]:
+        """Learn from the rows, in a thread: others go on acting with the weights that were published."""
+        with self.meter.time("update"):
+            return await anyio.to_thread.run_sync(lambda: self.learner.update(rows, version=self.version))
+
+    async def publish(self) -> None:
+        """Act with the new weights from here on, as the next version."""
+        with self.meter.time("publish"):
+            self.version += 1
+            await self.policy.publish(self.version)
+
+
+def trainable(policy: object) -> TrainablePolicy:
+    """The policy, if it can be trained.
+
+    Raises:
+        ConfigError: it cannot, and why.
+    """
+    if not isinstance(policy, TrainablePolicy):
+        raise ConfigError(f"{type(policy).__name__} is no TrainablePolicy")
+    if reason := getattr(policy, "untrainable_reason", None):
+        raise ConfigError(f"{type(policy).__name__} cannot be trained as it samples: {reason}")
+    return policy

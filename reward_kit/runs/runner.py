@@ -35,6 +35,7 @@ from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats
+from reward_kit.runs.clock import RunClock
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, Listener, Plan
 from reward_kit.runs.scoring_units import ScoringUnit, ScoringUnits, Stopped
@@ -212,7 +213,7 @@ class Run:
         width = max(self._plan.max_concurrency, os.cpu_count() or 1)
         self._agent = AsyncRewardAgent(scorer_of(reward, deadline_s), max_concurrency=width)
         async with self._agent as scorer, anyio.create_task_group() as takers:
-            scoring = _Scoring(self, reward, scorer, takers)
+            scoring = _Scoring(self, reward, scorer, takers, RunClock(self._store.header.timing.started_at))
             await scoring.submit_all(self._unscored)
             await self._collect(scoring)
 
@@ -275,11 +276,13 @@ class Run:
             self._settle(self._units.add(item.group_id, stopped))
             await scoring.submit_all(self._unscored)
 
-    def take_score(self, scored: Scored, reward: Reward, scorer_hash: str, group: str | None = None) -> None:
+    def take_score(
+        self, scored: Scored, reward: Reward, scorer_hash: str, group: str | None, times: Mapping[str, Any]
+    ) -> None:
         """Write one score and tell of it."""
         row = self.rows[scored.rollout_id]
         record = {"attempt": row.attempt, **score_record(scored, reward, scorer_hash, group)}
-        self._store.append_score(record)
+        self._store.append_score({**record, "timing": {**record["timing"], **times}})
         row.add_score(record)
         self._tell_scored(row)
 
@@ -341,8 +344,10 @@ class _OpenGroup:
 class _Scoring:
     """Submits episodes to the reward agent, alone or as groups, and takes each result as it comes."""
 
-    def __init__(self, run: Run, reward: Reward, agent: AsyncRewardAgent, takers: anyio.abc.TaskGroup) -> None:
-        self._run, self._reward, self._agent, self._takers = run, reward, agent, takers
+    def __init__(
+        self, run: Run, reward: Reward, agent: AsyncRewardAgent, takers: anyio.abc.TaskGroup, clock: RunClock
+    ) -> None:
+        self._run, self._reward, self._agent, self._takers, self._clock = run, reward, agent, takers, clock
         self._hash = scorer_hash(reward)
         self._group_of: dict[str, str | None] = {}
 
@@ -357,12 +362,13 @@ class _Scoring:
 
     async def _take(self) -> None:
         chunk = await self._agent.get_group()
-        for scored in chunk.extra_infos:
+        for index, scored in zip(chunk.data_idxs, chunk.extra_infos, strict=True):
             group = self._group_of.pop(scored.rollout_id)
-            self._run.take_score(scored, self._reward, self._hash, group)
+            times = self._clock.times_of(chunk.ticket, index)
+            self._run.take_score(scored, self._reward, self._hash, group, times)
 
 
-def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | None = None) -> dict[str, object]:
+def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | None = None) -> dict[str, Any]:
     """The line of `scores.jsonl` for one score. What the reward wrote is there where it wrote something.
 
     Args:

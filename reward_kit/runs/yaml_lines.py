@@ -64,6 +64,13 @@ class LocatedYaml:
             location = location[:-1]
         return f"{self.path}:{self._lines.get(location, 1)}"
 
+    def part(self, key: str) -> LocatedYaml:
+        """What stands under a key as a document of its own, with the file and the lines that it has here."""
+        inner = object.__new__(LocatedYaml)
+        inner.path, inner.source, inner.data = self.path, self.source, self.data[key]
+        inner._lines = {place[1:]: line for place, line in self._lines.items() if place[:1] == (key,)}
+        return inner
+
     def _locate(self, node: yaml.Node | None, path: KeyPath) -> None:
         if isinstance(node, yaml.MappingNode):
             seen: set[str] = set()

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from reward_kit.rl.learning_columns import Place
+from reward_kit.rl.learner.columns import Place
+from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.learner.sharding import Processes
+from reward_kit.rl.learner.training_rows import TrainingRows
 from reward_kit.rl.ppo import PPOLearner
-from reward_kit.rl.ppo_config import PPOConfig
-from reward_kit.rl.sharding import Processes
-from reward_kit.rl.training_rows import TrainingRows
 from reward_kit.tokens import TokenBatch
 from tests.integrations.peers import PYTHON, Deviations, Peer
-from tests.rl.sharded_learning import VOCABULARY, model, rows
+from tests.rl.learner.sharded_learning import VOCABULARY, model, rows
 
 pytestmark = pytest.mark.campaign
 

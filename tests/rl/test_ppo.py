@@ -15,10 +15,10 @@ from torch import Tensor
 
 from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.checkpoint import load_batch_for_study, save_batch_for_study
+from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
-from reward_kit.rl.ppo_config import PPOConfig
 from reward_kit.tokens import TokenBatch
-from tests.rl.learner_cases import Bigram, a_model, bigram_rows, some_rows
+from tests.rl.learner.cases import Bigram, a_model, bigram_rows, some_rows
 
 
 def updated(rows: TokenBatch, *, seed: int = 0, **options: Any) -> tuple[Tensor, dict[str, float]]:
@@ -134,6 +134,40 @@ def test_the_error_says_where_the_batch_is_kept(tmp_path: Path) -> None:
     (folder,) = tmp_path.iterdir()
     study = load_batch_for_study(folder)
     np.testing.assert_array_equal(study.rows.batch["advantages"], rows.batch["advantages"])
+
+
+def test_a_batch_that_cannot_be_kept_does_not_hide_why_training_stops(tmp_path: Path) -> None:
+    (tmp_path / "studies").write_text("no folder")
+    learner = PPOLearner(Bigram(), PPOConfig(), on_failure=partial(save_batch_for_study, tmp_path / "studies"))
+    with pytest.raises(TrainingError, match=r"the loss is nan.*the batch could not be kept: cannot write"):
+        learner.update(bigram_rows([np.nan]), version=0)
+
+
+def test_an_update_that_fails_does_not_count() -> None:
+    learner = PPOLearner(a_model(), PPOConfig(lr=0.1, warmup=2, minibatches=3))
+    bad = some_rows()
+    bad.batch["logprobs"][0] = np.nan
+    with pytest.raises(TrainingError):
+        learner.update(bad, version=0)
+    undisturbed = PPOLearner(a_model(), PPOConfig(lr=0.1, warmup=2, minibatches=3))
+    assert learner.update(some_rows(), version=0) == undisturbed.update(some_rows(), version=0)
+
+
+def test_rows_without_any_action_have_no_logprobs() -> None:
+    rows = some_rows(3)
+    rows.batch["action_mask"][:] = 0
+    assert not PPOLearner(a_model(), PPOConfig()).logprobs(rows).any()
+
+
+def test_where_every_token_is_excluded_the_weights_stay_and_an_alarm_is_raised() -> None:
+    rows = some_rows()
+    rows.batch["logprobs"][:] = -100.0
+    model = a_model()
+    before = copy.deepcopy(model.state_dict())
+    found = PPOLearner(model, PPOConfig(loss="decoupled", lr=0.1)).update(rows, version=0)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert (found["loss"], found["weight_capped_fraction"]) == (0.0, 1.0)
+    assert found["alarm/logprob_gap_mean"] > 90.0
 
 
 def test_autocast_is_near_and_leaves_the_weights_as_they_are() -> None:

@@ -7,8 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from reward_kit.rl.off_policy import OffPolicyLimits
-from reward_kit.rl.ppo_config import PPOConfig
+from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.learner.off_policy import OffPolicyLimits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ppo.md").read_text(encoding="utf-8")
 

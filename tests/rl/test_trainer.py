@@ -18,8 +18,8 @@ from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent import AsyncRewardAgent
+from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
-from reward_kit.rl.ppo_config import PPOConfig
 from reward_kit.rl.trainer import TrainablePolicy, Trainer
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.typed_interface import reward_function, reward_spec

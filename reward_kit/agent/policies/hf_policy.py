@@ -130,7 +130,6 @@ class HFAgentPolicy(AgentPolicy):
             lockstep=lockstep,
             value_head=getattr(acting, "value_head", None),
         )
-        self._acting_head: nn.Module | None = getattr(acting, "value_head", None)
         self._constraints = TurnConstraints(self._layout, self.tokenizer, self._end_id(), max_new_tokens)
 
     def __repr__(self) -> str:
@@ -157,7 +156,7 @@ class HFAgentPolicy(AgentPolicy):
         return self._engine.version
 
     @property
-    def trainable(self) -> str | None:
+    def untrainable_reason(self) -> str | None:
         """Why what is recorded cannot be trained on; None where it can."""
         if self.sampling.temperature == 0:
             return "temperature 0 samples nothing: every token has probability one"
@@ -193,9 +192,7 @@ class HFAgentPolicy(AgentPolicy):
         """
         given = merged_state_dict(self.module) if state_dict is None else state_dict
         weights, head = _parted(given)
-        await self._engine.publish(weights, version)
-        if self._acting_head is not None and head:
-            self._acting_head.load_state_dict(head)
+        await self._engine.publish(weights, version, value_head=head)
 
     async def close(self) -> None:
         """Stop the engine."""
@@ -296,7 +293,7 @@ class HFSession(AgentPolicy):
         chosen = constraint.chosen if isinstance(constraint, Choices) else None
         text = self._policy.text_of(generated.token_ids) if chosen is None else chosen
         self._conversation.answered(generated.token_ids, text)
-        action = (form or _TEXT).action(text, tools, self._turn)
+        action = (form or _TEXT).action(text, tools, self._turn, may_reason=constraint is None)
         self._turn += 1
         return PolicyOutput(action, text, _facts(prompt, generated), generated.value)
 

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING
 from reward_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from reward_kit.rl.model_kit.decoder import build_decoder, describe, initialise, parameter_count
+    from reward_kit.rl.model_kit.decoder import (
+        build_decoder,
+        compose_embeddings,
+        describe,
+        initialise,
+        parameter_count,
+    )
     from reward_kit.rl.model_kit.demonstrations import DemonstratingPolicy, Demonstrations, episode_texts
     from reward_kit.rl.model_kit.folder import LoadedModel, load_model, save_model
     from reward_kit.rl.model_kit.sft import EpochReport, Evaluation, SFTConfig, SFTProgress, evaluate, fit, split_rows
@@ -24,6 +30,7 @@ __all__ = [
     "SFTProgress",
     "build_decoder",
     "build_tokenizer",
+    "compose_embeddings",
     "describe",
     "episode_texts",
     "evaluate",
@@ -40,7 +47,9 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        **dict.fromkeys(["build_decoder", "describe", "initialise", "parameter_count"], "decoder"),
+        **dict.fromkeys(
+            ["build_decoder", "compose_embeddings", "describe", "initialise", "parameter_count"], "decoder"
+        ),
         **dict.fromkeys(["DemonstratingPolicy", "Demonstrations", "episode_texts"], "demonstrations"),
         **dict.fromkeys(["LoadedModel", "load_model", "save_model"], "folder"),
         **dict.fromkeys(["EpochReport", "Evaluation", "SFTConfig", "SFTProgress", "evaluate", "fit"], "sft"),

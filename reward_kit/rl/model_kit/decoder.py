@@ -120,6 +120,37 @@ def initialise(model: PreTrainedModel, seed: int) -> None:
             weights.copy_(torch.randn(weights.shape, generator=generator) * std)
 
 
+@torch.no_grad()
+def compose_embeddings(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, number_weight: float = 0.5
+) -> None:
+    """Let a token of several words begin as the sum of its words, in place: "take mug 1" as "take" + "mug" + half "1".
+
+    Tokens that share a word are then akin from the start, as input and, with tied weights, as output: to take the mug
+    that is asked for, a model has to copy the word and not to learn every pair of a word and a command. The sums are
+    scaled to the size of one word. Special tokens keep what they have.
+
+    Args:
+        model: its embeddings are of one standard deviation, as `build_decoder` begins them.
+        tokenizer: of words, from `build_tokenizer`.
+        seed: of the words.
+        number_weight: of a word that is a number; which of several mugs it is says less than that it is one.
+    """
+    table: Any = model.get_input_embeddings().weight
+    std, generator = float(table.std()), torch.Generator().manual_seed(seed)
+    words: dict[str, torch.Tensor] = {}
+    for text, token in sorted(tokenizer.get_vocab().items()):
+        parts = text.split()
+        if not parts or token in tokenizer.added_tokens_decoder:
+            continue
+        for part in parts:
+            if part not in words:
+                words[part] = torch.randn(table.shape[1], generator=generator) * std
+        weights = [number_weight if part.isdigit() else 1.0 for part in parts]
+        total = torch.stack([words[part] * weight for part, weight in zip(parts, weights, strict=True)]).sum(dim=0)
+        table[token] = total / math.hypot(*weights)
+
+
 def parameter_count(model: PreTrainedModel) -> int:
     """The numbers in all weights, tied ones counted once."""
     return sum(weights.numel() for weights in model.parameters())

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from reward_kit.agent.policies.hf.quiet import no_progress_bars
 from reward_kit.errors import ConfigError, StoreError, boundary
-from reward_kit.rl.atomic_folders import atomic_folder
+from reward_kit.rl.checkpoint.atomic_folders import atomic_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -44,7 +45,7 @@ def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToken
     Raises:
         StoreError: it cannot be written.
     """
-    with boundary(StoreError, f"cannot write the model to {folder}"):
+    with boundary(StoreError, f"cannot write the model to {folder}"), no_progress_bars():
         model.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
@@ -66,7 +67,7 @@ def load_model(folder: Path, *, dtype: torch.dtype | None = None, device: torch.
     # It takes seconds, and checkpoints without a model need none of it.
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with boundary(ConfigError, f"cannot load the model in {folder}"):
+    with boundary(ConfigError, f"cannot load the model in {folder}"), no_progress_bars():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", local_files_only=True)
         has_tokenizer = (folder / "tokenizer_config.json").is_file()
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_tokenizer else None

@@ -1,7 +1,7 @@
 """Supervised training on the action tokens of episodes: the warm start of a small model, before reinforcement.
 
 What other episodes' policies did is made likelier: the loss is the mean negative log-probability of the tokens where
-`action_mask` is 1. Logits are computed at those tokens alone (`rl.forward`).
+`action_mask` is 1. Logits are computed at those tokens alone (`rl.learner.forward`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from reward_kit.errors import ConfigError, TrainingError
-from reward_kit.rl.cpu_memory import keep_freed_memory
-from reward_kit.rl.forward import Scorer, _restricted
-from reward_kit.rl.optimizer import adamw, clip_gradients, set_lr
-from reward_kit.rl.ppo_config import PPOConfig, Precision, lr_factor
-from reward_kit.rl.training_rows import Restriction, TrainingRows
+from reward_kit.rl.learner.config import PPOConfig, Precision, lr_factor
+from reward_kit.rl.learner.cpu import keep_freed_memory, no_denormals
+from reward_kit.rl.learner.forward import Scorer, restricted
+from reward_kit.rl.learner.optimizer import adamw, clip_gradients, set_lr, widen
+from reward_kit.rl.learner.training_rows import Restriction, TrainingRows
 from reward_kit.tokens import TokenBatch, micro_batches
 from reward_kit.tokens.columns import Array, Ints
 
@@ -46,7 +46,8 @@ class SFTConfig:
         weight_decay: of AdamW, on matrices.
         max_grad_norm: the gradient is scaled down to this 2-norm; None leaves it.
         use_allowed_ids: where rows say what a constraint allowed, the loss is of the distribution over that.
-        precision: "bfloat16" runs the model in autocast; weights and loss stay as they are.
+        precision: "bfloat16" runs the model in autocast; weights and loss are float32. None: "bfloat16" for a model
+            that is given in it, else "float32".
         seed: of the order.
 
     Raises:
@@ -63,7 +64,7 @@ class SFTConfig:
     weight_decay: float = 0.01
     max_grad_norm: float | None = 1.0
     use_allowed_ids: bool = False
-    precision: Precision = "float32"
+    precision: Precision | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -139,8 +140,10 @@ def fit(
 ) -> list[EpochReport]:
     """Train a model on what was done in episodes, in place and without dropout; the same seed gives the same weights.
 
-    On the CPU numbers too small to be normal count as 0 in this thread from then on, since they can make a model that
-    was begun badly forty times slower, and the process keeps the memory that it frees.
+    Weights in half precision become float32, as in `PPOLearner`.
+
+    On the CPU numbers too small to be normal count as 0 meanwhile, since they can make a model that was begun badly
+    forty times slower, and the process keeps the memory that it frees.
 
     Args:
         model: a causal language model of `transformers`; it is moved to the device.
@@ -156,16 +159,16 @@ def fit(
         TrainingError: a loss or gradient is not finite; the step in question is not made.
     """
     if torch.device(device).type == "cpu":
-        torch.set_flush_denormal(True)
         keep_freed_memory()
     training = _Training(model, rows, config, torch.device(device), progress, on_failure)
     reports = []
-    for epoch in range(config.epochs):
-        began = time.perf_counter()
-        loss = training.epoch(epoch)
-        seconds = time.perf_counter() - began
-        measured = evaluate(model, held_out, config, device=device) if held_out is not None else None
-        reports.append(EpochReport(epoch, loss, seconds, measured))
+    with no_denormals():
+        for epoch in range(config.epochs):
+            began = time.perf_counter()
+            loss = training.epoch(epoch)
+            seconds = time.perf_counter() - began
+            measured = evaluate(model, held_out, config, device=device) if held_out is not None else None
+            reports.append(EpochReport(epoch, loss, seconds, measured))
     return reports
 
 
@@ -189,8 +192,9 @@ class _Training:
         lengths = np.where(self._flat.counts_B > 0, self._flat.lengths_B, 0)
         self._epochs = [_batches(lengths, config.max_tokens_per_batch, generator) for _ in range(config.epochs)]
         self._steps = sum(map(len, self._epochs))
-        self._config = config.learner_options(self._steps)
+        self._config = config.learner_options(self._steps).for_weights(next(model.parameters()).dtype)
         model.to(device).eval()
+        widen(model)
         self._scorer, self._optimizer = Scorer(model, self._config), adamw(model, self._config)
         self._step = 0
 
@@ -212,7 +216,7 @@ class _Training:
         self._optimizer.zero_grad(set_to_none=True)
         count, losses = int(self._flat.counts_B[chosen].sum()), []
         for part in _parts(self._flat, chosen, self._config.max_tokens_per_micro_batch):
-            scores = self._scorer(self._flat.part(part, self._device))
+            scores = self._scorer(self._flat.part(part, self._device), entropies=False)
             loss = -scores.logprobs_N.sum() / count
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
@@ -273,10 +277,10 @@ class _Grading(Scorer):
     """Says in the place of the entropies, which nobody asks for here, which tokens are the likeliest."""
 
     def _statistics(
-        self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None
+        self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
     ) -> tuple[Tensor, Tensor]:
         if restriction is not None:
-            logits_NV = _restricted(logits_NV, restriction)
+            logits_NV = restricted(logits_NV, restriction)
         logprobs_NV = logits_NV.float().log_softmax(dim=-1)
         chosen_N = logprobs_NV.gather(-1, targets_N.unsqueeze(-1)).squeeze(-1)
         return chosen_N, (chosen_N >= logprobs_NV.amax(dim=-1)).float()
@@ -306,6 +310,7 @@ def evaluate(
     for chosen in _parts(flat, np.flatnonzero(flat.counts_B), budget):
         scores, places = scorer(flat.part(chosen, torch.device(device))), flat.tokens_of(chosen)
         logprobs[places] = scores.logprobs_N.cpu().numpy()
+        assert scores.entropies_N is not None
         right[places] = scores.entropies_N.cpu().numpy() > 0.0
     actions = np.cumsum(flat.is_first_N) - 1
     whole = np.bincount(actions, weights=~right) == 0

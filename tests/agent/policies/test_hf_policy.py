@@ -119,7 +119,7 @@ async def test_a_world_that_lists_its_commands_constrains_every_step_anew():
         infos = [episode.get_infos(t + 1) for episode in episodes for t in range(len(episode))]
         assert all(info["is_action_valid"] for info in infos)
         assert gap(policy, episodes, "left") < 1e-4
-        assert policy.trainable is None
+        assert policy.untrainable_reason is None
         assert [segment.reason for segment in episodes[0].tokens.segments] == ["start"]
 
 
@@ -130,7 +130,10 @@ async def test_free_text_follows_a_grammar_and_its_masks_are_recorded():
     async with a_policy(constrain=True, action_format="plain", max_new_tokens=24, tools_in_prompt=False) as policy:
         episodes = await episodes_of(policy, task, size=2)
         assert {action["name"] for episode in episodes for action in episode.get_actions()} == {"act"}
-        assert max(len(ids) for ids in episodes[0].tokens.allowed.sets) > 100
+        first = next(ids for ids in episodes[0].tokens.turns()[0].allowed_ids if len(ids) > 1)
+        # A text begins with any byte that begins a character and is neither blank nor a brace.
+        assert BYTES.encode("x")[0] in first and len(first) > 100
+        assert not {BYTES.encode(sign)[0] for sign in " \n{"} & set(first)
         assert gap(policy, episodes, "outer") < 1e-4
 
 
@@ -203,6 +206,47 @@ async def test_new_weights_act_once_they_are_published():
         assert policy.version == 3
 
 
+async def test_a_critic_is_published_with_its_model_or_not_at_all():
+    module = PolicyWithValue(small_llama(len(BYTES), context=4096))
+    async with a_policy(model=module, constrain=True, action_format="bare", max_new_tokens=20) as policy:
+
+        async def value():
+            (episode,) = await episodes_of(policy, LAKE, size=1)
+            return episode.get_extra_model_outputs("value_estimate", 0)
+
+        assert await value() == 0.0
+        with torch.no_grad():
+            module.value_head.bias.fill_(7.0)
+            module.policy.lm_head.weight.neg_()
+        for wrong, message in (("value_head.bias", "missing bias of the value head"), ("policy.lm_head.weight", "")):
+            partial = {name: weight for name, weight in module.state_dict().items() if name != wrong}
+            with pytest.raises(PolicyError, match=message or "missing lm_head.weight"):
+                await policy.publish(1, partial)
+            assert await value() == 0.0
+            assert policy.version == 0
+        await policy.publish(1)
+        assert await value() == pytest.approx(7.0)
+
+
+async def test_a_critic_that_is_not_there_is_not_published():
+    async with a_policy() as policy:
+        weights = {**policy.module.state_dict(), "value_head.bias": torch.zeros(1)}
+        with pytest.raises(PolicyError, match="unknown bias of the value head"):
+            await policy.publish(1, weights)
+
+
+def test_models_are_read_without_progress_bars_and_the_users_setting_stays(folder, capfd):
+    from transformers.utils import logging
+
+    hook = logging.set_tqdm_hook(None)
+    logging.set_tqdm_hook(hook)
+    was_enabled = logging.is_progress_bar_enabled()
+    HFAgentPolicy(folder, action_format="plain").module  # noqa: B018
+    assert "Loading" not in capfd.readouterr().err
+    assert logging.is_progress_bar_enabled() == was_enabled
+    assert logging.set_tqdm_hook(hook) is hook
+
+
 async def test_a_text_task_needs_no_format():
     task = TaskDefinitionModel(name="talk", initial_user_prompt="Say something.")
     async with a_policy(byte_tokenizer(PLAIN_TEXT), max_new_tokens=4) as policy:
@@ -219,7 +263,7 @@ async def test_what_cannot_be_trained_on_says_why():
         ({"top_k": 5}, "top_p and top_k"),
     ):
         async with a_policy(**options) as policy:
-            assert reason in policy.trainable
+            assert reason in policy.untrainable_reason
 
 
 async def test_a_format_that_cannot_be_told_breaks_the_episode_with_what_to_set():

@@ -6,6 +6,8 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
+
 from reward_kit.agent.policies.hf import conversation
 from reward_kit.agent.policies.hf.chat_layout import NO_TOOLS
 from reward_kit.agent.policies.hf.recognition import FORMATS
@@ -39,6 +41,6 @@ def test_the_formats_and_the_reasons_are_those_of_the_code() -> None:
     assert {name.strip("`") for name, _ in rows("`segment_reason` | what happened")} == reasons - {NO_TOOLS}
 
 
-def test_the_example_runs() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
+def test_the_examples_run(code: str) -> None:
     exec(code, {})

@@ -11,7 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.rl.model_kit import build_decoder, build_tokenizer, describe, load_model, parameter_count, save_model
+from reward_kit.rl.model_kit import (
+    build_decoder,
+    build_tokenizer,
+    compose_embeddings,
+    describe,
+    load_model,
+    parameter_count,
+    save_model,
+)
 
 TOKENIZER = build_tokenizer(["go to fridge 1 and open it"], context=32)
 SIZES: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "context": 32}
@@ -53,6 +61,30 @@ def test_every_layer_begins_as_the_identity_and_learns() -> None:
         if name.endswith(("o_proj.weight", "down_proj.weight", "embed_tokens.weight")):
             assert parameter.grad is not None
             assert parameter.grad.abs().max() > 1e-6
+
+
+def test_a_token_of_several_words_may_begin_akin_to_each_of_them() -> None:
+    words = ["take mug 1", "take mug 2", "take pan 1", "mug", "pan 2"]
+    tokenizer = build_tokenizer(words=words, units=[r"take [a-z]+ \d+", r"[a-z]+ \d+"], spaces="none")
+    model = build_decoder(tokenizer, **{**SIZES, "width": 512})
+    before = model.get_input_embeddings().weight.detach().clone()
+    compose_embeddings(model, tokenizer, seed=1)
+    table = model.get_input_embeddings().weight.detach()
+
+    def akin(one: str, other: str) -> float:
+        first, second = (table[tokenizer.convert_tokens_to_ids(token)] for token in (one, other))
+        return float(torch.cosine_similarity(first, second, dim=0))
+
+    # Of 1 + 1 + 1/4 parts "take mug 1" shares one with "mug", and 2 with "take mug 2".
+    assert akin("take mug 1", "mug") == pytest.approx(1 / 1.5, abs=0.12)
+    assert akin("take mug 1", "take mug 2") == pytest.approx(2 / 2.25, abs=0.12)
+    assert akin("mug", "pan 2") == pytest.approx(0.0, abs=0.2)
+    assert float(table.std()) == pytest.approx(float(before.std()), rel=0.1)
+    special = sorted(tokenizer.added_tokens_decoder)
+    assert torch.equal(table[special], before[special])
+    again = build_decoder(tokenizer, **{**SIZES, "width": 512})
+    compose_embeddings(again, tokenizer, seed=1)
+    assert torch.equal(again.get_input_embeddings().weight, model.get_input_embeddings().weight)
 
 
 @pytest.mark.parametrize("tie", [True, False])

@@ -101,15 +101,16 @@ class ActionFormat(ABC):
         """The id of the call at `position` in the turn of this number; "" leaves it to the conversation."""
         return ""
 
-    def action(self, text: str, tools: Sequence[Tool], turn: int = 0) -> Action:
+    def action(self, text: str, tools: Sequence[Tool], turn: int = 0, *, may_reason: bool = True) -> Action:
         """The action that a turn's whole text is, reasoning included.
 
         Args:
             text: what was sampled, without the token that ended it.
             tools: those that could be called.
             turn: counts the turns of the episode, for the ids of calls.
+            may_reason: it may begin with reasoning; else the end of reasoning is a text like any other.
         """
-        before, end, rest = text.rpartition(_THINK_END)
+        before, end, rest = text.partition(_THINK_END) if may_reason else (text, "", "")
         written = self.read(rest.strip("\n") if end else text, tools)
         if end:
             written = written._replace(reasoning=before.strip().removeprefix("<think>").strip())
@@ -121,12 +122,26 @@ class Hermes(ActionFormat):
     """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, several of them, and text around."""
 
     name = "hermes"
-    _BLOCK = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+    _BEGIN, _END = "<tool_call>", "</tool_call>"
 
     def read(self, text: str, tools: Sequence[Tool]) -> Written:
-        blocks = self._BLOCK.findall(text)
-        content = self._BLOCK.sub("", text).strip() if blocks else text
-        return Written(content, [_call_of(block) for block in blocks])
+        content, *_ = parts = [text.partition(self._BEGIN)[0]]
+        blocks, rest = [], text[len(content) :]
+        while rest.startswith(self._BEGIN):
+            block, rest = self._block(rest.removeprefix(self._BEGIN).lstrip())
+            blocks.append(block)
+            between, begin, rest = rest.partition(self._BEGIN)
+            parts.append(between)
+            rest = begin + rest
+        return Written("".join(parts).strip() if blocks else text, [_call_of(block) for block in blocks])
+
+    def _block(self, rest: str) -> tuple[str, str]:
+        """A call's text, and what follows its end. The end's own text may stand in the call, inside a JSON string."""
+        one, behind = _first_json(rest)
+        if behind.lstrip().startswith(self._END):
+            return one, behind.lstrip().removeprefix(self._END)
+        block, _, rest = rest.partition(self._END)
+        return block.strip(), rest
 
     def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
         call = json_text({"name": tool.name, "arguments": arguments})
@@ -202,6 +217,14 @@ class Plain(ActionFormat):
     """`tool_name {json}`; `tool_name value` where its one parameter is a text; `tool_name` where it has none."""
 
     name = "plain"
+
+    def check(self, tools: Sequence[Tool]) -> None:
+        for tool in tools:
+            if tool.name.split() != [tool.name]:
+                raise PolicyError(
+                    f"action_format plain cannot call {tool.name!r}: a tool's name ends where a blank is. Take "
+                    "action_format: hermes"
+                )
 
     def read(self, text: str, tools: Sequence[Tool]) -> Written:
         name, *rest = text.strip().split(maxsplit=1)[:2] or [""]
@@ -295,7 +318,7 @@ class ResponseTemplate(ActionFormat):
         reasoning = found.get("reasoning_content") or found.get("thinking") or ""
         return Written(found.get("content") or "", calls, reasoning)
 
-    def action(self, text: str, tools: Sequence[Tool], turn: int = 0) -> Action:
+    def action(self, text: str, tools: Sequence[Tool], turn: int = 0, *, may_reason: bool = True) -> Action:
         return action_from(self.read(text, tools))
 
     def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ Chat = dict[str, Any]
 _Value = TypeVar("_Value")
 _STAND_IN = "zq1stand2in"
 _REMEMBERED = 8192
+_REMEMBERED_TOKENS = 2_000_000  # about 100 MB, with the texts
 _ROLES = "the chat template refuses this conversation"
 _MARK = "zq3mark4"
 _MARKER = mark_control_tokens("x", re.compile("x"))[0]
@@ -56,6 +57,7 @@ class _Memory:
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, Any] = OrderedDict()
+        self._size = 0
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
         """What `make` gives; asked only where the key is new."""
@@ -64,9 +66,16 @@ class _Memory:
             found: _Value = self._known[key]
             return found
         made = self._known[key] = make()
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
+        self._size += _size_of(made)
+        while len(self._known) > _REMEMBERED or self._size > _REMEMBERED_TOKENS:
+            _, oldest = self._known.popitem(last=False)
+            self._size -= _size_of(oldest)
         return made
+
+
+def _size_of(value: Any) -> int:
+    """Tokens that are kept with a result."""
+    return len(value.ids) if isinstance(value, Delta) else len(value) if isinstance(value, tuple) else 0
 
 
 class ChatLayout:
@@ -84,25 +93,29 @@ class ChatLayout:
     def __init__(self, tokenizer: Any, template: str | None = None, options: Mapping[str, Any] | None = None) -> None:
         self._tokenizer, self._template, self._options = tokenizer, template, dict(options or {})
         self._memory = _Memory()
+        self._seen: tuple[str, ...] = _NAMES
         with boundary(ConfigError, "chat_template: the tokenizer has none that can be used; give one"):
             self.source: str = tokenizer.get_chat_template(template)
         self.shows_tools = "tools" in self.source
         """Whether tools can change what the template writes."""
-        special = {*tokenizer.all_special_tokens, *(t for t in tokenizer.added_tokens_encoder if t in self.source)}
+        added = tokenizer.added_tokens_decoder.values()
+        special = {*tokenizer.all_special_tokens, *(t.content for t in added if t.special or t.content in self.source)}
         longest_first = sorted(special, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         try:
             closing = self.delta([{"role": "user", "content": _MARK}], NO_TOOLS)
         except PolicyError as error:
             raise ConfigError(f"chat_template: {error}") from error.__cause__
-        added = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-        self.end_id: int | None = closing.ids[0] if closing.ids and closing.ids[0] in added else None
+        added_ids = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+        self.end_id: int | None = closing.ids[0] if closing.ids and closing.ids[0] in added_ids else None
         """The token that the template puts behind an answer; None where it is ordinary text."""
         self.opening = closing.text.partition(_MARK)[2]
         """What the template writes between the last message and an answer."""
+        self._seen = tuple(name for name in _NAMES if self._looks_at(name))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with no token added."""
+        """The ids of a text, with no token added. What is no character, half a surrogate pair, is replaced."""
+        text = _of_characters(text)
         if _MARKER in text:
             with boundary(PolicyError, "a message holds a control token, and it cannot be written as plain text"):
                 marked: list[int] = encode_marked_chat(self._tokenizer, text)
@@ -126,7 +139,7 @@ class ChatLayout:
             PolicyError: the template refuses it.
         """
 
-        return self._memory.get(("whole", _key(chat), tools.key), lambda: self.anew(chat, tools))
+        return self._memory.get(("whole", self._key(chat), tools.key), lambda: self.anew(chat, tools))
 
     def anew(self, chat: Sequence[Chat], tools: Tools) -> Delta:
         """As `whole`, for a conversation that will not come again."""
@@ -139,17 +152,20 @@ class ChatLayout:
         Raises:
             PolicyError: the template refuses the messages.
         """
-        return self._memory.get(("delta", _key(new), tools.key), lambda: self._delta(new, tools))
+        return self._memory.get(("delta", self._key(new), tools.key), lambda: self._delta(new, tools))
 
     def _delta(self, new: Sequence[Chat], tools: Tools) -> Delta:
-        question, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": _STAND_IN}
+        said = _STAND_IN
+        while any(said in each for each in (tools.key, *(message["content"] for message in new))):
+            said += "x"
+        question, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": said}
         text = self._render([question, answer, *new], tools)
-        if text.count(_STAND_IN) != 1:
+        if text.count(said) != 1:
             raise PolicyError("the chat template leaves out the last answer, or writes it twice")
-        head, _, tail = text.partition(_STAND_IN)
-        before, ids = self.encode(head + _STAND_IN), self.encode(text)
+        head, _, tail = text.partition(said)
+        before, ids = self.encoded(head + said), self.encode(text)
         # Some tokenizers write a text differently at the beginning of a string.
-        if ids[: len(before)] == before:
+        if tuple(ids[: len(before)]) == before:
             return Delta(tuple(ids[len(before) :]), tail)
         return Delta(tuple(self.encode(tail)), tail)
 
@@ -196,7 +212,7 @@ class ChatLayout:
         with boundary(PolicyError, f"{_ROLES} ({', '.join(message['role'] for message in chat)})"):
             text: str = self._tokenizer.apply_chat_template(
                 safe,
-                tools=list(tools.specs) if tools.specs else None,
+                tools=self._safe_tools(tools),
                 chat_template=self.source,
                 add_generation_prompt=True,
                 tokenize=False,
@@ -204,23 +220,54 @@ class ChatLayout:
             )
         return text
 
+    def _safe_tools(self, tools: Tools) -> list[Any] | None:
+        """The specifications; a server of tools, too, has no say in who speaks."""
+        specs: list[Any] = list(tools.specs or ())
+        return (self._marked_in(specs) if self._control.search(tools.key) else specs) or None
+
+    def _marked_in(self, value: Any) -> Any:
+        """As `mark_control_tokens`, which leaves the names of parameters as they are."""
+        if isinstance(value, Mapping):
+            return {self._marked_in(key): self._marked_in(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._marked_in(each) for each in value]
+        return mark_control_tokens(value, self._control)
+
+    def _looks_at(self, name: str) -> bool:
+        """Whether what is written may depend on a result's name or id; ids count turns, and equal texts come again."""
+        if name in self.source:
+            return True
+        result = {"role": "tool", "content": "x", name: _MARK}
+        try:
+            return _MARK in self._render([{"role": "user", "content": "x"}, result], NO_TOOLS)
+        except PolicyError:
+            return True
+
+    def _key(self, chat: Sequence[Chat]) -> Hashable:
+        """Equal for conversations that are written alike; quick where all is text."""
+        return tuple(
+            (message["role"], message["content"], *(message.get(name) for name in self._seen))
+            if isinstance(message.get("content"), str) and not message.keys() - _PLAIN
+            else json.dumps(message, sort_keys=True)
+            for message in chat
+        )
+
     def _marked(self, message: Chat) -> Chat:
         if message["role"] not in _OF_THE_WORLD or not self._control.search(message["content"]):
             return message
         return {**message, "content": mark_control_tokens(message["content"], self._control)}
 
 
-def _key(chat: Sequence[Chat]) -> Hashable:
-    """Equal for equal conversations; quick where all is text."""
-    return tuple(
-        (message["role"], message["content"], message.get("tool_call_id"), message.get("name"))
-        if isinstance(message.get("content"), str) and not message.keys() - _PLAIN
-        else json.dumps(message, sort_keys=True)
-        for message in chat
-    )
+def _of_characters(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
-_PLAIN = {"role", "content", "tool_call_id", "name"}
+_NAMES = ("tool_call_id", "name")
+_PLAIN = {"role", "content", *_NAMES}
 
 
 def to_chat(message: Message, tool_role: str = "tool") -> Chat:

@@ -7,7 +7,7 @@ is alone allowed costs no forward pass.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +34,32 @@ class TokenConstraint(Protocol):
         """Take note of the token that came."""
 
 
-class _Node(NamedTuple):
-    """A place in the trie: what may come, where each leads, and what is said once nothing may follow."""
+class _Node:
+    """A place in the trie: what may come, and where each leads, made when somebody goes there.
 
-    allowed: TokenIds
-    then: dict[int, _Node]
-    text: str | None
+    Attributes:
+        allowed: what may come.
+        text: what is said once nothing may follow; None before.
+    """
+
+    __slots__ = ("_depth", "_parts", "_then", "allowed", "text")
+
+    def __init__(self, choices: list[tuple[tuple[int, ...], str]], depth: int) -> None:
+        """The place that these choices, which are sorted and agree in their first `depth` tokens, go through."""
+        self._depth, self._then = depth, dict[int, _Node]()
+        self._parts: dict[int, list[tuple[tuple[int, ...], str]]] = {}
+        self.text = choices[0][1] if len(choices[0][0]) == depth else None
+        if self.text is None:
+            for choice in choices:
+                self._parts.setdefault(choice[0][depth], []).append(choice)
+        self.allowed: TokenIds = np.array(list(self._parts), dtype=np.int64)
+
+    def then(self, token_id: int) -> _Node | None:
+        """Where a token leads; None where it may not come."""
+        found = self._then.get(token_id)
+        if found is None and token_id in self._parts:
+            found = self._then[token_id] = _Node(self._parts[token_id], self._depth + 1)
+        return found
 
 
 class ChoiceTrie:
@@ -71,17 +91,7 @@ class ChoiceTrie:
             by_ids[key] = text
         self.longest = max(map(len, by_ids))
         """Tokens of the longest choice, with the stop token."""
-        self.root = _node(sorted(by_ids.items()), 0)
-
-
-def _node(choices: list[tuple[tuple[int, ...], str]], depth: int) -> _Node:
-    """The place that these choices, which are sorted and agree in their first `depth` tokens, go through."""
-    if len(choices) == 1 and len(choices[0][0]) == depth:
-        return _Node(np.zeros(0, dtype=np.int64), {}, choices[0][1])
-    parts: dict[int, list[tuple[tuple[int, ...], str]]] = {}
-    for ids, text in choices:
-        parts.setdefault(ids[depth], []).append((ids, text))
-    return _Node(np.array(list(parts), dtype=np.int64), {i: _node(part, depth + 1) for i, part in parts.items()}, None)
+        self.root = _Node(sorted(by_ids.items()), 0)
 
 
 class Choices:
@@ -112,6 +122,7 @@ class Choices:
         Raises:
             PolicyError: it continues no choice.
         """
-        if token_id not in self._node.then:
+        node = self._node.then(token_id)
+        if node is None:
             raise PolicyError(f"token {token_id} is none of the allowed {self._node.allowed.tolist()}")
-        self._node = self._node.then[token_id]
+        self._node = node

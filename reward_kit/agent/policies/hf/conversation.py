@@ -20,7 +20,7 @@ _REASONED = "</think>"
 def tools_given(specs: Sequence[ToolSpec] | None) -> Tools:
     """The tools of a turn, under a key that says what they are."""
     # Not compared with those of the turn before: a world may change its specifications in place.
-    return Tools(json.dumps(specs, default=str), specs) if specs else NO_TOOLS
+    return Tools(json.dumps(specs, default=str, ensure_ascii=False), specs) if specs else NO_TOOLS
 
 
 class Prompt(NamedTuple):
@@ -52,7 +52,7 @@ class Conversation:
         self._first: list[Chat] = []
         self._chat: list[Chat] = []
         self._tools = NO_TOOLS
-        self._ended = False
+        self._ended = self._asks = False
         self._reasoned: set[bool] = set()  # of the answers that stand in the context as they were sampled
 
     def prompt(self, observation: Sequence[Message], tools: Tools) -> Prompt:
@@ -70,8 +70,10 @@ class Conversation:
             self._first = self._chat = [to_chat(message, self._tool_role) for message in observation]
             return self._begin(self._layout.whole(self._chat, tools), tools, None)
         seen = len(self._chat)
+        if self._asks and len(observation) == seen and tools.key == self._tools.key:
+            return Prompt(list(self._ids), None)  # it was asked before, and nobody answered
         new = [to_chat(message, self._tool_role) for message in observation[seen:]]
-        if len(observation) < seen or any(chat["role"] == "assistant" for chat in new):
+        if self._asks or len(observation) < seen or any(chat["role"] == "assistant" for chat in new):
             self._first = self._chat = [to_chat(message, self._tool_role) for message in observation]
             return self._begin(self._layout.anew(self._chat, tools), tools, CONVERSATION_CHANGED)
         reason = self._why_anew(new, tools)
@@ -81,6 +83,7 @@ class Conversation:
         added = self._layout.delta(new, tools).ids
         # The end token was sampled; where it was not, because the answer was cut, the template's stands here.
         self._ids += added[1:] if self._ended and added and added[0] in self._stop_ids else added
+        self._asks = True
         return Prompt(list(self._ids), None)
 
     def answered(self, token_ids: Sequence[int], text: str) -> None:
@@ -91,12 +94,13 @@ class Conversation:
             text: without the token that ended it.
         """
         self._ids += token_ids
+        self._asks = False
         self._chat = [*self._chat, {"role": "assistant", "content": text}]
         self._ended = bool(token_ids) and token_ids[-1] in self._stop_ids
         self._reasoned.add(_REASONED in text)
 
     def _begin(self, whole: Delta, tools: Tools, reason: str | None) -> Prompt:
-        self._ids, self._tools, self._reasoned = list(whole.ids), tools, set()
+        self._ids, self._tools, self._reasoned, self._asks = list(whole.ids), tools, set(), True
         return Prompt(list(self._ids), reason)
 
     def _why_anew(self, new: Sequence[Chat], tools: Tools) -> str | None:

@@ -36,6 +36,7 @@ QUIET_PASSES = 8
 
 class _Publication(NamedTuple):
     state_dict: Mapping[str, Tensor]
+    value_head: Mapping[str, Tensor]
     version: int
     done: asyncio.Future[None]
 
@@ -76,7 +77,7 @@ class Engine:
         self._model = RowModel(model, max_slots, max_context)
         self._running = Running(self._model, stop_ids, value_head, tokens_per_forward)
         self._running.version = version
-        self._lockstep = lockstep
+        self._lockstep, self._value_head = lockstep, value_head
         self._open: set[Slot] = set()
         self._callers: dict[Turn, asyncio.Event] = {}  # who waits for what
         self._waiting: list[Turn] = []  # the event loop adds to it at any time
@@ -177,17 +178,24 @@ class Engine:
         self._has_news |= slot.turn is not None
         self._wake()
 
-    async def publish(self, state_dict: Mapping[str, Tensor], version: int) -> None:
+    async def publish(
+        self, state_dict: Mapping[str, Tensor], version: int, *, value_head: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Act with other weights from the next turn on; returns when they are in place.
 
         Turns that run are finished with the weights they began with, and none begins before the swap.
+
+        Args:
+            state_dict: all weights of the model; they may not change before this returns.
+            version: their name.
+            value_head: those of the value head; without them it stays as it is.
 
         Raises:
             PolicyError: the weights do not fit the model, or the engine is closed.
         """
         self._check_open()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._published.append(_Publication(state_dict, version, done))
+        self._published.append(_Publication(state_dict, value_head or {}, version, done))
         self._wake()
         await done
 
@@ -310,7 +318,7 @@ class Engine:
 
     def _load(self, publication: _Publication) -> None:
         with self._alone:
-            self._model.load(publication.state_dict)
+            self._model.load(publication.state_dict, self._value_head, publication.value_head)
             self._running.publish(publication.version)
 
     def _end_publications(self) -> None:

@@ -80,27 +80,32 @@ class RowModel:
         self._hook.remove()
         self._attend_with(self._own_attention)
 
-    def load(self, state_dict: Mapping[str, Tensor]) -> None:
+    def load(
+        self,
+        state_dict: Mapping[str, Tensor],
+        value_head: nn.Module | None = None,
+        head_state: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Take over weights, all or none.
 
+        Args:
+            state_dict: of the model.
+            value_head: stands beside the model.
+            head_state: of the value head; none leaves it as it is.
+
         Raises:
-            PolicyError: names or shapes are not those of the model.
+            PolicyError: names or shapes are not those of the model or the value head.
         """
         own = self._model.state_dict()
-        given = {own[name].data_ptr() for name in state_dict if name in own}
-        problems = [f"unknown {name}" for name in state_dict if name not in own]
-        # Of tied weights one name is enough.
-        problems += [f"missing {name}" for name in own if name not in state_dict and own[name].data_ptr() not in given]
-        problems += [
-            f"{name} is {tuple(new.shape)}, not {tuple(own[name].shape)}"
-            for name, new in state_dict.items()
-            if name in own and new.shape != own[name].shape
-        ]
+        problems = _misfits(own, state_dict)
+        heads = value_head.state_dict() if value_head is not None else {}
+        problems += [f"{problem} of the value head" for problem in _misfits(heads, head_state)] if head_state else []
         if problems:
             raise PolicyError(f"the weights do not fit the model: {', '.join(problems[:5])}")
         with torch.no_grad():
-            for name, new in state_dict.items():
-                own[name].copy_(new)
+            for target, given in ((own, state_dict), (heads, head_state or {})):
+                for name, new in given.items():
+                    target[name].copy_(new)
 
     @torch.inference_mode()
     def run(self, rows_B: Ints, counts_B: Ints, picked: tuple[Ints, Ints]) -> Outcome:
@@ -113,7 +118,8 @@ class RowModel:
         """
         slots, new = self.slots, NewTokens(rows_B, self.slots.held_R[rows_B], counts_B)
         kind = PackedChunk if self.is_packed else PaddedChunk
-        slots.chunk = chunk = kind(new, slots.ids_RC, picked, self._like)
+        slots.reserve(int(rows_B.max()) + 1, int((new.starts_B + counts_B).max()))
+        slots.chunk = chunk = kind(new, slots.ids_RC[:, : slots.reserved[1]], picked, self._like)
         try:
             with attending_to(chunk) if isinstance(chunk, PackedChunk) else nullcontext():
                 output = self._model(**chunk.inputs, past_key_values=slots, use_cache=True)
@@ -180,3 +186,16 @@ class RowModel:
         hidden = self.run(np.arange(lines), rest_B, (np.arange(lines), rest_B - 1)).hidden_PH
         slots.forget()
         return hidden
+
+
+def _misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+    """What keeps weights from being taken over."""
+    places = {own[name].data_ptr() for name in given if name in own}
+    problems = [f"unknown {name}" for name in given if name not in own]
+    # Of tied weights one name is enough.
+    problems += [f"missing {name}" for name in own if name not in given and own[name].data_ptr() not in places]
+    return problems + [
+        f"{name} is {tuple(new.shape)}, not {tuple(own[name].shape)}"
+        for name, new in given.items()
+        if name in own and new.shape != own[name].shape
+    ]

@@ -1,8 +1,9 @@
-"""Keys and values of many contexts in preallocated rows, as a cache that `transformers` models write to and read from.
+"""Keys and values of many contexts in rows, as a cache that `transformers` models write to and read from.
 
 A row holds one context: the token ids and, for a prefix of them, keys and values of every layer. It lives as long as
 its session, so that a turn computes only what is new since the turn before. A forward pass takes some of the rows, each
-with its own number of new tokens: a `Chunk`.
+with its own number of new tokens: a `Chunk`. Memory is taken for as many rows and positions as were ever needed at
+once, not for all that there may be: those of a model with a context of 131,072 tokens would fit no machine.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 Ints = NDArray[np.int64]
+_POSITIONS = 256
+"""Positions of a row for which memory is taken at first."""
 
 
 class Chunk(Protocol):
@@ -41,7 +44,7 @@ class Chunk(Protocol):
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's keys and values, (R, C, heads, width) each: R rows of C positions."""
+    """One layer's keys and values, (R, C, heads, width) each: R rows of C positions, as many as are reserved."""
 
     def __init__(self, slots: KVSlots) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -49,11 +52,27 @@ class SlotLayer(CacheLayerMixin):
         self.stores: tuple[Tensor, Tensor] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take memory for all rows, zeroed: also what is masked must be finite."""
-        shape = (self._slots.rows, self._slots.capacity)
+        """Take memory for what is reserved, zeroed: also what is masked must be finite."""
+        shape = self._slots.reserved
         keys, values = (states.new_zeros(*shape, *states.shape[1::2]) for states in (key_states, value_states))
         self.keys, self.values, self.stores = keys, values, (keys, values)
         self.is_initialized = True
+
+    def grow(self, reserved: tuple[int, int]) -> None:
+        """Take memory for so many rows and positions, and keep what is held."""
+        if self.stores is None:
+            return
+        rows, positions = self.stores[0].shape[:2]
+        grown = [store.new_zeros(*reserved, *store.shape[2:]) for store in self.stores]
+        for new, store in zip(grown, self.stores, strict=True):
+            new[:rows, :positions] = store
+        self.keys, self.values = grown
+        self.stores = self.keys, self.values
+
+    def drop(self) -> None:
+        """Give all memory back, with what is held."""
+        self.keys = self.values = self.stores = None
+        self.is_initialized = False
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write (B, heads, T, width) of the chunk at hand; the result is what its tokens may look at."""
@@ -91,6 +110,7 @@ class KVSlots(Cache):
         capacity: positions in a row.
         ids_RC: the tokens of each row.
         held_R: for how many of them, from the first, keys and values are there.
+        reserved: rows and positions for which there is memory.
         chunk: what the forward pass at hand computes.
     """
 
@@ -98,9 +118,33 @@ class KVSlots(Cache):
         self._layers = [SlotLayer(self) for _ in range(layers)]
         super().__init__(layers=[*self._layers])
         self.rows, self.capacity = rows, capacity
+        self.reserved = (1, min(capacity, _POSITIONS))
         self.ids_RC: Ints = np.zeros((rows, capacity), dtype=np.int64)
         self.held_R: Ints = np.zeros(rows, dtype=np.int64)
         self.chunk: Chunk | None = None
+
+    def reserve(self, rows: int, positions: int) -> None:
+        """See that there is memory for the first `rows`, and in each for so many positions."""
+        had_rows, had_positions = self.reserved
+        if rows > had_rows:
+            had_rows = min(self.rows, max(rows, 2 * had_rows))
+        if positions > had_positions:
+            had_positions = min(self.capacity, max(positions, had_positions + had_positions // 2))
+        if (had_rows, had_positions) != self.reserved:
+            self._grow((had_rows, had_positions))
+
+    def _grow(self, reserved: tuple[int, int]) -> None:
+        layers = list(self._layers)
+        try:
+            while layers:
+                layers[-1].grow(reserved)
+                layers.pop()
+            self.reserved = reserved
+        finally:
+            if layers:  # there is no memory, and some layers have other rows than the rest
+                self.forget()
+                for layer in self._layers:
+                    layer.drop()
 
     def common(self, row: int, ids: Ints) -> int:
         """How many tokens of `ids`, from the first, are held in `row`."""
@@ -116,6 +160,7 @@ class KVSlots(Cache):
 
     def copy_row(self, source: int, target: int, count: int) -> None:
         """Let `target` hold the first `count` tokens of `source`."""
+        self.reserve(target + 1, count)
         for layer in self._layers:
             layer.copy_row(source, target, count)
         self.ids_RC[target, :count] = self.ids_RC[source, :count]

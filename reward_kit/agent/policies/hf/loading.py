@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from reward_kit.agent.policies.hf.quiet import no_progress_bars
 from reward_kit.errors import ConfigError, boundary, did_you_mean
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,7 +38,8 @@ class Origin(NamedTuple):
         """
         with boundary(ConfigError, f"model {self.name!r}{self._how()}"):
             options: dict[str, Any] = {"local_files_only": not self.may_download, "dtype": self.dtype}
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.name, **options)
+            with no_progress_bars():
+                model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.name, **options)
             moved: Any = model
             moved.to(self.device)
         return model

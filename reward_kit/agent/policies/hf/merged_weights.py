@@ -31,5 +31,8 @@ def _merge(state: dict[str, Tensor], path: str, layer: Any) -> None:
     for key in [key for key in state if key.startswith(f"{path}.base_layer.")]:
         state[key.replace(".base_layer.", ".")] = state.pop(key)
     weight = layer.get_base_layer().weight
-    delta = sum(layer.get_delta_weight(name) for name in layer.active_adapters)
+    # What peft has merged already stands in the weight; and not every adapter has a part in every layer.
+    known = {*layer.lora_A, *layer.lora_embedding_A} - {*layer.merged_adapters}
+    names = [] if layer.disable_adapters else [name for name in layer.active_adapters if name in known]
+    delta = sum((layer.get_delta_weight(name) for name in names), torch.zeros_like(weight))
     state[f"{path}.weight"] = (weight + delta.to(weight.dtype)).detach()

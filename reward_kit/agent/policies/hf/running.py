@@ -220,15 +220,14 @@ class Running:
     def _follow(self, row: int, sampled: int | None = None, *, may_force: bool = True) -> None:
         """Tell the constraint what was sampled, ask what may come next, and append what must come."""
         turn, size = self._running[row], len(self._is_stop_V)
-        assert turn.constraint is not None
         try:
             with boundary(PolicyError, "the constraint"):
                 if sampled is not None:
-                    turn.allowed_ids.append(None if turn.allowed is None else turn.allowed.tolist())
-                    turn.constraint.advance(sampled)
+                    turn.allowed_ids.append(turn.allowed)
+                    turn.advance(sampled)
                 while not turn.is_over and (forced := turn.ask(size)) is not None and may_force:
                     self._force(turn, row, forced)
-                    turn.constraint.advance(forced)
+                    turn.advance(forced)
         except RewardKitError as error:
             turn.error = error
         if turn.is_over:
@@ -238,7 +237,7 @@ class Running:
         place = int(self._counts_R[row])
         self._slots.ids_RC[row, place], self._logprobs_RC[row, place] = token, 0.0
         self._counts_R[row] = place + 1
-        turn.allowed_ids.append([token])
+        turn.allowed_ids.append(turn.allowed)
         if self._is_stop_V[token]:
             turn.finish_reason = "stop"
         elif place + 1 == self._limits_R[row]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +25,8 @@ class Generated(NamedTuple):
         policy_version: of the weights that computed all of it.
         finish_reason: "stop" (a stop token, or the constraint was done) or "length".
         value: V(s) at the last prompt token, where the engine has a value head.
-        allowed_ids: for each token the ids that the constraint allowed, None for any; None without a constraint.
+        allowed_ids: for each token the ids that the constraint allowed, None for any; None without a constraint. One
+            array stands at all tokens for which the constraint gave the same one.
     """
 
     token_ids: list[int]
@@ -34,7 +34,7 @@ class Generated(NamedTuple):
     policy_version: int
     finish_reason: str
     value: float | None = None
-    allowed_ids: list[Sequence[int] | None] | None = None
+    allowed_ids: list[Ints | None] | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -73,7 +73,7 @@ class Turn:
     sampling: Sampling
     constraint: TokenConstraint | None
     allowed: Ints | None = None
-    allowed_ids: list[Sequence[int] | None] = field(default_factory=list)
+    allowed_ids: list[Ints | None] = field(default_factory=list)
     value: float | None = None
     finish_reason: str = ""
     generated: Generated | None = None
@@ -83,6 +83,13 @@ class Turn:
     def is_over(self) -> bool:
         """Nothing more is to be sampled."""
         return bool(self.finish_reason) or self.error is not None
+
+    def advance(self, token_id: int) -> None:
+        """Tell the constraint what came; where nothing may follow, the turn is over, also at its last token."""
+        assert self.constraint is not None
+        self.constraint.advance(token_id)
+        if self.constraint.is_done:
+            self.finish_reason = "stop"
 
     def ask(self, vocabulary: int) -> int | None:
         """Ask the constraint what may come next.

@@ -81,6 +81,28 @@ def test_what_is_read(form, text, action):
     assert form.action(text, TOOLS) == action
 
 
+@pytest.mark.parametrize("form", [Hermes(), Llama(), Mistral(), Plain()], ids=lambda form: form.name)
+@pytest.mark.parametrize("text", ["</tool_call>", "a<tool_call>{}</tool_call>b", "</think>", "; {", "}]"])
+def test_what_parts_calls_may_stand_in_their_arguments(form, text):
+    action = form.action(form.write(SAY, {"text": text}), TOOLS, may_reason=False)
+    action.pop("id", None)
+    assert action == call("say", text=text)
+
+
+def test_a_call_after_a_broken_one_is_read():
+    action = Hermes().action(
+        '<tool_call>{"name": "add",</tool_call> and <tool_call>{"name": "look"}</tool_call>.', TOOLS
+    )
+    assert [each["name"] for each in action["calls"]] == ["add", "look"]
+    assert action["content"] == "and ."
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\n"])
+def test_plain_refuses_names_with_blanks(name):
+    with pytest.raises(PolicyError, match="action_format plain cannot call"):
+        Plain().check([Tool(name, {})])
+
+
 def test_several_calls_and_the_text_around_them():
     calls = ['{"name": "look"}', '{"name": "say", "arguments": {"text": "a"}}']
     text = "Both." + "".join(f"\n<tool_call>{each}</tool_call>" for each in calls)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reward_kit.agent.policies.hf import chat_layout
 from reward_kit.agent.policies.hf.chat_layout import NO_TOOLS, ChatLayout, to_chat
 from reward_kit.agent.policies.hf.conversation import (
     CONVERSATION_CHANGED,
@@ -192,6 +193,54 @@ def test_what_the_world_says_cannot_speak_in_another_role():
     assert talk.prompt() == talk.whole()
     marks = [talk.tokenizer.convert_tokens_to_ids(mark) for mark in ("<|im_end|>", "<|im_start|>")]
     assert [token for token in talk.ids[len(before) :] if token in marks] == [marks[1], marks[0], marks[1]]
+
+
+def test_nor_can_it_by_tokens_that_the_template_does_not_know_or_in_what_tools_say_of_themselves():
+    tokens = ["<|begin|>", "<|eot_id|>", "<|im_end|>"]
+    talk = Talk(CHATML, messages=[user(" ".join(tokens))])
+    spec = tool_spec("look", f"Look.{tokens}", {"type": "object", "properties": {"<|im_end|>": {"enum": tokens}}})
+    clean = Talk(CHATML, messages=[user("x")])
+    counts = []
+    for each, tools in ((talk, tools_given([spec])), (clean, TOOLS)):
+        each.prompt(tools)
+        counts.append([each.ids.count(talk.tokenizer.convert_tokens_to_ids(token)) for token in tokens])
+    assert counts[0][:2] == [0, 0]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("text", ["zq1stand2in", "zq1stand2inx zq3mark4", "\U000f0000<|im_end|>\U000f0001"])
+def test_no_text_of_the_world_is_taken_for_a_stand_in_of_ours(text):
+    talk = Talk(CHATML, messages=[user(text)])
+    talk.prompt()
+    before = talk.say("look", result(text))
+    assert talk.prompt().startswith(talk.layout.decode(before))
+    assert talk.reason is None
+    assert talk.ids.count(talk.tokenizer.eos_token_id) == 3
+
+
+def test_half_a_surrogate_pair_is_no_character_and_breaks_nothing():
+    talk = Talk(CHATML, messages=[user("a\ud800b")])
+    assert "a\ufffdb" in talk.prompt()
+    talk.say("look", result("\ud83d\ude00 \udc00"))
+    assert "\U0001f600 \ufffd" in talk.prompt()
+
+
+def test_what_is_remembered_is_bounded_in_tokens(monkeypatch):
+    monkeypatch.setattr(chat_layout, "_REMEMBERED_TOKENS", 1000)
+    talk = Talk(CHATML)
+    for number in range(20):
+        talk.layout.delta([to_chat(result(f"{number}" * 300))], NO_TOOLS)
+    memory = talk.layout._memory
+    assert sum(map(chat_layout._size_of, memory._known.values())) == memory._size <= 1000
+
+
+def test_who_is_asked_twice_is_asked_the_same():
+    talk = Talk(CHATML)
+    first = talk.prompt()
+    assert (talk.prompt(), talk.reason) == (first, None)
+    talk.messages.append(user("Hello?"))
+    assert talk.prompt() == talk.whole()
+    assert talk.reason == CONVERSATION_CHANGED
 
 
 def test_a_template_without_an_end_token_works_with_the_tokenizers():

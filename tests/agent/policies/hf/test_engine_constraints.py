@@ -12,6 +12,7 @@ import torch
 
 from reward_kit.agent.policies.hf.engine import Engine
 from reward_kit.agent.policies.hf.sampling import Sampling
+from reward_kit.agent.policies.hf.turns import Generated
 from reward_kit.errors import PolicyError
 from tests.agent.policies.hf.test_engine import GREEDY, STOP, Counting, running
 from tests.agent.policies.hf.tiny_models import full_logits, tiny_model
@@ -38,6 +39,11 @@ class Pattern:
         self._next += 1
 
 
+def listed(turn: Generated) -> list[list[int] | None]:
+    assert turn.allowed_ids is not None
+    return [None if ids is None else ids.tolist() for ids in turn.allowed_ids]
+
+
 async def test_what_was_allowed_is_recorded_and_the_logprobs_are_of_it() -> None:
     model, prompt = tiny_model(), [1, 2, 3, 4]
     places = [[5, 6, 7], ANY, [8, 9], [10], [11, 12, 13]]
@@ -59,7 +65,7 @@ async def test_what_was_allowed_is_recorded_and_the_logprobs_are_of_it() -> None
             assert turn.allowed_ids is None
             continue
         count = len(turn.token_ids)
-        assert turn.allowed_ids == places[:count]
+        assert listed(turn) == places[:count]
         assert turn.finish_reason == "stop"
         assert count == 5 or turn.token_ids[-1] == STOP
         logits_TV = full_logits(model, [[*prompt, number, *turn.token_ids]], "right")[0] / 0.8
@@ -104,7 +110,7 @@ async def test_forced_tokens_keep_to_the_limit(limit: int) -> None:
             engine.open("a", 0), [1], max_new_tokens=limit, sampling=GREEDY, constraint=Pattern([4, 5], [6], [7], [8])
         )
     assert (len(turn.token_ids), turn.finish_reason) == (limit, "length")
-    assert turn.allowed_ids == [[4, 5], [6], [7]][:limit]
+    assert listed(turn) == [[4, 5], [6], [7]][:limit]
 
 
 async def test_a_forced_stop_token_ends_the_turn() -> None:
@@ -153,4 +159,23 @@ async def test_an_array_of_ids_is_as_good_as_a_list() -> None:
         turn = await engine.generate(
             engine.open("a", 0), [1], max_new_tokens=2, sampling=GREEDY, constraint=Pattern(np.array([4, 5]), [6, 7])
         )
-    assert turn.allowed_ids == [[4, 5], [6, 7]]
+    assert listed(turn) == [[4, 5], [6, 7]]
+
+
+async def test_the_same_array_is_recorded_where_the_constraint_gave_the_same() -> None:
+    ids = np.arange(2, 60)
+    async with running(tiny_model()) as engine:
+        turn = await engine.generate(
+            engine.open("a", 0), [1], max_new_tokens=3, sampling=GREEDY, constraint=Pattern(ids, ids, ids)
+        )
+    assert turn.allowed_ids is not None
+    assert {id(each) for each in turn.allowed_ids} == {id(ids)}
+
+
+@pytest.mark.parametrize("last", [[8, 9], [8]])
+async def test_a_constraint_that_is_done_at_the_limit_has_stopped(last: list[int]) -> None:
+    async with running(tiny_model()) as engine:
+        turn = await engine.generate(
+            engine.open("a", 0), [1], max_new_tokens=2, sampling=GREEDY, constraint=Pattern([4, 5], last)
+        )
+    assert (len(turn.token_ids), turn.finish_reason) == (2, "stop")

@@ -197,3 +197,34 @@ def test_a_window_that_padded_rows_cannot_keep_is_refused_with_what_to_do() -> N
     )
     with pytest.raises(ConfigError, match="set max_context to 16"):
         Engine(Gemma2ForCausalLM(config), stop_ids=[], max_context=20)
+
+
+async def test_memory_is_taken_for_what_is_needed_and_not_for_what_there_may_be() -> None:
+    model = tiny_model()
+    model.config.max_position_embeddings = 10**6
+    async with running(model, stop_ids=[], max_context=10**6, max_slots=500) as engine:
+        slots = [engine.open(number, number) for number in range(3)]
+        await asyncio.gather(*(engine.generate(slot, [1, 2], **LONG) for slot in slots))
+        await engine.generate(slots[0], [3] * 400, **LONG)
+        for store in engine._model.slots._layers[0].stores or ():
+            assert store.shape[0] <= 4 and 500 <= store.shape[1] <= 1000
+
+
+async def test_where_memory_runs_out_nothing_is_held_and_shorter_turns_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    model.config.max_position_embeddings = 1000
+    short = {"max_new_tokens": 4, "sampling": GREEDY}
+    async with running(model, stop_ids=[], max_context=1000) as engine:
+        layers, slot = engine._model.slots._layers, engine.open("a", 0)
+        before = await engine.generate(slot, [1, 2, 3], **short)
+
+        def no_memory(_: tuple[int, int]) -> None:
+            raise MemoryError("cannot allocate")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(layers[0], "grow", no_memory)
+            with pytest.raises(PolicyError, match="cannot allocate"):
+                await engine.generate(slot, [3] * 400, **LONG)
+            assert all(layer.stores is None for layer in layers)
+            assert await engine.generate(slot, [1, 2, 3], **short) == before
+        assert len((await engine.generate(slot, [3] * 400, **LONG)).token_ids) == 100

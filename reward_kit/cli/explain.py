@@ -1,0 +1,39 @@
+"""`reward-kit explain`: what a train file comes to, before anything is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import click
+
+from reward_kit.rl.training.explain import explained
+from reward_kit.rl.training.plan import load_plan
+from reward_kit.runs.overrides import parse_override
+
+
+@click.command(name="explain")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option(
+    "-T",
+    "--set",
+    "overrides",
+    multiple=True,
+    envvar="REWARD_KIT_EXPLAIN_SET",
+    metavar="KEY=VALUE",
+    help="Set a key of the train file (dotted for inner; task.KEY for one of the task).",
+)
+def command(config: Path, overrides: tuple[str, ...]) -> None:
+    """Say what CONFIG, a train file, comes to: batches, credit and loss in words and formulas, with their values.
+
+    A key that nothing reads is refused, with its line and the nearest key that there is.
+
+    \b
+    Examples:
+      reward-kit explain train.yaml
+      reward-kit explain train.yaml -T ppo.loss=gspo
+    """
+    with contextlib.redirect_stdout(sys.stderr):
+        plan = load_plan(config, dict(parse_override(item) for item in overrides))
+    click.echo(explained(plan))

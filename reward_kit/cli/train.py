@@ -1,0 +1,169 @@
+"""`reward-kit train`: from a train file to a better policy, with everything on disk that a resume needs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+
+from reward_kit.cli.outcome import allow_many_connections, display_kind, interruptible, log_to
+from reward_kit.errors import ConfigError
+from reward_kit.processes import LOG_FOLDER
+from reward_kit.rl.training.carry_out import Outcome, carry_out
+from reward_kit.rl.training.display import TrainingDisplay
+from reward_kit.rl.training.explain import explained
+from reward_kit.rl.training.plan import TrainingPlan, load_plan
+from reward_kit.rl.training.run_folder import RunFolder, header_of, latest_training, training_of
+from reward_kit.rl.training.session import INTERRUPTED
+from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.overrides import parse_override
+from reward_kit.runs.plan import Control
+from reward_kit.runs.redaction import Redaction, without_hidden
+from reward_kit.runs.resources import check_world
+from reward_kit.runs.store import new_run_path
+
+_LATEST = "latest"
+_CHANGEABLE = ("updates", "checkpoints", "early_stop", "logs", "threads")
+
+
+@click.command(name="train")
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "-T",
+    "--set",
+    "overrides",
+    multiple=True,
+    envvar="REWARD_KIT_TRAIN_SET",
+    metavar="KEY=VALUE",
+    help="Set a key of the train file (dotted for inner; task.KEY for one of the task).",
+)
+@click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
+@click.option("--resume", is_flag=False, flag_value=_LATEST, metavar="[RUN]", help="Go on; default: the latest run.")
+@click.option("--force", is_flag=True, help="With --resume: go on though the files changed.")
+@click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="REWARD_KIT_TRAIN_JSON",
+    help="Print the summary as JSON on standard output.",
+)
+@click.option("--dry-run", is_flag=True, help="Check everything, say what would be trained, write nothing.")
+def command(
+    config: Path | None,
+    overrides: tuple[str, ...],
+    log_dir: Path,
+    resume: str | None,
+    force: bool,
+    display: str | None,
+    as_json: bool,
+    dry_run: bool,
+) -> None:
+    """Train a policy as CONFIG, a YAML file, says. Ctrl-C stops after the update at hand; --resume goes on.
+
+    \b
+    Examples:
+      reward-kit train train.yaml
+      reward-kit train train.yaml -T ppo.lr=1e-4 -T pipeline=one_step_off
+      reward-kit train --resume
+    """
+    # What a user's code prints must not mix with the summary on standard output.
+    with contextlib.redirect_stdout(sys.stderr):
+        given, path = dict(parse_override(item) for item in overrides), None
+        if resume is not None:
+            path = _run_to_resume(resume, config, log_dir)
+            plan = _plan_to_resume(path, given, force)
+        elif config is None:
+            raise click.UsageError("name a train file, or give --resume")
+        elif force:
+            raise click.UsageError("--force goes with --resume")
+        else:
+            plan = load_plan(config, given)
+        _check_world(plan)
+    if dry_run:
+        click.echo(json.dumps({"dry_run": True, "run": plan.name}) if as_json else explained(plan))
+        click.echo("Nothing was written.", err=True)
+        return
+    if path is None:
+        path = new_run_path(log_dir, plan.name)
+        RunFolder.create(path, header_of(path.name, plan))
+    sys.exit(_train(plan, path, display, as_json))
+
+
+def _check_world(plan: TrainingPlan) -> None:
+    anyio.run(check_world, plan.task.definition, plan.samples, plan.task.path)
+    for note in plan.task.notes:
+        click.echo(note, err=True)
+    if (held_out := plan.held_out) is not None:
+        anyio.run(check_world, held_out.task.definition, held_out.samples, held_out.task.path)
+
+
+def _run_to_resume(resume: str, config: Path | None, log_dir: Path) -> Path:
+    path = Path(resume) if resume != _LATEST else latest_training(log_dir, load_plan(config).name if config else None)
+    if not (path / FILE).is_file():
+        raise ConfigError(f"--resume: {path} is no run; name a folder with a {FILE}, or none for the latest")
+    return path
+
+
+def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> TrainingPlan:
+    """The plan of a run that goes on, with what a resume may change.
+
+    Raises:
+        ConfigError: something would change that the earlier updates were made with.
+    """
+    header = RunHeader.read(path)
+    training = training_of(header, path)
+    for key in given:
+        if key.partition(".")[0] not in _CHANGEABLE:
+            raise ConfigError(
+                f"-T {key} cannot be changed by --resume; start a new run. These can: {', '.join(_CHANGEABLE)}"
+            )
+    before = without_hidden(training.overrides)
+    plan = load_plan(Path(training.train_path), before)
+    if changed := sorted(name for name, digest in plan.digests.items() if header.digests.get(name) != digest):
+        told = f"{path} cannot go on as it began, because these changed: {', '.join(changed)}"
+        if not force:
+            raise ConfigError(f"{told}. Start a new run, undo the change, or go on all the same with --force")
+        click.echo(f"--force: {told}", err=True)
+    return load_plan(Path(training.train_path), {**before, **given}) if given else plan
+
+
+def _train(plan: TrainingPlan, path: Path, display: str | None, as_json: bool) -> int:
+    shown = TrainingDisplay(display_kind(display), plan.config.updates)
+
+    def stoppable(control: Control, watching: TrainingDisplay) -> AbstractAsyncContextManager[None]:
+        return interruptible(control, watching, None)
+
+    async def run() -> Outcome:
+        with shown, contextlib.redirect_stdout(sys.stderr):
+            return await carry_out(plan, folder, shown, stoppable)
+
+    allow_many_connections()
+    # Bars of libraries that load and write weights would be drawn over ours.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    with RunFolder(path) as folder:
+        log_to(path / "run.log", Redaction())
+        LOG_FOLDER.set(path / "logs")
+        outcome = anyio.run(run)
+    return _end(path, outcome, as_json)
+
+
+def _end(path: Path, outcome: Outcome, as_json: bool) -> int:
+    if as_json:
+        click.echo(json.dumps({"run": str(path), "status": outcome.status, **outcome.summary}))
+    elif (best := outcome.summary.get("best")) is not None:
+        click.echo(f"best {outcome.summary['metric']} {best:.3f} after update {outcome.summary['best_update']}")
+    click.echo(f"Written to {path}", err=True)
+    if outcome.status != INTERRUPTED:
+        return 0
+    click.echo(f"Go on with:  {shlex.join(['reward-kit', 'train', '--resume', str(path)])}", err=True)
+    return 130

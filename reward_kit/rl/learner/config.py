@@ -1,0 +1,255 @@
+"""The options of the PPO learner, each checked when the configuration is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, get_args
+
+import torch
+
+from reward_kit.credit.options import check_choice, check_number
+from reward_kit.errors import ConfigError
+from reward_kit.rl.learner.lora import LoRAOptions
+from reward_kit.rl.learner.off_policy import OffPolicyLimits
+from reward_kit.rl.losses import Aggregation
+from reward_kit.rl.losses.importance import Level
+from reward_kit.rl.losses.kl import KLEstimator
+from reward_kit.rl.losses.policy import BeyondCap, ClipRange
+
+LossName = Literal["ppo", "gspo", "cispo", "decoupled"]
+OldLogprobs = Literal["sampler", "recomputed"]
+OldValues = Literal["recorded", "recomputed"]
+Schedule = Literal["constant", "linear", "cosine"]
+Precision = Literal["float32", "bfloat16"]
+
+_CLIPS: dict[str, tuple[float, float]] = {
+    "ppo": (0.2, 0.2),
+    "gspo": (3e-4, 4e-4),
+    "cispo": (1.0, 4.0),
+    "decoupled": (0.2, 0.2),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPOConfig:
+    """The hyper-parameters of an update.
+
+    Attributes:
+        epochs: passes over the batch.
+        minibatch_rows: rows per optimizer step; None takes all, or what `minibatches` says.
+        minibatches: optimizer steps per epoch, of as equal numbers of rows as can be; at most one per row.
+        max_tokens_per_micro_batch: what goes through the module at once, padding included; None: 1,024 on a CPU, whose
+            caches hold no more, and 16,384 on an accelerator. A row that is longer goes alone. It changes memory and
+            speed, and no gradient.
+        loss: which policy loss; see `rl.losses.policy`.
+        clip_low: how far below 1 the probability ratio may be pushed; None: the loss's own default.
+        clip_high: how far above.
+        dual_clip: bounds the loss of tokens with a negative advantage, of "ppo" and "decoupled"; None: no bound.
+        aggregation: how the tokens' losses become one; None: the loss's own default.
+        norm_length: what "seq-mean-token-sum-norm" divides by.
+        old_logprobs: what the ratio is taken to: the sampler's log-probabilities, or the module's own before the
+            update, which cost a forward pass. "decoupled" and importance weights recompute them in any case.
+        importance: truncated importance weights from the sampler to the recomputed log-probabilities, of each token or
+            of its sequence; None: none.
+        importance_cap: the greatest such weight.
+        decoupled_cap: the greatest weight of "decoupled".
+        beyond_cap: what becomes of a token beyond it.
+        kl_coefficient: of the divergence from the reference, in the loss.
+        kl_kind: its estimator.
+        kl_target: the `kl_sequence` that an adaptive coefficient holds; None: the coefficient is constant.
+        kl_horizon: over how many rows an adaptive coefficient may change by a fifth.
+        entropy_coefficient: of the entropy bonus.
+        value_coefficient: of the critic's loss, where the module has a value head.
+        value_clip: how far a value may be pushed from what it was; None: as far as it likes.
+        old_values: what it was: as the policy recorded while acting, or as the module says before the update.
+        critic_warmup: so many first updates train the value head alone.
+        lr: the learning rate.
+        value_lr: that of the value head; None: `lr`.
+        betas: of AdamW.
+        adam_epsilon: of AdamW.
+        weight_decay: of AdamW, on matrices; biases, norms and other vectors have none.
+        max_grad_norm: the gradient is scaled down to this 2-norm; None leaves it.
+        schedule: how the learning rate goes on after the warm-up, by updates.
+        warmup: so many first updates over which it rises.
+        min_lr_share: what share of `lr` the schedule ends with.
+        temperature: the logits are divided by it, as the sampler did.
+        precision: "bfloat16" runs the module in autocast; weights that are trained, and losses, are float32. None:
+            "bfloat16" for a module that is given in it, else "float32".
+        gradient_checkpointing: forget activations inside the module's layers, and compute them twice.
+        max_logits: how many logits are held at once, tokens times vocabulary; beyond it the head runs in chunks.
+        lora: train low-rank adapters instead of the module's weights.
+        limits: beyond which the off-policy ledger raises an alarm.
+
+    Raises:
+        ConfigError: a value is out of range, unknown, or would be of no use beside the others.
+    """
+
+    epochs: int = 1
+    minibatch_rows: int | None = None
+    minibatches: int | None = None
+    max_tokens_per_micro_batch: int | None = None
+    loss: LossName = "ppo"
+    clip_low: float | None = None
+    clip_high: float | None = None
+    dual_clip: float | None = None
+    aggregation: Aggregation | None = None
+    norm_length: float | None = None
+    old_logprobs: OldLogprobs = "sampler"
+    importance: Level | None = None
+    importance_cap: float = 2.0
+    decoupled_cap: float = 5.0
+    beyond_cap: BeyondCap = "exclude"
+    kl_coefficient: float = 0.0
+    kl_kind: KLEstimator = "k3+"
+    kl_target: float | None = None
+    kl_horizon: float = 10_000.0
+    entropy_coefficient: float = 0.0
+    value_coefficient: float = 0.5
+    value_clip: float | None = 0.5
+    old_values: OldValues = "recorded"
+    critic_warmup: int = 0
+    lr: float = 1e-6
+    value_lr: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    adam_epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = 1.0
+    schedule: Schedule = "constant"
+    warmup: int = 0
+    min_lr_share: float = 0.0
+    temperature: float = 1.0
+    precision: Precision | None = None
+    gradient_checkpointing: bool = False
+    max_logits: int = 2**27
+    lora: LoRAOptions | None = None
+    limits: OffPolicyLimits = field(default_factory=OffPolicyLimits)
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        _check_counts(self)
+        _check_numbers(self)
+        _check_together(self)
+
+    @property
+    def clip(self) -> ClipRange:
+        """The clip range of the loss, its defaults filled in."""
+        low, high = _CLIPS[self.loss]
+        given = (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
+        return ClipRange(*given, self.dual_clip)
+
+    @property
+    def reduction(self) -> Aggregation:
+        """The aggregation, the loss's default filled in."""
+        return self.aggregation or ("seq-mean-token-mean" if self.loss == "gspo" else "token-mean")
+
+    def for_weights(self, dtype: torch.dtype) -> PPOConfig:
+        """With the precision that is meant by None, for a module whose weights are given in this type."""
+        if self.precision is not None:
+            return self
+        return replace(self, precision="bfloat16" if dtype == torch.bfloat16 else "float32")
+
+    @property
+    def uses_sampler(self) -> bool:
+        """Whether the sampler's log-probabilities are in the loss."""
+        return self.old_logprobs == "sampler" or self.loss == "decoupled" or self.importance is not None
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the log-probabilities before the update are needed."""
+        return self.old_logprobs == "recomputed" or self.loss == "decoupled" or self.importance is not None
+
+
+_CHOICES = {
+    "loss": LossName,
+    "aggregation": Aggregation,
+    "old_logprobs": OldLogprobs,
+    "importance": Level,
+    "beyond_cap": BeyondCap,
+    "kl_kind": KLEstimator,
+    "old_values": OldValues,
+    "schedule": Schedule,
+    "precision": Precision,
+}
+_COUNTS = {"epochs": 1, "minibatch_rows": 1, "minibatches": 1, "max_tokens_per_micro_batch": 1, "max_logits": 1}
+_COUNTS |= {"critic_warmup": 0, "warmup": 0}
+_AT_LEAST_0 = ("kl_coefficient", "value_coefficient", "weight_decay", "lr", "value_lr")
+_ABOVE_0 = (
+    *("importance_cap", "decoupled_cap", "kl_target", "kl_horizon", "value_clip", "adam_epsilon", "max_grad_norm"),
+    *("temperature", "norm_length"),
+)
+
+
+def _check_choices(config: PPOConfig) -> None:
+    for name, kind in _CHOICES.items():
+        if (choice := getattr(config, name)) is not None:
+            check_choice(name, choice, get_args(kind))
+
+
+def _check_counts(config: PPOConfig) -> None:
+    for name, least in _COUNTS.items():
+        count = getattr(config, name)
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
+            raise ConfigError(f"{name} is a whole number from {least}; got {count!r}")
+
+
+def _check_numbers(config: PPOConfig) -> None:
+    for name in (*_AT_LEAST_0, *_ABOVE_0):
+        if (number := getattr(config, name)) is not None:
+            check_number(name, number, 0.0)
+            if number == 0.0 and name in _ABOVE_0:
+                raise ConfigError(f"{name} is above 0; got 0")
+    check_number("entropy_coefficient", config.entropy_coefficient)
+    check_number("min_lr_share", config.min_lr_share, 0.0, 1.0)
+    if len(config.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in config.betas):
+        raise ConfigError(f"betas are two numbers in [0, 1); got {config.betas!r}")
+    clip = config.clip.checked()
+    if config.loss in ("ppo", "decoupled") and not (clip.low < 1.0 and clip.high > 0.0):
+        raise ConfigError(f"clip_low is below 1, clip_high above 0; got {clip.low:g} and {clip.high:g}")
+
+
+def _check_together(config: PPOConfig) -> None:
+    """No option is a silent no-op."""
+    of_decoupled = [name for name in ("decoupled_cap", "beyond_cap") if _is_set(config, name)]
+    refusals = {
+        "give minibatch_rows or minibatches, not both": config.minibatch_rows and config.minibatches,
+        f"loss {config.loss!r} has no dual_clip; leave it out": config.dual_clip and config.loss in ("gspo", "cispo"),
+        f"{'/'.join(of_decoupled)} is of loss 'decoupled'; got {config.loss!r}": of_decoupled
+        and config.loss != "decoupled",
+        "loss 'decoupled' has importance weights of its own; leave importance out": config.importance
+        and config.loss == "decoupled",
+        "importance_cap caps importance weights; say importance='token'": _is_set(config, "importance_cap")
+        and not config.importance,
+        "kl_target adapts kl_coefficient, which is 0": config.kl_target and not config.kl_coefficient,
+        "norm_length is of aggregation 'seq-mean-token-sum-norm'; say both or neither": bool(config.norm_length)
+        != (config.aggregation == "seq-mean-token-sum-norm"),
+        "in critic_warmup the value head alone learns, and value_coefficient is 0": config.critic_warmup
+        and not config.value_coefficient,
+        "min_lr_share is where a schedule ends; say schedule='linear' or 'cosine'": config.min_lr_share
+        and config.schedule == "constant",
+    }
+    for message, is_refused in refusals.items():
+        if is_refused:
+            raise ConfigError(message)
+
+
+def _is_set(config: PPOConfig, name: str) -> bool:
+    default = next(one.default for one in fields(config) if one.name == name)
+    return bool(getattr(config, name) != default)
+
+
+def lr_factor(config: PPOConfig, update: int, total: int | None) -> float:
+    """What the learning rate is multiplied by.
+
+    Args:
+        config: the schedule.
+        update: counted from 0.
+        total: how many there will be; later ones have what the last one has.
+    """
+    if update < config.warmup:
+        return (update + 1) / config.warmup
+    if config.schedule == "constant" or total is None:
+        return 1.0
+    share = min((update - config.warmup) / max(total - config.warmup, 1), 1.0)
+    left = 1.0 - share if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * share))
+    return config.min_lr_share + (1.0 - config.min_lr_share) * left

@@ -1,0 +1,233 @@
+"""A module's log-probabilities, entropies and values at the tokens that take part, and nowhere else.
+
+Of most tokens of an episode no logits are needed: they are observations. A hook before the module's head picks the
+hidden states from which the others are predicted, so that the head, the most expensive layer of a small model, runs on
+those alone. What a model does to its logits afterwards, such as a soft cap, it does as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from reward_kit.errors import ConfigError
+from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.learner.last_layer import LastLayer, last_layer_of
+from reward_kit.rl.learner.training_rows import MicroBatch, Restriction
+
+AfterHead = Callable[[Tensor], Tensor]
+
+FORBIDDEN = -1e30
+"""The logit of a token that a constraint forbids: its probability is 0, and unlike -inf it makes no entropy NaN."""
+
+
+class Scores(NamedTuple):
+    """Of each token that takes part its log-probability and the entropy it was drawn with; of each action its value.
+
+    Entropies are None where they were not asked for, values without a critic.
+    """
+
+    logprobs_N: Tensor
+    entropies_N: Tensor | None
+    values_M: Tensor | None
+
+
+class Scorer:
+    """Scores the tokens of a micro-batch.
+
+    Args:
+        module: a causal language model of `transformers`, with adapters or a value head or not; or anything that maps
+            (ids_BT, attention_mask_BT) to logits_BTV.
+        config: of which `temperature`, `precision`, `max_logits` and the use of entropy are read.
+    """
+
+    def __init__(self, module: nn.Module, config: PPOConfig) -> None:
+        self.module, self._config = module, config
+        self._head: nn.Module | None = getattr(module, "get_output_embeddings", lambda: None)()
+        self._after_head: AfterHead | None = None
+        self._last_layer = self._found_last_layer()
+
+    def _found_last_layer(self) -> LastLayer | None:
+        """The layer that need not run on every token, where there is one."""
+        # A checkpointed layer runs again in the backward pass, when its hooks are gone.
+        if self._head is None or self._config.gradient_checkpointing:
+            return None
+        self.module.eval()  # as it will be scored: with dropout no two passes agree
+        with self._precision(next(self.module.parameters()).device):
+            return last_layer_of(self.module, self._head)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the module has a critic."""
+        return self._head is not None and hasattr(self.module, "value_head")
+
+    def __call__(self, part: MicroBatch, *, values_only: bool = False, entropies: bool = True) -> Scores:
+        """The scores of a part, with a graph behind them where gradients are on.
+
+        Args:
+            part: what to score.
+            values_only: only values get a gradient, and it ends at the hidden state.
+            entropies: make them too; they cost as much as the log-probabilities.
+        """
+        with self._precision(part.ids_BT.device):
+            if self._head is None:
+                logits_BTV = self.module(part.ids_BT, part.mask_BT)
+                logits_NV = logits_BTV.reshape(-1, logits_BTV.shape[-1]).index_select(0, part.before_N)
+                return Scores(*self._statistics(logits_NV, part.targets_N, part.restriction, entropies), None)
+            with torch.no_grad() if values_only else nullcontext():
+                return self._by_head(part, self._head, values_only, entropies)
+
+    def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
+        if self._config.precision != "bfloat16":
+            return nullcontext()
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+
+    def _by_head(self, part: MicroBatch, head: nn.Module, values_only: bool, entropies: bool) -> Scores:
+        chunk = max(self._config.max_logits // _vocabulary(head), 1)
+        is_whole = len(part.before_N) <= chunk
+        hidden_NH, values_M = part.mask_BT.new_zeros(0), None
+        last = self._last_layer
+
+        def pick(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            nonlocal hidden_NH, values_M
+            hidden_NH = args[0].reshape(-1, args[0].shape[-1])
+            hidden_NH = hidden_NH if last is not None else hidden_NH.index_select(0, part.before_N)
+            # Inside the module's forward, where sharded weights are at hand.
+            with torch.set_grad_enabled(torch.is_grad_enabled() or values_only):
+                values_M = self._values(hidden_NH, part.firsts_M)
+            return ((hidden_NH if is_whole else hidden_NH[:1]).unsqueeze(0), *args[1:])
+
+        handle = head.register_forward_pre_hook(pick)
+        try:
+            with nullcontext() if last is None else last.only_at(part.before_N):
+                logits_NV = self.module(input_ids=part.ids_BT, use_cache=False).logits.squeeze(0)
+        finally:
+            handle.remove()
+        if is_whole:
+            return Scores(*self._statistics(logits_NV, part.targets_N, part.restriction, entropies), values_M)
+        if self._after_head is None:
+            self._after_head = _found_after_head(self.module, head, hidden_NH[:1], logits_NV)
+        return Scores(*self._in_chunks(part, head, hidden_NH, chunk, entropies), values_M)
+
+    def _values(self, hidden_NH: Tensor, firsts_M: Tensor) -> Tensor | None:
+        if not self.has_values:
+            return None
+        value_head: Any = self.module.value_head
+        hidden_MH = hidden_NH.index_select(0, firsts_M)
+        # The head learns in float32 also where the model beside it is frozen in a narrower type.
+        first = next(value_head.parameters(), hidden_MH)
+        values: Tensor = value_head(hidden_MH.to(first.dtype))
+        return _wide(values.flatten())
+
+    def _in_chunks(
+        self, part: MicroBatch, head: nn.Module, hidden_NH: Tensor, chunk: int, entropies: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        after = self._after_head or nn.Identity()
+
+        def score(hidden: Tensor, targets: Tensor, restriction: Restriction | None) -> tuple[Tensor, Tensor | None]:
+            return self._statistics(after(head(hidden)), targets, restriction, entropies)
+
+        found = []
+        for start in range(0, len(part.targets_N), chunk):
+            stop = min(start + chunk, len(part.targets_N))
+            args = (hidden_NH[start:stop], part.targets_N[start:stop], _cut(part.restriction, start, stop))
+            # Logits are made a second time for the gradient, so that no two chunks hold theirs at once.
+            is_kept = torch.is_grad_enabled()
+            found.append(checkpoint(score, *args, use_reentrant=False) if is_kept else score(*args))
+        made = [one for _, one in found if one is not None]
+        return torch.cat([one for one, _ in found]), torch.cat(made) if made else None
+
+    def _statistics(
+        self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities and entropies, in float32 or wider."""
+        logits_NV = _wide(logits_NV)
+        if self._config.temperature != 1.0:
+            logits_NV = logits_NV / self._config.temperature
+        if restriction is not None:
+            logits_NV = restricted(logits_NV, restriction)
+        logprobs_NV = logits_NV.log_softmax(dim=-1)
+        chosen_N = logprobs_NV.gather(-1, targets_N.unsqueeze(-1)).squeeze(-1)
+        if not entropies:
+            return chosen_N, None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._config.entropy_coefficient != 0.0):
+            return chosen_N, _entropies(logprobs_NV)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _entropies(logprobs_NV: Tensor) -> Tensor:
+    # 0 · log 0 is 0 here, and NaN in floating point.
+    finite_NV = logprobs_NV.clamp(min=FORBIDDEN)
+    entropies: Tensor = -torch.linalg.vecdot(logprobs_NV.exp(), finite_NV)
+    return entropies
+
+
+def _vocabulary(head: nn.Module) -> int:
+    weight: Any = head.weight
+    return int(weight.shape[0])
+
+
+def restricted(logits_NV: Tensor, restriction: Restriction) -> Tensor:
+    """The logits with what a constraint forbade out of reach."""
+    rows_KV = logits_NV.index_select(0, restriction.tokens_K)
+    is_forbidden_SV = torch.ones(restriction.sets, rows_KV.shape[1], dtype=torch.bool, device=rows_KV.device)
+    is_forbidden_SV[restriction.owners_A, restriction.ids_A] = False
+    rows_KV = rows_KV.masked_fill(is_forbidden_SV.index_select(0, restriction.sets_K), FORBIDDEN)
+    return logits_NV.index_copy(0, restriction.tokens_K, rows_KV)
+
+
+def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction | None:
+    """What of it is about the tokens in [start, stop): of the sets only theirs, each of which is as wide as logits."""
+    if restriction is None:
+        return None
+    first, last = torch.searchsorted(restriction.tokens_K, restriction.tokens_K.new_tensor([start, stop])).tolist()
+    if first == last:
+        return None
+    used, sets_K = torch.unique(restriction.sets_K[first:last], return_inverse=True)
+    places_A = torch.searchsorted(used, restriction.owners_A).clamp(max=len(used) - 1)
+    is_used_A = used[places_A] == restriction.owners_A
+    return Restriction(
+        restriction.tokens_K[first:last] - start,
+        sets_K,
+        places_A[is_used_A],
+        restriction.ids_A[is_used_A],
+        len(used),
+    )
+
+
+def _found_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logits_1V: Tensor) -> AfterHead:
+    """What the model does to the logits after its head, tried out on one token.
+
+    Raises:
+        ConfigError: it is none of what is known.
+    """
+    with torch.no_grad():
+        plain = head(hidden_1H)
+        for after in _known_after_head(getattr(module, "config", None)):
+            if torch.allclose(after(plain).float(), logits_1V.float(), rtol=1e-3, atol=1e-6):
+                return after
+    raise ConfigError(
+        f"{type(module).__name__} changes its logits after the head in a way that is not known here; raise max_logits "
+        "above tokens times vocabulary, or lower max_tokens_per_micro_batch, so that the head runs in one piece"
+    )
+
+
+def _known_after_head(config: Any) -> list[AfterHead]:
+    """What the configuration speaks of first: of small logits a cap leaves no trace, and it counts when they grow."""
+    found: list[AfterHead] = []
+    if cap := getattr(config, "final_logit_softcapping", None):
+        found.append(lambda logits: cap * torch.tanh(logits / cap))
+    if scale := getattr(config, "logit_scale", None):
+        found.append(lambda logits: logits * scale)
+    if divisor := getattr(config, "logits_scaling", None):
+        found.append(lambda logits: logits / divisor)
+    found.append(lambda logits: logits)
+    return found

@@ -1,0 +1,102 @@
+"""A training run from its folder to its end: what `reward-kit train` does once everything is checked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from reward_kit.rl.training.display import TrainingDisplay
+from reward_kit.rl.training.logs import Logs
+from reward_kit.rl.training.plan import TrainingPlan, resolved
+from reward_kit.rl.training.run_folder import RunFolder
+from reward_kit.rl.training.session import INTERRUPTED, TrainingSession
+from reward_kit.rl.training.setup import equipped, use_threads
+from reward_kit.rl.training.state import Progress, latest_state, restore_state, threads_differ
+from reward_kit.runs.plan import Control
+from reward_kit.runs.redaction import without_secrets
+
+Interruptible = Callable[[Control, TrainingDisplay], AbstractAsyncContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        status: "complete" or "interrupted".
+        summary: what came of it, as in `summary.json`.
+    """
+
+    status: str
+    summary: dict[str, Any]
+
+
+async def carry_out(
+    plan: TrainingPlan, folder: RunFolder, display: TrainingDisplay, interruptible: Interruptible
+) -> Outcome:
+    """Train; where the folder has checkpoints, go on from the latest.
+
+    Args:
+        plan: what is trained.
+        folder: of the run, open.
+        display: shows how it goes.
+        interruptible: lets the user stop it, while its block runs.
+
+    Raises:
+        RewardKitError: it cannot go on; what was reached until the last checkpoint is kept.
+    """
+    use_threads(plan.config.threads)
+    # Episodes in flight may each wait in a thread, in their worlds or their tools, and so may each reward.
+    rollout = plan.config.rollout
+    threads = anyio.to_thread.current_default_thread_limiter()
+    threads.total_tokens = max(threads.total_tokens, 3 * rollout.samples_per_update * rollout.group_size + 64)
+    control = Control()
+    try:
+        async with interruptible(control, display):
+            with control.scope:
+                return await _train(plan, folder, display, control)
+    except BaseException:
+        updates, worked_s = _reached(folder)
+        folder.note(status="failed", updates=updates, worked_s=worked_s)
+        raise
+    updates, worked_s = _reached(folder)
+    folder.note(status=INTERRUPTED, updates=updates, worked_s=worked_s)
+    return Outcome(INTERRUPTED, {"updates": updates, "stopped": control.stop_reason})
+
+
+def _reached(folder: RunFolder) -> tuple[int, float]:
+    """The updates that a resume would not make again, and the seconds of work so far."""
+    training = (folder.header.model_extra or {}).get("training", {})
+    return int(training.get("updates", 0)), folder.header.timing.worked_s
+
+
+async def _train(plan: TrainingPlan, folder: RunFolder, display: TrainingDisplay, control: Control) -> Outcome:
+    checkpoint = latest_state(folder.checkpoints)
+    async with equipped(plan, folder.path, display.say) as equipment:
+        progress: Progress | None = None
+        if checkpoint is not None:
+            progress = await restore_state(checkpoint, equipment.pipeline)
+            display.begin_at(progress.updates)
+            if told := threads_differ(checkpoint):
+                display.say(f"going on, but not equal to the last bit to an unbroken run: {told}")
+        async with _logs(plan, folder, progress) as logs:
+            session = TrainingSession(
+                plan, equipment, folder, logs, control=control, watcher=display, progress=progress
+            )
+            status = await session.run()
+    summary = session.summary()
+    folder.write_summary(summary)
+    return Outcome(status, summary)
+
+
+@asynccontextmanager
+async def _logs(plan: TrainingPlan, folder: RunFolder, progress: Progress | None) -> AsyncIterator[Logs]:
+    done = progress or Progress()
+    config = without_secrets(resolved(plan))
+    with Logs(folder.path, plan.config.logs, config, first=done.updates + 1, metrics_size=done.metrics_size) as logs:
+        yield logs

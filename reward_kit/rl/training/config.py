@@ -1,0 +1,224 @@
+"""The train file: every key, what it means, and what it counts when it is left out.
+
+Pydantic refuses what it does not know. What is known but would have no effect in this file is refused in `plan.py`,
+where the task, the policy and the loss are at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from typing import Annotated, Any, Literal, Self, cast, get_args, get_type_hints
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+
+from reward_kit.credit.group_filter import Unscored
+from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.reward_agent.overlap.settings import Schedule
+from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.reward_manager.episode import NormalizationType
+from reward_kit.task_parts import CreditModel, PolicyModel
+
+_STRICT = ConfigDict(extra="forbid")
+
+
+def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
+    """Pydantic takes a dataclass's unknown keys in silence, and knows nothing of our errors."""
+    for place, known in unknown_keys(data, PPOConfig):
+        raise ValueError(f"{'.'.join(place)}: unknown key{did_you_mean(place[-1], known)}")
+    try:
+        return build(data)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
+def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Where a mapping, or one within it, has a key that a dataclass does not have, and the keys that it has there.
+
+    Args:
+        data: as the file has it.
+        kind: the dataclass, whose fields may be dataclasses too.
+    """
+    hints = get_type_hints(kind)
+    for key, value in data.items() if isinstance(data, dict) else ():
+        if key not in hints:
+            yield (str(key),), list(hints)
+            continue
+        inner = [one for one in (hints[key], *get_args(hints[key])) if is_dataclass(one)]
+        for place, known in unknown_keys(value, cast(type[Any], inner[0])) if inner else ():
+            yield (key, *place), known
+
+
+PPO = Annotated[PPOConfig, WrapValidator(_checked)]
+"""The keys of `ppo:` are the fields of `PPOConfig`."""
+
+
+DECIDING = (
+    *("held_out/score", "held_out/passed_share", "held_out/min", "held_out/max", "held_out/return_mean"),
+    *("score/mean", "score/passed_share", "score/min", "score/max", "episode/return_mean"),
+)
+"""The figures by which a checkpoint can be the best and training can be over; more is better in each."""
+
+
+def _known_metric(name: str) -> str:
+    if name not in DECIDING:
+        raise ValueError(f"no figure that decides anything{did_you_mean(name, DECIDING)}")
+    return name
+
+
+Metric = Annotated[str, AfterValidator(_known_metric)]
+
+
+class RolloutModel(BaseModel):
+    """What is collected for one update."""
+
+    model_config = _STRICT
+
+    samples_per_update: int = Field(default=8, ge=1, description="groups in a batch")
+    group_size: int = Field(default=8, ge=1, description="episodes of each sample, all from one start")
+    samples_per_minibatch: int | None = Field(
+        default=None, ge=1, description="groups that are trained on as soon as they are scored (minibatch, both)"
+    )
+    max_concurrency: int | None = Field(default=None, ge=1, description="episodes in flight; default: all of a batch")
+
+
+class RewardModel(BaseModel):
+    """How the task's reward is called."""
+
+    model_config = _STRICT
+
+    max_concurrency: int = Field(default=16, ge=1, description="calls in flight")
+    max_attempts: int = Field(default=1, ge=1, description="of a call that fails with provider_error")
+    cache: bool = Field(default=False, description="equal requests are scored once")
+
+
+class RewardManagerModel(BaseModel):
+    """How the scores of episodes become rewards on tokens."""
+
+    model_config = _STRICT
+
+    name: Literal["episode"] = "episode"
+    normalization_type: NormalizationType = "none"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_name_alone(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            data = {"name": data}
+        if isinstance(data, dict) and data.get("name", "episode") in ("naive", "batch", "prime", "dapo"):
+            raise ValueError(
+                f"the reward manager {data['name']!r} scores single answers by itself, one batch at a time; in "
+                "training the task's reward scores, while the machine works: name it by reward_function_path"
+            )
+        return data
+
+
+class DynamicSamplingModel(BaseModel):
+    """Collect until there are enough groups that teach something (as in DAPO)."""
+
+    model_config = _STRICT
+
+    max_collections: int = Field(default=4, ge=1, description="for one update; then the batch is smaller")
+    band: tuple[float, float] | None = Field(default=None, description="keep groups whose mean score is within it")
+    keep_step_signal: bool = Field(default=False, description="keep tied groups whose steps differ (GiGPO)")
+    unscored: Unscored = Field(default="ignore", description="ignore unscored members of a group, or drop the group")
+
+
+class EvaluationModel(BaseModel):
+    """How well the policy does on samples that it is not trained on."""
+
+    model_config = _STRICT
+
+    every: int = Field(default=10, ge=1, description="updates; also before the first and after the last")
+    rollouts: int = Field(default=1, ge=1, description="episodes of each sample")
+    task: str | None = Field(default=None, description="another task file, relative to this one")
+    dataset_path: str | None = Field(default=None, description="other samples of the same task")
+    hold_out: int | None = Field(default=None, ge=1, description="so many samples of the task, drawn by the seed")
+    limit: int | None = Field(default=None, ge=1, description="the first so many samples")
+    temperature: float | None = Field(default=None, ge=0, description="default: that of training; 0 is greedy")
+    examples: int = Field(default=0, ge=0, description="episodes shown of each evaluation, at most")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [key for key in ("task", "dataset_path", "hold_out") if getattr(self, key) is not None]
+        if len(given) != 1:
+            told = " and ".join(given) or "none"
+            raise ValueError(f"say where the samples come from, by one of task, dataset_path and hold_out; got {told}")
+        return self
+
+
+class CheckpointsModel(BaseModel):
+    """When the state is saved. It is saved at the end too, and when training is interrupted."""
+
+    model_config = _STRICT
+
+    every: int = Field(default=10, ge=1, description="updates")
+    keep: int = Field(default=2, ge=1, description="the latest so many, and the best")
+    best_by: Metric | None = Field(default=None, description="default: held_out/score, else score/mean")
+
+
+class EarlyStopModel(BaseModel):
+    """When training is over before its last update."""
+
+    model_config = _STRICT
+
+    metric: Metric = "held_out/score"
+    at_least: float
+    times: int = Field(default=1, ge=1, description="in a row")
+
+
+class WandbModel(BaseModel):
+    """Weights & Biases. It leaves the machine, so it is used only where this block is."""
+
+    model_config = _STRICT
+
+    project: str = Field(min_length=1)
+    entity: str | None = None
+    mode: Literal["online", "offline"] = "online"
+
+
+class LogsModel(BaseModel):
+    """Where figures go besides `metrics.jsonl`, which is always written."""
+
+    model_config = _STRICT
+
+    tensorboard: bool = False
+    wandb: WandbModel | None = None
+    episodes_every: int | None = Field(default=None, ge=1, description="updates; keep the episodes of those batches")
+
+
+class TrainModel(BaseModel):
+    """A train file."""
+
+    model_config = _STRICT
+
+    name: str | None = Field(default=None, min_length=1, description="of the run; default: the task's")
+    task: str | dict[str, Any] = Field(description="a task file, relative to this one, or its keys")
+    policy: PolicyModel | None = Field(default=None, description="who is trained; default: the task's policy")
+    updates: int = Field(ge=1)
+    seed: int = 0
+    threads: int | None = Field(default=None, ge=1, description="of torch; a resume is bit-equal for the same number")
+    pipeline: Schedule = Schedule.SYNC
+    rollout: RolloutModel = Field(default_factory=RolloutModel)
+    reward: RewardModel = Field(default_factory=RewardModel)
+    reward_manager: RewardManagerModel = Field(default_factory=RewardManagerModel)
+    credit: CreditModel | None = Field(default=None, description="default: the task's, else gigpo")
+    dynamic_sampling: DynamicSamplingModel | None = None
+    ppo: PPO = Field(default_factory=PPOConfig)
+    evaluation: EvaluationModel | None = None
+    checkpoints: CheckpointsModel = Field(default_factory=CheckpointsModel)
+    early_stop: EarlyStopModel | None = None
+    logs: LogsModel = Field(default_factory=LogsModel)
+
+    @property
+    def best_by(self) -> str:
+        """The metric by which a checkpoint is the best."""
+        return self.checkpoints.best_by or ("held_out/score" if self.evaluation else "score/mean")

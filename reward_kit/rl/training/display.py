@@ -1,0 +1,109 @@
+"""Progress lines of training on standard error: a line for each update, or one that is redrawn on a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Literal, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from reward_kit.rl.training.state import Progress
+
+DisplayKind = Literal["rich", "plain", "none"]
+
+
+class TrainingDisplay:
+    """Shows how training goes. Use it as a context manager.
+
+    Args:
+        kind: "rich" draws a bar besides, "plain" prints lines, "none" is silent.
+        updates: how many there will be.
+        console: where it draws, standard error by default.
+    """
+
+    def __init__(self, kind: DisplayKind, updates: int, console: Console | None = None) -> None:
+        self._kind, self._updates = kind, updates
+        self._console = console or Console(stderr=True)
+        self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
+        self._done = self._begun_with = 0
+        self._began = time.monotonic()
+        self._held_out: float | None = None
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        if self._live is not None:
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def begin_at(self, updates: int) -> None:
+        """So many updates were made before, and say nothing about the time that is left."""
+        self._done = self._begun_with = updates
+
+    def say(self, note: str) -> None:
+        """Show a note."""
+        if self._kind != "none":
+            self._console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+    def updated(self, update: int, figures: Mapping[str, float], progress: Progress) -> None:
+        """An update is made."""
+        self._done = update
+        if self._kind != "none":
+            line = self._line(update, figures, progress)
+            self._console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+    def __rich__(self) -> Table:
+        grid = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=max(self._updates, 1), completed=self._done, width=30)
+        grid.add_row(bar, Text(f"update {self._done}/{self._updates}{self._left()}"))
+        return grid
+
+    def _line(self, update: int, figures: Mapping[str, float], progress: Progress) -> str:
+        width = len(str(self._updates))
+        parts = [f"update {update:{width}}/{self._updates}", *_told(figures)]
+        if (found := figures.get("held_out/score")) is not None:
+            best = f" (best {progress.best:.3f})" if progress.best is not None and progress.best > found else ""
+            parts.append(f"held-out {found:.3f}{best}")
+        return "  ".join(parts) + self._left()
+
+    def _left(self) -> str:
+        made = self._done - self._begun_with
+        if not made or self._done >= self._updates:
+            return ""
+        seconds = (time.monotonic() - self._began) / made * (self._updates - self._done)
+        minutes, rest = divmod(round(seconds), 60)
+        hours, minutes = divmod(minutes, 60)
+        told = f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+        return f"  {told} left"
+
+
+_SHOWN = (
+    ("score/mean", "score", ".3f"),
+    ("learner/approx_kl", "kl", ".4f"),
+    ("learner/clip_fraction", "clipped", ".1%"),
+    ("learner/lag_mean", "lag", ".1f"),
+    ("overlap/hidden_share", "hidden", ".0%"),
+    ("speed/sampled_tokens_per_s", "tokens/s", ",.0f"),
+    ("time/total_s", "seconds", ".1f"),
+)
+
+
+def _told(figures: Mapping[str, float]) -> list[str]:
+    # In `sync` nothing is hidden, and to say so on every line would hide what is said.
+    shown = {name: value for name, value in figures.items() if name != "overlap/hidden_share" or value >= 0.005}
+    told = [f"{label} {shown[name]:{form}}" for name, label, form in _SHOWN if name in shown]
+    if unscored := figures.get("score/unscored"):
+        told.append(f"{unscored:.0f} unscored")
+    alarms = [name.removeprefix("learner/alarm/") for name in figures if name.startswith("learner/alarm/")]
+    return [*told, f"ALARM {', '.join(alarms)}"] if alarms else told

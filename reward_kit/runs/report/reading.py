@@ -1,0 +1,209 @@
+"""What the page knows of a run: its header, and a few facts of each episode and of its score, read from its files."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reward_kit.episodes.record import attempt_of
+from reward_kit.errors import ConfigError, StoreError, boundary
+from reward_kit.reward_agent.stats import cost_of
+from reward_kit.rewards.judging.usage import METRIC
+from reward_kit.runs.header import RunHeader
+from reward_kit.runs.store import read_episodes, read_scores
+from reward_kit.runs.summary import EpisodeRow
+
+_KEPT_TEXT = 2_000
+
+
+class Said(NamedTuple):
+    """The beginning of a text that may be of any length, and the length of the whole."""
+
+    text: str = ""
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreFacts:
+    """One line of `scores.jsonl`, in seconds since the run began.
+
+    Attributes:
+        unit: names the call that gave it, which for a batch reward is that of its group.
+        duration_s: of the last call, None where the line does not say.
+        submitted_s: when the score was asked for; None where the line is of a release that did not keep it.
+        attempts: when each call for it began and ended; none where it was known already.
+        done_s: when it was there.
+        usage: what a judge says that the score took; "" where nothing does.
+        cost_usd: the dollars of it, None where no price is known or nothing was said.
+    """
+
+    unit: str
+    duration_s: float | None = None
+    submitted_s: float | None = None
+    attempts: tuple[tuple[float, float], ...] = ()
+    done_s: float | None = None
+    usage: str = ""
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFacts:
+    """One episode, by its latest attempt.
+
+    Attributes:
+        row: what the summary is made of.
+        group_id: its group.
+        begin_s: when it began, in seconds since the run did; None where it was not collected by this run.
+        duration_s: how long it took; None where nobody knows.
+        policy_s: of that, in the policy.
+        environment_s: of that, in the environment.
+        said: what broke, else why the score is what it is.
+        score: of its line of `scores.jsonl`; None where it waits for one.
+    """
+
+    row: EpisodeRow
+    group_id: str
+    begin_s: float | None
+    duration_s: float | None
+    policy_s: float | None
+    environment_s: float | None
+    said: Said
+    score: ScoreFacts | None
+
+    @property
+    def end_s(self) -> float | None:
+        """When it stopped."""
+        return None if self.begin_s is None or self.duration_s is None else self.begin_s + self.duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """A run as far as its files tell.
+
+    Attributes:
+        path: its folder.
+        header: its `run.json`.
+        episodes: in the order of their lines.
+        earlier_attempts: lines of episodes that ran again later.
+        unfinished: episodes that a limit of the run cut off; they are no results.
+    """
+
+    path: Path
+    header: RunHeader
+    episodes: Sequence[EpisodeFacts]
+    earlier_attempts: int
+    unfinished: int
+
+    @property
+    def pass_threshold(self) -> float:
+        """A score of at least this passes."""
+        told = _number(self.header.task.get("pass_threshold"))
+        return 1.0 if told is None else told
+
+
+def read_run(path: Path) -> RunFacts:
+    """The run in a folder, of which a process may still be writing the last lines.
+
+    Raises:
+        ConfigError: it is a training run, which has no `episodes.jsonl`.
+        StoreError: a file of it is missing or damaged; the message names it.
+    """
+    header = RunHeader.read(path)
+    if "training" in (header.model_extra or {}):
+        raise ConfigError(f"{path} is a training run; its figures are in metrics.jsonl, and it has no report yet")
+    scores = {(line["rollout_id"], attempt_of(line)): line for line in map(_lean, read_scores(path))}
+    latest: dict[str, EpisodeFacts] = {}
+    earlier = 0
+    for record in read_episodes(path):
+        with boundary(StoreError, f"{path / 'episodes.jsonl'}: {record['rollout_id']} cannot be read as an episode"):
+            facts = _episode(record, header, scores.get((record["rollout_id"], attempt_of(record))))
+        known = latest.get(facts.row.rollout_id)
+        earlier += known is not None
+        if known is None or facts.row.attempt >= known.row.attempt:
+            latest[facts.row.rollout_id] = facts
+    finished = [facts for facts in latest.values() if not facts.row.is_unfinished]
+    return RunFacts(path, header, finished, earlier, len(latest) - len(finished))
+
+
+def _episode(record: Mapping[str, Any], header: RunHeader, score: Mapping[str, Any] | None) -> EpisodeFacts:
+    row = EpisodeRow.of(record)
+    if score is not None:
+        row.add_score(score)
+    said = _said(row.error_message) if row.error_message else score["said"] if score is not None else Said()
+    row.error_message = said.text if row.error_message else None
+    timing = record.get("timing") or {}
+    return EpisodeFacts(
+        row=row,
+        group_id=str(record.get("group_id")),
+        # Transcripts that are scored bring the times of when they were collected.
+        begin_s=_since(header, timing.get("started_at")) if header.data is None else None,
+        duration_s=_duration(timing.get("duration_s")),
+        policy_s=_duration(timing.get("policy_s")),
+        environment_s=_duration(timing.get("environment_s")),
+        said=said,
+        score=_score(score) if score is not None else None,
+    )
+
+
+def _lean(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of `scores.jsonl` without what the page does not show, and with texts of a bounded length.
+
+    Raises:
+        StoreError: its score is no number.
+    """
+    score, result, failure = line.get("score"), line.get("result") or {}, line.get("failure")
+    if score is not None and _number(score) is None:
+        told = f"the score of {line['rollout_id']} is a finite number or null; got {score!r}"
+        raise StoreError(f"scores.jsonl: {told}")
+    usage = (result.get("metrics") or {}).get(METRIC) or {}
+    kept = {key: line.get(key) for key in ("rollout_id", "attempt", "score", "timing", "scored_group")}
+    kept["failure"] = failure
+    kept["result"] = {"is_imputed": result.get("is_imputed")}
+    kept["said"], kept["usage"] = _said(result.get("reason")), _said(usage.get("reason")).text
+    return kept
+
+
+def _score(line: Mapping[str, Any]) -> ScoreFacts:
+    timing = line.get("timing") or {}
+    spans = [tuple(map(_number, span)) for span in timing.get("attempts") or () if len(span) == 2]
+    return ScoreFacts(
+        unit=line["scored_group"] or line["rollout_id"],
+        duration_s=_duration(timing.get("duration_s")),
+        submitted_s=_number(timing.get("submitted_s")),
+        attempts=tuple((begin, max(begin, end)) for begin, end in spans if begin is not None and end is not None),
+        done_s=_number(timing.get("done_s")),
+        usage=line["usage"],
+        cost_usd=cost_of(line["usage"]),
+    )
+
+
+def _said(text: str | None) -> Said:
+    """The beginning alone, so that memory does not grow with what a stranger says."""
+    return Said(text[:_KEPT_TEXT], len(text)) if text else Said()
+
+
+def _since(header: RunHeader, told: Any) -> float | None:
+    try:
+        began = datetime.datetime.fromisoformat(told)
+        elapsed = (began - header.timing.started_at).total_seconds()
+    except (TypeError, ValueError):  # no time, or none with a zone
+        return None
+    return max(0.0, elapsed)
+
+
+def _duration(value: Any) -> float | None:
+    told = _number(value)
+    return None if told is None else max(0.0, told)
+
+
+def _number(value: Any) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond every float
+        return None

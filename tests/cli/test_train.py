@@ -1,0 +1,130 @@
+"""`reward-kit train` and `explain`: as a user calls them, and as they stop and go on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from reward_kit.runs.header import RunHeader
+from tests import command_line
+from tests.rl.training.lake import TRAIN, lake_folder, metrics_of
+
+
+def run_path(folder: Path) -> Path:
+    (path,) = (folder / "runs").iterdir()
+    return path
+
+
+def test_a_train_file_becomes_a_run_that_is_listed_and_goes_on(tmp_path: Path) -> None:
+    lake_folder(tmp_path)
+    done = command_line.call("train", "train.yaml", "--json", "--display", "plain", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["status"], summary["updates"]) == ("complete", 2)
+    assert Path(summary["run"]) == run_path(tmp_path).relative_to(tmp_path)
+    assert "update 2/2  score 0.0" in done.stderr and "held-out 0.0" in done.stderr
+    listed = json.loads(command_line.call("runs", "list", "--json", cwd=tmp_path).stdout)
+    assert [(one["task"], one["status"]) for one in listed] == [("tiny-lake", "complete")]
+    assert listed[0]["scores"] == {"best": summary["best"], "last": summary["last"]}
+    a_resume_is_refused_where_something_changed_unless_forced(tmp_path)
+
+
+def a_resume_is_refused_where_something_changed_unless_forced(folder: Path) -> None:
+    changed = command_line.call("train", "--resume", "-T", "ppo.lr=1", cwd=folder)
+    assert changed.returncode == 2 and "-T ppo.lr cannot be changed by --resume" in changed.stderr
+    (folder / "reward.py").write_text((folder / "reward.py").read_text() + "\n# another\n")
+    # With a train file, --resume takes the latest run of its name.
+    refused = command_line.call("train", "train.yaml", "--resume", cwd=folder)
+    assert refused.returncode == 2 and "because these changed: evaluation's reward, reward" in refused.stderr
+    forced = command_line.call("train", "--resume", "--force", "-T", "updates=3", cwd=folder)
+    assert forced.returncode == 0 and metrics_of(run_path(folder))[-1]["update"] == 3
+
+
+def test_a_dry_run_explains_and_writes_nothing(tmp_path: Path) -> None:
+    lake_folder(tmp_path)
+    done = command_line.call("train", "train.yaml", "--dry-run", "-T", "ppo.loss=gspo", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "gspo: L_t = max(-A s, -A clip(s, 0.9997, 1.0004))" in done.stdout
+    assert "Nothing was written." in done.stderr and not (tmp_path / "runs").exists()
+
+
+def test_what_is_wrong_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    lake_folder(tmp_path, ppo={"clip_hi": 1})
+    for verb in ("train", "explain"):
+        done = command_line.call(verb, "train.yaml", cwd=tmp_path)
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr.startswith("error: train.yaml:") and "did you mean 'clip_high'?" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_policy_without_weights_is_refused(tmp_path: Path) -> None:
+    lake_folder(tmp_path, policy="random")
+    done = command_line.call("train", "train.yaml", cwd=tmp_path)
+    assert done.returncode == 2 and "RandomPolicy is no TrainablePolicy" in done.stderr
+
+
+@pytest.mark.campaign
+def test_ctrl_c_finishes_the_update_and_resume_goes_on_and_may_go_further(tmp_path: Path) -> None:
+    lake_folder(tmp_path, updates=500)
+    # In a group of its own: a terminal sends Ctrl-C to all that runs in it.
+    training = subprocess.Popen(
+        command_line.command("train", "train.yaml", "--display", "none"),
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("runs/*/checkpoints/step-*/manifest.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    training.send_signal(signal.SIGINT)
+    _, told = training.communicate(timeout=60)
+    assert training.returncode == 130, told
+    run = run_path(tmp_path)
+    assert RunHeader.read(run).status == "interrupted" and f"reward-kit train --resume runs/{run.name}" in told
+    updates = metrics_of(run)[-1]["update"]
+    assert 0 < updates < 500
+    done = command_line.call("train", "--resume", "-T", f"updates={updates + 2}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line["update"] for line in metrics_of(run)] == list(range(updates + 3))
+
+
+def test_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    done = command_line.call("train", "--resume", cwd=tmp_path)
+    assert done.returncode == 2 and "no training run in runs" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ["A = 0.5 A_E + 0.5 A_S", "G_k = r_k + 0.95 G_k+1", "L_t = max(-A r, -A clip(r, 0.8, 1.2))"]),
+        ({"credit": "grpo"}, ["grpo: A = (score - mean) / std over the episodes of a group"]),
+        (
+            {"credit": {"estimator": "gigpo", "combination": "additive", "step_weight": 2.0}},
+            ["gigpo: A = A_E + 2 A_S"],
+        ),
+        (
+            {"ppo": {"loss": "decoupled", "clip_high": 0.28, "kl_coefficient": 0.02, "entropy_coefficient": 0.003}},
+            ["L_t = w max(-A r, -A clip(r, 0.8, 1.28))", "at most 5", "+ 0.02 KL(", "- 0.003 entropy"],
+        ),
+        (
+            {"pipeline": "both", "dynamic_sampling": {"max_collections": 3}},
+            ["one version older", "1 groups at a time", "3 collections at most"],
+        ),
+        ({"reward_manager": {"normalization_type": "variance"}}, ["(score - mean) / (std + 1e-8), running over"]),
+        ({"early_stop": {"at_least": 0.9, "times": 2}}, ["once held_out/score is at least 0.9 2 times in a row"]),
+    ],
+)
+def test_explain_says_what_counts_with_its_values(tmp_path: Path, changes: dict[str, object], told: list[str]) -> None:
+    from reward_kit.rl.training.explain import explained
+    from reward_kit.rl.training.plan import load_plan
+
+    text = " ".join(explained(load_plan(lake_folder(tmp_path, **changes))).split())
+    for part in told:
+        assert part in text
+    assert f"{TRAIN['updates']} updates of 2 samples × 2 episodes = 4 episodes" in text

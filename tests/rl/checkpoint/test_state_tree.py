@@ -1,0 +1,38 @@
+"""A state comes back bit for bit from two plain files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from reward_kit.errors import ConfigError, StoreError
+from reward_kit.rl.checkpoint.state_tree import read_tree, write_tree
+from tests.rl.checkpoint.kinds import every_kind, same
+
+
+def test_a_tree_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    tree = every_kind()
+    write_tree(tmp_path, "state", tree)
+    assert same(read_tree(tmp_path, "state"), tree)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["state.json", "state.safetensors"]
+
+
+def test_tied_weights_are_written_once(tmp_path: Path) -> None:
+    weights = torch.randn(1_000)
+    write_tree(tmp_path, "state", {"embedding": weights, "head": weights})
+    assert (tmp_path / "state.safetensors").stat().st_size < 1.5 * weights.numel() * 4
+
+
+def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"state\.policy\[1\] is a function"):
+        write_tree(tmp_path, "state", {"policy": [1, same]})
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    write_tree(tmp_path, "state", {"a": torch.ones(3)})
+    file = tmp_path / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(StoreError, match=r"state\.json and its safetensors"):
+        read_tree(tmp_path, "state")

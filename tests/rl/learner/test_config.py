@@ -1,0 +1,151 @@
+"""No option is out of range, unknown or a silent no-op; the learning rate goes as the schedule says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from reward_kit.agent.policies.hf.value_head import PolicyWithValue
+from reward_kit.errors import ConfigError
+from reward_kit.rl.learner.config import PPOConfig, lr_factor
+from reward_kit.rl.learner.lora import LoRAOptions
+from reward_kit.rl.learner.off_policy import OffPolicyLimits
+from reward_kit.rl.learner.optimizer import adamw
+from reward_kit.rl.ppo import PPOLearner
+from tests.rl.learner.cases import Bigram, a_model, bigram_rows
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs is a whole number from 1"),
+        ({"minibatch_rows": 0}, "minibatch_rows"),
+        ({"minibatches": 1.5}, "minibatches"),
+        ({"epochs": True}, "epochs"),
+        ({"clip_low": 1.0}, "clip_low is below 1"),
+        ({"clip_low": 1.5, "loss": "cispo"}, "clip_low"),
+        ({"clip_high": 0.0}, "clip_high above 0"),
+        ({"dual_clip": 1.0}, "dual_clip is above 1"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm is above 0"),
+        ({"temperature": 0.0}, "temperature is above 0"),
+        ({"lr": -1.0}, "lr is at least 0"),
+        ({"lr": float("nan")}, "lr is a finite number"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"min_lr_share": 1.5, "schedule": "linear"}, "min_lr_share"),
+        ({"loss": "gpso"}, "unknown loss 'gpso'.*gspo"),
+        ({"kl_kind": "k4"}, "unknown kl_kind"),
+        ({"schedule": "step"}, "unknown schedule"),
+        ({"minibatches": 2, "minibatch_rows": 2}, "not both"),
+        ({"loss": "gspo", "dual_clip": 3.0}, "has no dual_clip"),
+        ({"decoupled_cap": 4.0}, "decoupled_cap is of loss 'decoupled'"),
+        ({"loss": "decoupled", "importance": "token"}, "weights of its own"),
+        ({"importance_cap": 4.0}, "say importance='token'"),
+        ({"kl_target": 6.0}, "kl_coefficient, which is 0"),
+        ({"norm_length": 10.0}, "seq-mean-token-sum-norm"),
+        ({"aggregation": "seq-mean-token-sum-norm"}, "say both or neither"),
+        ({"min_lr_share": 0.1}, "say schedule='linear'"),
+        ({"critic_warmup": 1, "value_coefficient": 0.0}, "critic_warmup"),
+    ],
+)
+def test_a_value_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PPOConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (LoRAOptions, {"rank": 0}, "lora.rank"),
+        (LoRAOptions, {"targets": ()}, "lora.targets"),
+        (OffPolicyLimits, {"lag_max": -1.0}, "limits.lag_max"),
+    ],
+)
+def test_a_value_of_a_part_is_refused(kind: type, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind(**options)
+
+
+def test_defaults_are_those_of_the_loss() -> None:
+    assert (PPOConfig().clip, PPOConfig().reduction) == ((0.2, 0.2, None), "token-mean")
+    gspo = PPOConfig(loss="gspo", clip_high=1e-3)
+    assert (gspo.clip, gspo.reduction) == ((3e-4, 1e-3, None), "seq-mean-token-mean")
+    assert PPOConfig(loss="cispo").clip == (1.0, 4.0, None)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "given", "message"),
+    [
+        (Bigram, {"kl_coefficient": 0.1}, {}, "needs a reference"),
+        (Bigram, {"critic_warmup": 1}, {}, "value head"),
+        (Bigram, {"schedule": "cosine"}, {}, "give total_steps"),
+        (Bigram, {"gradient_checkpointing": True}, {}, "no gradient checkpointing"),
+        (lambda: Bigram().requires_grad_(False), {}, {}, "nothing in the module is trainable"),
+        (lambda: PolicyWithValue(Bigram()), {}, {}, "a value head needs a causal language model"),
+    ],
+)
+def test_a_module_that_cannot_be_trained_so_is_refused(module: Any, options: Any, given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PPOLearner(module(), PPOConfig(**options), **given)
+
+
+def test_the_module_itself_is_no_reference() -> None:
+    module = Bigram()
+    with pytest.raises(ConfigError, match="copy"):
+        PPOLearner(module, PPOConfig(kl_coefficient=0.1), reference=module)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [1, 1, 1, 1, 1, 1, 1]),
+        ({"warmup": 2}, [0.5, 1, 1, 1, 1, 1, 1]),
+        ({"schedule": "linear"}, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0]),
+        ({"schedule": "linear", "warmup": 2, "min_lr_share": 0.5}, [0.5, 1, 1, 0.875, 0.75, 0.625, 0.5]),
+        ({"schedule": "cosine"}, [1, 0.933, 0.75, 0.5, 0.25, 0.067, 0]),
+    ],
+)
+def test_the_learning_rate_goes_as_the_schedule_says(options: dict[str, Any], expected: list[float]) -> None:
+    config = PPOConfig(**options)
+    assert [lr_factor(config, update, 6) for update in range(7)] == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_schedule_reaches_the_weights() -> None:
+    module = Bigram()
+    learner = PPOLearner(module, PPOConfig(lr=0.1, schedule="linear", betas=(0.0, 0.0)), total_steps=2)
+    moved, rates = [], []
+    for version in range(3):
+        before = module.table.detach().clone()
+        rates.append(learner.update(bigram_rows([1.0, -1.0]), version=version)["lr"])
+        moved.append((module.table - before).abs().max().item())
+    # Without momentum a step of AdamW is as long as the rate.
+    assert rates == pytest.approx([0.1, 0.05, 0.0])
+    assert moved == pytest.approx([0.1, 0.05, 0.0], rel=1e-4)
+
+
+def test_only_matrices_decay_and_the_value_head_has_its_own_rate() -> None:
+    module = PolicyWithValue(a_model())
+    optimizer = adamw(module, PPOConfig(lr=0.1, value_lr=0.5, weight_decay=0.3))
+    names = {one: name for name, one in module.named_parameters()}
+    found = {
+        names[one]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for one in group["params"]
+    }
+    assert found.keys() == dict(module.named_parameters()).keys()
+    assert found["policy.lm_head.weight"] == found["policy.model.embed_tokens.weight"] == (0.1, 0.3)
+    assert found["policy.model.norm.weight"] == (0.1, 0.0)
+    assert (found["value_head.weight"], found["value_head.bias"]) == ((0.5, 0.3), (0.5, 0.0))
+
+
+def test_dropout_is_off() -> None:
+    class Drops(Bigram):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, ids_BT: torch.Tensor, attention_mask_BT: torch.Tensor) -> torch.Tensor:
+            return self.dropout(super().forward(ids_BT, attention_mask_BT) + 1.0)
+
+    found = PPOLearner(Drops().train(), PPOConfig()).gradients(bigram_rows([1.0, -1.0]))
+    assert found["logprob_gap"] < 1e-6

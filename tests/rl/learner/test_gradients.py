@@ -1,0 +1,287 @@
+"""Loss and gradient are those of a plain loop over unpadded rows with all logits, in float64, whatever the split."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from reward_kit.agent.policies.hf.value_head import PolicyWithValue
+from reward_kit.errors import ConfigError
+from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.ppo import PPOLearner
+from reward_kit.tokens import TokenBatch
+from tests.rl.learner.cases import VOCABULARY, a_model, some_rows
+
+LOW, HIGH = 0.2, 0.3
+
+
+class Token:
+    """One token that takes part: what the model says of it, and what stands in the rows."""
+
+    def __init__(self, rows: TokenBatch, row: int, column: int, logits_V: Tensor, hidden_H: Tensor) -> None:
+        self.rows, self.hidden_H = rows, hidden_H
+        logprobs_V = logits_V.log_softmax(-1)
+        self.logprob = logprobs_V[int(rows.batch["input_ids"][row, column])]
+        self.entropy = -(logprobs_V.exp() * logprobs_V).sum()
+        self.row, self.column = row, column
+        self.old, self.advantage = self.at("logprobs"), self.at("advantages")
+
+    def at(self, key: str) -> float:
+        return float(self.rows.batch[key][self.row, self.column])
+
+    def surrogate(self, old: float) -> Tensor:
+        ratio = (self.logprob - old).exp()
+        return -torch.minimum(ratio * self.advantage, ratio.clamp(1 - LOW, 1 + HIGH) * self.advantage)
+
+
+def tokens_of(module: nn.Module, rows: TokenBatch, temperature: float = 1.0) -> list[Token]:
+    """Row by row, without padding, and all logits."""
+    found = []
+    for row, is_token in enumerate(rows.batch["attention_mask"] == 1):
+        columns = np.flatnonzero(is_token)
+        ids = torch.from_numpy(rows.batch["input_ids"][row, columns]).long()[None]
+        output = module(ids, output_hidden_states=True)
+        for t, column in enumerate(columns):
+            if rows.batch["loss_mask"][row, column]:
+                before = output.logits[0, t - 1] / temperature, output.hidden_states[-1][0, t - 1]
+                found.append(Token(rows, row, int(column), *before))
+    return found
+
+
+def gradients_of(module: nn.Module) -> dict[str, Tensor]:
+    return {
+        name: torch.zeros_like(one) if one.grad is None else one.grad.clone() for name, one in module.named_parameters()
+    }
+
+
+def learner_of(module: nn.Module, **options: Any) -> PPOLearner:
+    given = {"clip_low": LOW, "clip_high": HIGH, **options}
+    reference = given.pop("reference", None)
+    return PPOLearner(module, PPOConfig(**given), reference=reference)
+
+
+def assert_same(module: nn.Module, loss: Tensor, found: dict[str, float], atol: float = 1e-10) -> None:
+    """The learner's gradient lies in the module; the loop's is made here."""
+    theirs = gradients_of(module)
+    module.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert found["loss"] == pytest.approx(loss.item(), abs=atol)
+    for name, gradient in gradients_of(module).items():
+        torch.testing.assert_close(theirs[name], gradient, rtol=0, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_clipped_surrogate_is_that_of_the_loop(padding: str, temperature: float) -> None:
+    model, rows = a_model(dtype=torch.float64), some_rows(padding=padding)
+    found = learner_of(model, temperature=temperature, max_tokens_per_micro_batch=60).gradients(rows)
+    tokens = tokens_of(model, rows, temperature)
+    assert 0.1 < found["clip_fraction"] < 0.9
+    assert_same(model, torch.stack([token.surrogate(token.old) for token in tokens]).mean(), found)
+    assert found["entropy"] == pytest.approx(np.mean([token.entropy.item() for token in tokens]))
+    gaps = [abs(token.logprob.item() - token.old) for token in tokens]
+    assert (found["logprob_gap"], found["logprob_gap_mean"]) == pytest.approx((max(gaps), np.mean(gaps)))
+
+
+def test_entropy_and_divergence_are_added_with_their_coefficients() -> None:
+    model, reference, rows = a_model(dtype=torch.float64), a_model(1, torch.float64), some_rows()
+    learner = learner_of(
+        model, reference=reference, kl_coefficient=0.3, kl_kind="k3", entropy_coefficient=0.2, dual_clip=3.0
+    )
+    found = learner.gradients(rows)
+    terms = []
+    for token, other in zip(tokens_of(model, rows), tokens_of(reference, rows), strict=True):
+        surrogate = token.surrogate(token.old)
+        if token.advantage < 0:
+            surrogate = surrogate.clamp(max=-3.0 * token.advantage)
+        difference = token.logprob - other.logprob.detach()
+        terms.append(surrogate - 0.2 * token.entropy + 0.3 * ((-difference).exp() - 1 + difference))
+    assert_same(model, torch.stack(terms).mean(), found)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_ratio_may_be_taken_to_recomputed_logprobs_with_truncated_weights(level: str) -> None:
+    model, rows = a_model(dtype=torch.float64), some_rows()
+    found = learner_of(model, importance=level, importance_cap=1.5, max_tokens_per_micro_batch=60).gradients(rows)
+    tokens = tokens_of(model, rows)
+    terms = []
+    for token in tokens:
+        shared = [one for one in tokens if one.row == token.row] if level == "sequence" else [token]
+        log_weight = sum(one.logprob.item() - one.old for one in shared)
+        terms.append(min(np.exp(log_weight), 1.5) * token.surrogate(token.logprob.item()))
+    assert_same(model, torch.stack(terms).mean(), found)
+    assert found["ratio_max"] == pytest.approx(1.0)
+
+
+def test_a_decoupled_loss_leaves_out_what_is_beyond_the_cap() -> None:
+    model, rows = a_model(dtype=torch.float64), some_rows()
+    found = learner_of(model, loss="decoupled", decoupled_cap=1.2, max_tokens_per_micro_batch=50).gradients(rows)
+    terms = []
+    for token in tokens_of(model, rows):
+        weight = (token.logprob.detach() - token.old).exp()
+        if weight <= 1.2:
+            terms.append(weight * token.surrogate(token.logprob.item()))
+    assert 0.0 < found["weight_capped_fraction"] < 1.0
+    assert_same(model, torch.stack(terms).mean(), found)
+
+
+@pytest.mark.parametrize("loss", ["gspo", "cispo"])
+def test_the_other_losses_are_those_of_the_loop(loss: str) -> None:
+    model, rows = a_model(dtype=torch.float64), some_rows()
+    found = learner_of(model, loss=loss, max_tokens_per_micro_batch=50).gradients(rows)
+    by_row: dict[int, list[Token]] = {}
+    for token in tokens_of(model, rows):
+        by_row.setdefault(token.row, []).append(token)
+    sequences, everything = [], []
+    for tokens in by_row.values():
+        log_ratios = torch.stack([token.logprob - token.old for token in tokens])
+        advantages = torch.tensor([token.advantage for token in tokens], dtype=torch.float64)
+        # s_i with the gradient of each token's own log-probability.
+        ratios = (log_ratios.mean().detach() + log_ratios - log_ratios.detach()).exp()
+        clipped = ratios.clamp(1 - LOW, 1 + HIGH)
+        sequences.append(-torch.minimum(ratios * advantages, clipped * advantages).mean())
+        weights = log_ratios.exp().clamp(1 - LOW, 1 + HIGH).detach()
+        logprobs = torch.stack([token.logprob for token in tokens])
+        everything.append(-weights * advantages * logprobs)
+    expected = torch.stack(sequences).mean() if loss == "gspo" else torch.cat(everything).mean()
+    assert_same(model, expected, found)
+
+
+@pytest.mark.parametrize("clip", [0.1, None])
+def test_the_value_loss_is_that_of_the_loop(clip: float | None) -> None:
+    model = PolicyWithValue(a_model(dtype=torch.float64))
+    nn.init.normal_(model.value_head.weight)
+    rows = some_rows()
+    found = learner_of(model, value_coefficient=0.7, value_clip=clip, max_tokens_per_micro_batch=50).gradients(rows)
+    tokens, errors = tokens_of(model, rows), []
+    for token in tokens:
+        if token.at("value_mask"):
+            value = model.value_head(token.hidden_H).squeeze()
+            square = (value - token.at("returns")) ** 2
+            if clip is not None:
+                near = token.at("values") + (value - token.at("values")).clamp(-clip, clip)
+                square = torch.maximum(square, (near - token.at("returns")) ** 2)
+            errors.append(0.5 * square)
+    surrogate = torch.stack([token.surrogate(token.old) for token in tokens]).mean()
+    assert found["value_loss"] == pytest.approx(torch.stack(errors).mean().item())
+    assert_same(model, surrogate + 0.7 * torch.stack(errors).mean(), found)
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_one_three_and_seven_micro_batches_have_one_gradient(
+    aggregation: str, dtype: torch.dtype, share: float
+) -> None:
+    rows, reference = some_rows(7), a_model(1, dtype)
+    model = PolicyWithValue(a_model(dtype=dtype))
+    nn.init.normal_(model.value_head.weight)
+    found = {}
+    for parts, budget in ((1, 1_000), (3, 60), (7, 24)):
+        learner = learner_of(
+            model,
+            reference=reference,
+            kl_coefficient=0.1,
+            entropy_coefficient=0.01,
+            aggregation=aggregation,
+            norm_length=24.0 if aggregation.endswith("norm") else None,
+            max_tokens_per_micro_batch=budget,
+        )
+        calls: list[int] = []
+        handle = model.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        found[parts] = (learner.gradients(rows), gradients_of(model))
+        handle.remove()
+        assert len(calls) == parts
+    whole, whole_gradients = found[1]
+    for made, gradients in (found[3], found[7]):
+        assert made == pytest.approx(whole, rel=1e-5, abs=1e-6)
+        for name, gradient in gradients.items():
+            atol = share * max(whole_gradients[name].norm().item(), 1.0)
+            torch.testing.assert_close(gradient, whole_gradients[name], rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("model", ["plain", "soft cap"])
+def test_a_head_in_chunks_gives_the_same(model: str) -> None:
+    rows = some_rows()
+    made = a_model(dtype=torch.float64) if model == "plain" else a_soft_cap()
+    whole = learner_of(made, entropy_coefficient=0.1)
+    expected, gradients, logprobs = whole.gradients(rows), gradients_of(made), whole.logprobs(rows)
+    # Five tokens at once.
+    chunked = learner_of(made, entropy_coefficient=0.1, max_logits=5 * VOCABULARY)
+    assert chunked.gradients(rows) == pytest.approx(expected)
+    np.testing.assert_allclose(chunked.logprobs(rows), logprobs, rtol=0, atol=1e-12)
+    for name, gradient in gradients_of(made).items():
+        torch.testing.assert_close(gradient, gradients[name], rtol=0, atol=1e-12)
+
+
+def a_soft_cap(cap: float | None = 2.0) -> Gemma2ForCausalLM:
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        final_logit_softcapping=cap,
+        initializer_range=0.3,
+    )
+    return Gemma2ForCausalLM(config).double().eval()
+
+
+def test_a_soft_cap_is_kept() -> None:
+    model, rows = a_soft_cap(), some_rows()
+    logprobs = learner_of(model).logprobs(rows)
+    for token in tokens_of(model, rows):
+        assert logprobs[token.row, token.column] == pytest.approx(token.logprob.item(), abs=1e-10)
+    uncapped = a_soft_cap(None)
+    uncapped.load_state_dict(model.state_dict())
+    assert abs(learner_of(uncapped).logprobs(rows) - logprobs).max() > 0.1
+
+
+class Shifts(nn.Module):
+    """A head's logits changed in a way that nobody has heard of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = a_model()
+        self.config = self.inner.config
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.inner.get_output_embeddings()
+
+    def forward(self, **kwargs: Any) -> Any:
+        found = self.inner(**kwargs)
+        found.logits = found.logits.sin()
+        return found
+
+
+def test_a_head_whose_logits_are_changed_in_an_unknown_way_is_not_cut_in_chunks() -> None:
+    rows = some_rows()
+    assert np.isfinite(learner_of(Shifts()).gradients(rows)["loss"])
+    with pytest.raises(ConfigError, match="raise max_logits"):
+        learner_of(Shifts(), max_logits=5 * VOCABULARY).gradients(rows)
+
+
+def test_gradient_checkpointing_changes_no_gradient() -> None:
+    model, rows = a_model(dtype=torch.float64), some_rows()
+    learner_of(model).gradients(rows)
+    gradients = gradients_of(model)
+    learner = learner_of(copy.deepcopy(model), gradient_checkpointing=True)
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    learner.module.model.layers[0].self_attn.register_forward_hook(count)  # type: ignore[union-attr,index]
+    learner.gradients(rows)
+    assert calls == 2, "once forwards, and once more for the gradient"
+    for name, gradient in gradients_of(learner.module).items():
+        torch.testing.assert_close(gradient, gradients[name], rtol=0, atol=1e-12)

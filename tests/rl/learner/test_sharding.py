@@ -1,0 +1,121 @@
+"""A module trained by two processes learns what one process teaches it, and a state goes from the one to the other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from reward_kit.rl.learner.sharding import Processes, layers_of, process_group
+from reward_kit.rl.losses.diagnostics import Diagnostics, mean_of
+from tests.rl.learner.sharded_learning import Outcome, model, outcome
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = "tests.rl.learner.sharded_learning"
+
+
+@pytest.fixture(scope="module")
+def alone() -> Outcome:
+    return outcome()
+
+
+@pytest.fixture(scope="module")
+def together(alone: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return by_processes([sys.executable, "-m", SCRIPT], alone, tmp_path_factory.mktemp("two"))
+
+
+def by_processes(command: list[str], alone: Outcome, folder: Path) -> Outcome:
+    """What processes make of it that go on from the state of one alone."""
+    torch.save(alone.state, folder / "saved.pt")
+    subprocess.run(
+        [*command, str(folder)], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=120
+    )
+    return Outcome(**torch.load(folder / "outcome.pt", weights_only=True))
+
+
+def assert_same(ours: Any, theirs: Any, where: str, tolerance: float = 1e-12) -> None:
+    """Two trees of tensors and numbers are the same."""
+    if isinstance(ours, Mapping):
+        assert ours.keys() == theirs.keys(), where
+        for key in ours:
+            assert_same(ours[key], theirs[key], f"{where}.{key}", tolerance)
+    elif isinstance(ours, list | tuple):
+        assert len(ours) == len(theirs), where
+        for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert_same(one, other, f"{where}[{place}]", tolerance)
+    elif isinstance(ours, torch.Tensor) and ours.is_floating_point():
+        assert torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance), f"{where}: {(ours - theirs).abs().max()}"
+    elif isinstance(ours, torch.Tensor):
+        assert torch.equal(ours, theirs), where
+    else:
+        is_exact = not isinstance(ours, float)
+        assert ours == (theirs if is_exact else pytest.approx(theirs, rel=tolerance, abs=tolerance)), where
+
+
+def test_two_processes_have_the_gradient_of_one(alone: Outcome, together: Outcome) -> None:
+    assert all(gradient.abs().max() > 1e-6 for gradient in alone.gradient.values())
+    assert_same(together.gradient, alone.gradient, "gradient")
+
+
+def test_two_processes_report_what_one_does(alone: Outcome, together: Outcome) -> None:
+    # What is read of float32 columns, such as recomputed values, is as exact as float32.
+    assert_same(together.gradient_metrics, alone.gradient_metrics, "gradients", 1e-6)
+    assert_same(together.metrics, alone.metrics, "updates", 1e-6)
+
+
+def test_every_parameter_and_moment_is_the_same_after_two_updates(alone: Outcome, together: Outcome) -> None:
+    assert alone.state["optimizer_steps"] == 12
+    assert_same(together.state, alone.state, "state", 1e-7)
+
+
+def test_two_processes_go_on_from_the_state_of_one(alone: Outcome, together: Outcome) -> None:
+    assert_same(together.resumed, alone.resumed, "resumed", 1e-7)
+    assert torch.allclose(together.logprobs, alone.logprobs, atol=1e-6)
+
+
+def test_a_row_alone_leaves_the_other_process_without_work(alone: Outcome, together: Outcome) -> None:
+    assert_same(together.lonely, alone.lonely, "lonely", 1e-9)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("count", [1, 3])
+def test_torchrun_starts_any_number(alone: Outcome, tmp_path: Path, count: int) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", SCRIPT]
+    found = by_processes(command, alone, tmp_path)
+    assert_same(found.gradient, alone.gradient, "gradient")
+    assert_same(found.state, alone.state, "state", 1e-7)
+
+
+@pytest.mark.parametrize(("sizes", "processes"), [([5], 2), ([3, 1, 2], 2), ([1], 3), ([4, 4], 2), ([2, 9], 4)])
+def test_all_have_as_many_parts_and_every_row_is_in_one(sizes: list[int], processes: int) -> None:
+    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    shared = [Processes(rank, processes, True).share(parts) for rank in range(processes)]
+    assert len({len(mine) for mine in shared}) == 1
+    assert sorted(np.concatenate([part for mine in shared for part in mine])) == list(range(sum(sizes)))
+    working = sum(any(len(part) for part in mine) for mine in shared)
+    assert working == min(processes, sum(sizes))
+
+
+def test_one_process_does_nothing_of_all_this() -> None:
+    module, parts = model(), [np.arange(3), np.arange(3, 4)]
+    diagnostics = [Diagnostics({"kl": mean_of(torch.ones(2))})]
+    with process_group() as processes:
+        before = type(module)
+        processes.shard(module)
+        assert type(module) is before
+        assert processes == Processes(rank=0, size=1, is_group=False)
+        assert [part.tolist() for part in processes.share(parts)] == [[0, 1, 2], [3]]
+        assert processes.merged(diagnostics) is diagnostics
+        assert processes.added(parts[0]) is parts[0]
+        assert processes.from_first(parts) is parts
+
+
+def test_the_layers_are_those_of_the_model() -> None:
+    assert [type(layer).__name__ for layer in layers_of(model(layers=3))] == ["LlamaDecoderLayer"] * 3

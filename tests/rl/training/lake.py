@@ -1,0 +1,120 @@
+"""A train file on disk, with a policy small enough to train in a test, and a run of it in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from reward_kit.rl.training.carry_out import Outcome, carry_out
+from reward_kit.rl.training.display import TrainingDisplay
+from reward_kit.rl.training.plan import TrainingPlan, load_plan
+from reward_kit.rl.training.run_folder import RunFolder, header_of
+from reward_kit.runs.plan import Control
+
+REWARD = """
+from reward_kit import EvaluateResult, Message, reward_function
+
+@reward_function
+def walked(messages: list[Message], environment_return: float, assistant_turns: list[int]) -> EvaluateResult:
+    return EvaluateResult(score=environment_return + len(assistant_turns) / 100)
+
+@reward_function
+def broken(messages: list[Message]) -> EvaluateResult:
+    raise ValueError("no score")
+"""
+
+TRAIN: dict[str, Any] = {
+    "name": "tiny-lake",
+    "task": {
+        "name": "lake",
+        "resource_type": "gymnasium",
+        "base_resource_config": {"env_id": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}},
+        "dataset_path": "lakes.jsonl",
+        "max_episode_steps": 5,
+        "reward_function_path": "reward.py:walked",
+        "sandbox": {"level": "in_process"},
+    },
+    "policy": {"type": "policy.py:TinyPolicy", "seed": 1},
+    "updates": 2,
+    "threads": 1,
+    "rollout": {"samples_per_update": 2, "group_size": 2},
+    "credit": {"estimator": "gigpo", "step_rewards": "environment"},
+    "ppo": {"lr": 0.01, "epochs": 2, "minibatches": 2},
+    "evaluation": {"hold_out": 1, "every": 2},
+}
+
+
+def lake_folder(folder: Path, **changes: Any) -> Path:
+    """A folder with everything that `train.yaml` names; the file itself, with changes, which None takes out."""
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "policy.py").write_text((Path(__file__).parents[2] / "tiny_policy.py").read_text())
+    (folder / "lakes.jsonl").write_text("".join(json.dumps({"id": name}) + "\n" for name in "abcd"))
+    data = {key: value for key, value in {**TRAIN, **changes}.items() if value is not None}
+    path = folder / "train.yaml"
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    return path
+
+
+@asynccontextmanager
+async def uninterrupted(control: Control, display: TrainingDisplay) -> AsyncIterator[None]:
+    """Nobody stops it."""
+    yield
+
+
+def interrupted_after(updates: int) -> Callable[[Control, TrainingDisplay], Any]:
+    """Somebody presses Ctrl-C while the update after so many goes on."""
+
+    @asynccontextmanager
+    async def stop(control: Control, display: TrainingDisplay) -> AsyncIterator[None]:
+        told = display.updated
+
+        def updated(update: int, figures: Any, progress: Any) -> None:
+            told(update, figures, progress)
+            if update == updates:
+                control.finish("interrupted")
+
+        display.updated = updated  # type: ignore[method-assign]
+        yield
+
+    return stop
+
+
+async def train(plan: TrainingPlan, run: Path, interruptible: Any = uninterrupted) -> Outcome:
+    """Train into the folder `run`, which may hold a run that is to go on."""
+    with _opened(plan, run) as folder:
+        return await carry_out(plan, folder, TrainingDisplay("none", plan.config.updates), interruptible)
+
+
+def _opened(plan: TrainingPlan, run: Path) -> RunFolder:
+    return RunFolder(run) if run.exists() else RunFolder.create(run, header_of(run.name, plan))
+
+
+async def trained(path: Path, run: Path, **overrides: Any) -> Outcome:
+    """Train what the file says, with overrides whose dots are written as two underscores."""
+    return await train(load_plan(path, {key.replace("__", "."): value for key, value in overrides.items()}), run)
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    """The weights of the latest checkpoint."""
+    from reward_kit.rl.training.state import latest_state
+
+    checkpoint = latest_state(run / "checkpoints")
+    assert checkpoint is not None
+    weights: dict[str, torch.Tensor] = checkpoint.state["learner"]["module"]
+    return weights
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether all weights are equal to the last bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -1,0 +1,173 @@
+"""A train file is right as a whole or refused, with the file, the line and the key that it is about."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from reward_kit.errors import ConfigError
+from reward_kit.reward_agent.overlap.settings import Schedule
+from reward_kit.rl.training.config import TrainModel
+from reward_kit.rl.training.plan import load_plan, resolved
+from tests.rl.training.lake import TRAIN, lake_folder
+
+
+def line_of(path: Path, key: str) -> int:
+    lines = path.read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.lstrip().startswith(f"{key}:"))
+
+
+def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
+    plan = load_plan(lake_folder(tmp_path, rollout=None, ppo=None, credit=None, evaluation=None))
+    assert plan.config.pipeline is Schedule.SYNC and plan.config.ppo.loss == "ppo"
+    assert (plan.config.rollout.samples_per_update, plan.config.rollout.group_size) == (8, 8)
+    assert plan.credit.estimator == "gigpo" and plan.held_out is None and plan.config.best_by == "score/mean"
+    assert plan.samples_per_minibatch == 8, "nothing is trained on early"
+    assert [sample.id for sample in plan.samples] == list("abcd")
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "told"),
+    [
+        ({"updatse": 3}, "updatse", "updatse: unknown key; did you mean 'updates'?"),
+        ({"rollout": {"group_sise": 3}}, "group_sise", "rollout.group_sise: unknown key; did you mean 'group_size'?"),
+        ({"ppo": {"clip_hihg": 1}}, "clip_hihg", "ppo.clip_hihg: unknown key; did you mean 'clip_high'?"),
+        (
+            {"ppo": {"limits": {"aprox_kl": 1}}},
+            "aprox_kl",
+            "ppo.limits.aprox_kl: unknown key; did you mean 'approx_kl'?",
+        ),
+        ({"ppo": {"lr": -1}}, "ppo", "lr is at least 0"),
+        ({"pipeline": "asynchronous"}, "pipeline", "'sync', 'minibatch', 'one_step_off' or 'both'"),
+        ({"credit": {"estimator": "gigpo", "omegga": 0.5}}, "omegga", "gigpo has no option 'omegga'"),
+        ({"reward_manager": "dapo"}, "reward_manager", "'dapo' scores single answers by itself"),
+        ({"rollout": {"group_size": 1}}, "group_size", "gigpo compares the episodes of a group, and there is one"),
+        ({"rollout": {"samples_per_minibatch": 1}}, "samples_per_minibatch", "pipeline sync trains on whole batches"),
+        (
+            {"pipeline": "both", "rollout": {"samples_per_update": 2, "samples_per_minibatch": 3}},
+            "samples_per_minibatch",
+            "a batch has 2 samples",
+        ),
+        ({"early_stop": {"at_least": 1}, "evaluation": None}, "early_stop", "there is no evaluation: block"),
+        (
+            {"checkpoints": {"best_by": "held_out/score"}, "evaluation": None},
+            "best_by",
+            "there is no evaluation: block",
+        ),
+        ({"early_stop": {"at_least": 1, "metric": "held_out/scor"}}, "metric", "did you mean 'held_out/score'?"),
+        ({"checkpoints": {"best_by": "learner/loss"}}, "best_by", "no figure that decides anything"),
+        ({"evaluation": {"every": 1}}, "evaluation", "by one of task, dataset_path and hold_out; got none"),
+    ],
+)
+def test_a_key_that_nothing_reads_or_that_would_do_nothing_is_refused(
+    tmp_path: Path, changes: dict[str, Any], key: str, told: str
+) -> None:
+    path = lake_folder(tmp_path, **changes)
+    with pytest.raises(ConfigError) as refused:
+        load_plan(path)
+    assert told in str(refused.value)
+    assert str(refused.value).startswith(f"{path}:{line_of(path, key)}: ")
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        ({"max_episode_stepps": 3}, "max_episode_stepps: unknown key; did you mean 'max_episode_steps'?"),
+        ({"num_rollouts_per_sample": 3}, "task.num_rollouts_per_sample has no effect: rollout.group_size counts"),
+        ({"policy": "random"}, "task.policy has no effect: policy counts"),
+        ({"run_limits": {"steps": 3}}, "training is bounded by updates"),
+    ],
+)
+def test_a_task_within_the_file_is_held_to_the_same(tmp_path: Path, task: dict[str, Any], told: str) -> None:
+    path = lake_folder(tmp_path, task={**TRAIN["task"], **task})
+    with pytest.raises(ConfigError) as refused:
+        load_plan(path)
+    assert told in str(refused.value) and str(path) in str(refused.value)
+    if "run_limits" not in task:
+        assert f":{line_of(path, next(iter(task)))}:" in str(refused.value)
+
+
+def test_training_needs_scores(tmp_path: Path) -> None:
+    task = {key: value for key, value in TRAIN["task"].items() if key not in ("reward_function_path", "sandbox")}
+    with pytest.raises(ConfigError, match="training needs scores"):
+        load_plan(lake_folder(tmp_path, task=task))
+
+
+def test_a_task_may_be_a_file_of_its_own_and_is_overridden_by_its_keys(tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump({**TRAIN["task"], "num_rollouts_per_sample": 3}))
+    path = lake_folder(tmp_path, task="task.yaml", name=None)
+    plan = load_plan(path, {"task.max_episode_steps": 7, "ppo.lr": "2e-3"})
+    assert plan.task.definition.max_episode_steps == 7 and plan.config.ppo.lr == 0.002
+    assert plan.name == "lake" and "dataset" in plan.digests
+    with pytest.raises(ConfigError, match=r"^-T: max_episode_step: unknown key; did you mean 'max_episode_steps'"):
+        load_plan(path, {"task.max_episode_step": 7})
+    with pytest.raises(ConfigError, match=r"^-T: updates: Input should be greater"):
+        load_plan(path, {"updates": 0})
+
+
+class TestHeldOut:
+    def test_samples_that_are_held_out_are_not_trained_on_and_are_drawn_by_the_seed(self, tmp_path: Path) -> None:
+        path = lake_folder(tmp_path, evaluation={"hold_out": 2})
+        drawn = set()
+        for seed in range(8):
+            plan = load_plan(path, {"seed": seed})
+            assert plan.held_out is not None
+            held_out = [sample.id for sample in plan.held_out.samples]
+            assert sorted([*held_out, *(sample.id for sample in plan.samples)]) == list("abcd") and len(held_out) == 2
+            drawn.add(tuple(held_out))
+        assert len(drawn) > 1
+
+    def test_some_are_left_to_train_on(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="some must be left to train on"):
+            load_plan(lake_folder(tmp_path, evaluation={"hold_out": 4}))
+
+    def test_another_dataset_or_another_task(self, tmp_path: Path) -> None:
+        (tmp_path / "others.jsonl").write_text("".join(json.dumps({"id": name}) + "\n" for name in "xyz"))
+        plan = load_plan(lake_folder(tmp_path, evaluation={"dataset_path": "others.jsonl", "limit": 2}))
+        assert plan.held_out is not None and not plan.held_out.is_own_task
+        assert [sample.id for sample in plan.held_out.samples] == ["x", "y"] and len(plan.samples) == 4
+        (tmp_path / "hard.yaml").write_text(yaml.safe_dump({**TRAIN["task"], "name": "hard"}))
+        plan = load_plan(lake_folder(tmp_path, evaluation={"task": "hard.yaml"}))
+        assert plan.held_out is not None and plan.held_out.is_own_task
+        assert plan.held_out.task.definition.name == "hard" and len(plan.samples) == 4
+
+
+def test_a_change_of_any_file_or_override_shows_in_the_digests(tmp_path: Path) -> None:
+    path = lake_folder(tmp_path)
+    before = load_plan(path).digests
+    assert load_plan(path).digests == before
+    assert load_plan(path, {"seed": 1}).digests != before
+    (tmp_path / "reward.py").write_text((tmp_path / "reward.py").read_text() + "\n# another\n")
+    after = load_plan(path).digests
+    assert {name for name in after if after[name] != before[name]} == {"reward", "evaluation's reward"}
+
+
+def test_the_file_as_it_counts_is_plain_json(tmp_path: Path) -> None:
+    document = json.loads(json.dumps(resolved(load_plan(lake_folder(tmp_path)))))
+    assert document["ppo"]["lr"] == 0.01 and document["ppo"]["limits"]["lag_max"] == 8.0
+    assert document["credit"]["omega"] == 0.5 and document["pipeline"] == "sync"
+
+
+class TestThePage:
+    """What `docs/training.md` says of train files."""
+
+    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
+
+    def test_its_example_is_a_train_file(self) -> None:
+        example = self.page.split("```yaml\n")[1].split("```")[0]
+        config = TrainModel.model_validate(yaml.safe_load(example))
+        assert config.ppo.lr == 1e-4 and config.early_stop is not None
+
+    def test_it_names_every_key(self) -> None:
+        table = self.page.split("## The keys")[1].split("\n## ")[0]
+        for name, field in TrainModel.model_fields.items():
+            assert f"`{name}" in table, name
+            kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+            for kind in kinds:
+                if issubclass(kind, BaseModel) and kind.__module__ == TrainModel.__module__ and name != "logs":
+                    assert [key for key in kind.model_fields if f"{key}" not in table] == []

@@ -1,0 +1,111 @@
+"""A run that was stopped goes on as if it never had been: to the last bit of the weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.rl.checkpoint import checkpoints
+from reward_kit.rl.training.plan import load_plan
+from reward_kit.runs.header import RunHeader
+from tests import command_line
+from tests.rl.training.lake import interrupted_after, lake_folder, metrics_of, same, train, trained, weights_of
+
+CLOCK = ("time/", "speed/", "overlap/", "reward_agent/", "at")
+
+
+def without_clock(run: Path) -> list[dict[str, object]]:
+    """What was measured, without what depends on the clock."""
+    return [{key: value for key, value in line.items() if not key.startswith(CLOCK)} for line in metrics_of(run)]
+
+
+@pytest.mark.parametrize("pipeline", ["sync", "one_step_off"])
+async def test_stopped_and_resumed_is_the_same_as_straight(tmp_path: Path, pipeline: str) -> None:
+    path = lake_folder(tmp_path, updates=4, pipeline=pipeline, reward_manager={"normalization_type": "variance"})
+    plan = load_plan(path)
+    assert (await train(plan, tmp_path / "straight")).status == "complete"
+    stopped = await train(plan, tmp_path / "stopped", interrupted_after(2))
+    assert (stopped.status, stopped.summary["updates"]) == ("interrupted", 2)
+    assert RunHeader.read(tmp_path / "stopped").status == "interrupted"
+    assert (await train(plan, tmp_path / "stopped")).status == "complete"
+    assert same(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "straight"))
+    assert without_clock(tmp_path / "stopped") == without_clock(tmp_path / "straight")
+
+
+async def test_updates_after_the_last_checkpoint_are_made_again_and_told_once(tmp_path: Path) -> None:
+    path = lake_folder(tmp_path, updates=3, checkpoints={"every": 1, "keep": 3, "best_by": "score/max"})
+    await trained(path, tmp_path / "straight")
+    await trained(path, tmp_path / "cut")
+    # As a kill leaves it: figures of updates whose checkpoint was not written yet, and a torn line.
+    last = checkpoints(tmp_path / "cut" / "checkpoints")[-1]
+    (last / "manifest.json").unlink()
+    with (tmp_path / "cut" / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"update": 4, "sco')
+    await trained(path, tmp_path / "cut")
+    assert [line["update"] for line in metrics_of(tmp_path / "cut")] == [0, 1, 2, 3]
+    assert same(weights_of(tmp_path / "cut"), weights_of(tmp_path / "straight"))
+
+
+async def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = lake_folder(tmp_path, updates=1, evaluation=None)
+    await trained(path, tmp_path / "run")
+    policy = tmp_path / "policy.py"
+    policy.write_text(policy.read_text().replace("width: int = 24", "width: int = 12"))
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("reward.py", "lakes.jsonl", "train.yaml", "policy.py"):
+        (other / name).write_text((tmp_path / name).read_text())
+    with pytest.raises(ConfigError, match="step-000001 does not fit the policy or the optimizer"):
+        await trained(other / "train.yaml", tmp_path / "run", updates=2)
+
+
+@pytest.mark.campaign
+def test_killed_and_resumed_is_the_same_as_straight(tmp_path: Path) -> None:
+    """Four updates straight = two updates, kill -9, resume, two updates."""
+    lake_folder(tmp_path, updates=4, checkpoints={"every": 1}, rollout={"samples_per_update": 3, "group_size": 8})
+    straight = command_line.call_anew("train", "train.yaml", "--log-dir", "straight", cwd=tmp_path)
+    assert straight.returncode == 0, straight.stderr
+    killed = subprocess.Popen(
+        command_line.command("train", "train.yaml", "--log-dir", "killed"), cwd=tmp_path, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("killed/*/checkpoints/step-000002/manifest.json")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    (run,) = tmp_path.glob("killed/*")
+    assert RunHeader.read(run).status == "running" and not (run / "summary.json").exists()
+    resumed = command_line.call_anew("train", "--resume", "--log-dir", "killed", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    (whole,) = tmp_path.glob("straight/*")
+    assert same(weights_of(run), weights_of(whole))
+    assert without_clock(run) == without_clock(whole)
+    assert json.loads((run / "summary.json").read_text())["updates"] == 4
+
+
+async def test_a_language_model_in_lockstep_goes_on_to_the_last_bit(tmp_path: Path) -> None:
+    from reward_kit.rl.model_kit import build_decoder, build_tokenizer, load_model, save_model
+
+    tokenizer = build_tokenizer(level="byte")
+    model = build_decoder(tokenizer, layers=1, width=16, heads=2, context=512, seed=1)
+    save_model(tmp_path / "model", model, tokenizer)
+    policy = {"type": "hf", "model": "model", "action_format": "bare", "constrain": True, "lockstep": True}
+    policy |= {"tools_in_prompt": False, "max_new_tokens": 16}
+    path = lake_folder(tmp_path, updates=4, policy=policy, evaluation={"hold_out": 1, "every": 2, "temperature": 0.0})
+    plan = load_plan(path)
+    await train(plan, tmp_path / "straight")
+    assert (await train(plan, tmp_path / "stopped", interrupted_after(2))).status == "interrupted"
+    await train(plan, tmp_path / "stopped")
+    trained_weights = weights_of(tmp_path / "straight")
+    assert same(weights_of(tmp_path / "stopped"), trained_weights)
+    assert without_clock(tmp_path / "stopped") == without_clock(tmp_path / "straight")
+    assert not same(dict(model.state_dict().items()), trained_weights)
+    assert max(line.get("learner/logprob_gap", 0.0) for line in metrics_of(tmp_path / "straight")) < 1e-4
+    assert load_model(tmp_path / "straight" / "model").tokenizer is not None

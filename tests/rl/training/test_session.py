@@ -1,0 +1,142 @@
+"""A whole run: what it logs, evaluates and saves, when it stops, and what it leaves on disk."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from reward_kit.errors import ConfigError, TrainingError
+from reward_kit.rl.checkpoint import checkpoints
+from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.training.plan import load_plan
+from reward_kit.rl.training.setup import with_temperature
+from reward_kit.runs.header import RunHeader
+from tests.rl.training.lake import lake_folder, metrics_of, train, trained
+
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+async def test_there_is_a_line_for_each_update_and_one_before_the_first(tmp_path: Path) -> None:
+    outcome = await trained(lake_folder(tmp_path, updates=3), tmp_path / "run")
+    lines = metrics_of(tmp_path / "run")
+    assert [line["update"] for line in lines] == [0, 1, 2, 3]
+    assert [("held_out/score" in line) for line in lines] == [True, False, True, True], "every 2, first and last"
+    assert [line.get("progress/episodes") for line in lines] == [None, 4, 8, 12]
+    assert [line.get("progress/version") for line in lines] == [None, 1, 2, 3]
+    assert lines[-1]["progress/epoch"] == 2.0, "six of three samples"
+    steps = [line["episode/steps_mean"] * line["episode/count"] for line in lines[1:]]
+    assert sum(steps) == pytest.approx(lines[-1]["progress/env_steps"])
+    assert outcome.status == "complete" and outcome.summary["updates"] == 3
+    header = RunHeader.read(tmp_path / "run")
+    assert (header.status, header.task_name) == ("complete", "tiny-lake")
+    assert (header.model_extra or {})["training"]["updates"] == 3
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["totals"]["episodes"] == 12
+
+
+async def test_every_figure_that_a_run_logs_is_explained_on_the_page(tmp_path: Path) -> None:
+    changes = {
+        "pipeline": "both",
+        "dynamic_sampling": {"max_collections": 2, "band": [0.0, 0.04]},
+        "reward_manager": {"normalization_type": "length"},
+        "ppo": {"lr": 0.01, "loss": "decoupled", "kl_coefficient": 0.01, "entropy_coefficient": 0.01},
+        "rollout": {"samples_per_update": 2, "group_size": 3},
+    }
+    await trained(lake_folder(tmp_path, updates=3, **changes), tmp_path / "run")
+    explained = set(re.findall(r"`([a-z_0-9]+/[a-zA-Z_0-9/<>]+)`", DOCS.read_text()))
+    patterns = [re.sub(r"<\w+>", r"\\w+", name) for name in explained]
+    logged = {name for line in metrics_of(tmp_path / "run") for name in line} - {"update", "at"}
+    assert {"groups/kept", "learner/kl_loss", "held_out/score", "overlap/hidden_share"} <= logged
+    unexplained = sorted(name for name in logged if not any(re.fullmatch(pattern, name) for pattern in patterns))
+    assert unexplained == []
+
+
+async def test_the_best_checkpoint_outlives_those_after_it(tmp_path: Path) -> None:
+    changes = {"evaluation": None, "checkpoints": {"every": 1, "keep": 1, "best_by": "score/max"}}
+    outcome = await trained(lake_folder(tmp_path, updates=5, **changes), tmp_path / "run")
+    values = {line["update"]: line["score/max"] for line in metrics_of(tmp_path / "run")}
+    best = max(values, key=lambda update: (values[update], update))
+    assert (outcome.summary["best"], outcome.summary["best_update"]) == (values[best], best)
+    kept = {int(path.name.removeprefix("step-")) for path in checkpoints(tmp_path / "run" / "checkpoints")}
+    assert kept == {best, 5}
+
+
+async def test_training_is_over_once_the_target_is_reached_often_enough(tmp_path: Path) -> None:
+    stop = {"metric": "score/mean", "at_least": 0.0, "times": 2}
+    outcome = await trained(lake_folder(tmp_path, updates=9, early_stop=stop), tmp_path / "run")
+    assert (outcome.status, outcome.summary["updates"]) == ("complete", 2)
+    assert re.match(r"score/mean is 0\.\d+, at least 0$", outcome.summary["stopped"])
+
+
+async def test_a_batch_of_which_nothing_is_scored_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    path = lake_folder(tmp_path, evaluation=None)
+    with pytest.raises(TrainingError, match=r"update 1: no episode of its batch is scored \(4 crash\)"):
+        await trained(path, tmp_path / "run", task__reward_function_path="reward.py:broken")
+    assert RunHeader.read(tmp_path / "run").status == "failed"
+
+
+async def test_a_reward_manager_changes_what_credit_is_made_from(tmp_path: Path) -> None:
+    async def credit_of(kind: str) -> tuple[float, float]:
+        path = lake_folder(tmp_path, updates=1, credit={"estimator": "discounted_returns", "gamma": 1.0})
+        run = tmp_path / kind
+        await trained(path, run, reward_manager__normalization_type=kind)
+        (line,) = [line for line in metrics_of(run) if line["update"] == 1]
+        return line["score/mean"], line["learner/loss"]
+
+    as_it_is, by_length = await credit_of("none"), await credit_of("length")
+    assert as_it_is[0] == by_length[0] > 0, "what is logged is what the reward said"
+    # On the first update all ratios are 1, so that the loss is the mean advantage: the score, and the score per step.
+    assert by_length[1] == pytest.approx(-0.01, abs=1e-3) and as_it_is[1] < by_length[1]
+
+
+async def test_episodes_are_kept_where_that_is_asked(tmp_path: Path) -> None:
+    path = lake_folder(tmp_path, updates=4, evaluation=None, logs={"episodes_every": 3})
+    await trained(path, tmp_path / "run")
+    (kept,) = (tmp_path / "run" / "episodes").iterdir()
+    assert kept.name == "update-000003.jsonl"
+    records = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert len(records) == 4 and all(record["tokens"] for record in records)
+
+
+async def test_tensorboard_has_the_same_figures(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    await trained(lake_folder(tmp_path, logs={"tensorboard": True}), tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("score/mean")]
+    logged = [(line["update"], line["score/mean"]) for line in metrics_of(tmp_path / "run") if line["update"]]
+    assert found == [(update, pytest.approx(value)) for update, value in logged]
+
+
+async def test_an_evaluation_draws_the_same_each_time_and_shows_examples(tmp_path: Path) -> None:
+    changes = {"evaluation": {"hold_out": 1, "every": 1, "rollouts": 4}, "ppo": {"lr": 0.0}}
+    await trained(lake_folder(tmp_path, updates=2, **changes), tmp_path / "run")
+    held_out = [
+        {name: value for name, value in line.items() if name.startswith("held_out/")}
+        for line in metrics_of(tmp_path / "run")
+    ]
+    assert held_out[0] == held_out[1] == held_out[2], "the weights did not move, and the draws are the same"
+    assert held_out[0]["held_out/count"] == 4
+
+
+async def test_a_temperature_that_the_policy_cannot_have_is_refused(tmp_path: Path) -> None:
+    path = lake_folder(tmp_path, evaluation={"hold_out": 1, "temperature": 0.0})
+    with pytest.raises(ConfigError, match=r"evaluation\.temperature: TinyPolicy says nothing of how it samples"):
+        await train(load_plan(path), tmp_path / "run")
+
+
+class Warm:
+    """Samples at half the temperature."""
+
+    class sampling:
+        temperature = 0.5
+
+
+def test_the_loss_divides_logits_as_the_sampler_does() -> None:
+    assert with_temperature(PPOConfig(), Warm()).temperature == 0.5
+    assert with_temperature(PPOConfig(temperature=0.5), Warm()).temperature == 0.5
+    with pytest.raises(ConfigError, match=r"ppo\.temperature is 0\.7, and the policy samples at 0\.5"):
+        with_temperature(PPOConfig(temperature=0.7), Warm())
