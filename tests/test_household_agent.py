@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -29,27 +30,27 @@ def script() -> ModuleType:
     return load_module(str(EXAMPLE / "make_warm_start.py"))
 
 
-def views(count: int) -> list[HouseholdEngine]:
-    """Games of rooms that nobody trains on, each played by the expert to where a thing is held, or to its end."""
-    return [HouseholdEngine(problem) for problem in generator.generate("held_out", count, seed=5)]
+def told(engine: HouseholdEngine) -> Iterator[str]:
+    """What an agent reads that goes everywhere, opens what is closed there and takes what it finds first."""
+    yield engine.tables.introduction
+    for place in engine.tables.go:
+        yield engine.step(place).observation
+        for verb in ("open ", "take ", "examine "):
+            yield from (engine.step(command).observation for command in engine.admissible() if command.startswith(verb))
+        yield from engine.admissible()
 
 
 def test_no_word_of_other_rooms_is_unknown_and_no_two_commands_are_alike() -> None:
-    tokenizer = LOADED.tokenizer
-    unknown: Counter[str] = Counter()
-    for engine in views(60):
-        texts = [engine.tables.introduction]
-        for place in list(engine.tables.go):
-            for command in (place, *(one for one in engine.step(place).admissible if one.startswith("open"))):
-                texts.append(engine.step(command).observation)
-            take = [one for one in engine.admissible() if one.startswith("take")]
-            texts += [engine.step(take[0]).observation] if take else []
-            commands = engine.admissible()
-            ids = [tuple(tokenizer.encode(command, add_special_tokens=False)) for command in commands]
-            assert len(set(ids)) == len(commands)
-            assert all(len(one) == 1 for one in ids)
-            texts += commands
-        unknown += unknown_pieces(tokenizer, texts)
+    tokenizer, unknown = LOADED.tokenizer, Counter[str]()
+    for problem in generator.generate("held_out", 18, seed=5):
+        engine = HouseholdEngine(problem)
+        for text in set(told(engine)):
+            if not text.startswith("Nothing happens"):  # nobody reads it who can only do what is open
+                unknown += unknown_pieces(tokenizer, [text])
+        commands = engine.admissible()
+        ids = {tuple(tokenizer.encode(command, add_special_tokens=False)) for command in commands}
+        assert len(ids) == len(commands)
+        assert {len(one) for one in ids} == {1}
     assert not unknown
 
 

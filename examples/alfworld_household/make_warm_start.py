@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from reward_kit.agent.policies.expert_policy import ExpertPolicy
 from reward_kit.agent.policies.random_policy import RandomPolicy
@@ -35,7 +35,6 @@ from reward_kit.rl.model_kit import (
     Demonstrations,
     SFTConfig,
     SFTProgress,
-    build_decoder,
     build_tokenizer,
     compose_embeddings,
     describe,
@@ -60,7 +59,7 @@ UNITS = [rf"(?:{'|'.join(VERBS)}) [a-z]+ \d+", r"[a-z]+ \d+"]
 """A command is one token, and so is a thing: what is asked for has to be found among commands, not spelt."""
 
 SFT = SFTConfig(
-    max_tokens_per_batch=1_200, lr=2e-3, betas=(0.9, 0.98), min_lr_share=0.05, use_allowed_ids=True
+    epochs=2, max_tokens_per_batch=1_200, lr=2e-3, betas=(0.9, 0.98), min_lr_share=0.05, use_allowed_ids=True
 )  # batches of about 16 episodes
 
 _IDLE = "you a an the at and see is in it on to your quickly are of with using up"
@@ -86,7 +85,8 @@ class Searcher(AgentPolicy):
     """Does what the expert does, but for what nobody can know: it has to look for things, and its hand slips.
 
     The expert knows where everything is. To imitate it is to learn to guess; who looks where nobody looked before, in
-    places where such a thing may be, shows how it is found. Slips are drawn among the admissible commands.
+    places where such a thing may be, one after another in the order in which the room was told of, shows how it is
+    found, and can be imitated. Slips are drawn among the admissible commands.
     """
 
     is_free = True
@@ -95,6 +95,7 @@ class Searcher(AgentPolicy):
         self._expert, self._random = expert or ExpertPolicy(), random.Random(seed)
         self._seen: set[str] = set()
         self._here, self._holds, self._goal = "", False, ""
+        self._places: list[str] = []
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """A session with random numbers of its own."""
@@ -106,7 +107,9 @@ class Searcher(AgentPolicy):
         """The next command."""
         assert available_tools_specs is not None
         commands = available_tools_specs[0]["function"]["parameters"]["properties"]["command"]["enum"]
-        self._goal = self._goal or observation[-1].text.partition("Your task is to: ")[2]
+        if not self._goal:
+            room, _, self._goal = observation[-1].text.partition("Your task is to: ")
+            self._places = re.findall(r"[a-z]+ \d+", room)
         if self._here and f"open {self._here}" not in commands:
             self._seen.add(self._here)
         if self._random.random() < SLIPS:
@@ -127,9 +130,10 @@ class Searcher(AgentPolicy):
             return command
         if f"open {self._here}" in commands:
             return f"open {self._here}"
-        unseen = [one for one in commands if one.startswith("go to ") and one.removeprefix("go to ") not in self._seen]
-        likely = [one for one in unseen if self._may_be_at(one.split()[2], is_lamp=looks_for_lamp)]
-        return self._random.choice(likely or unseen)
+        first = self._places.index(self._here) + 1 if self._here else 0
+        unseen = [one for one in self._places[first:] + self._places[:first] if one not in self._seen]
+        likely = [one for one in unseen if self._may_be_at(one.split()[0], is_lamp=looks_for_lamp)]
+        return f"go to {(likely or unseen)[0]}"
 
     def _may_be_at(self, place: str, *, is_lamp: bool) -> bool:
         """Whether what is looked for may be in or on places of this type, but for where the goal wants it."""
@@ -199,6 +203,26 @@ def demonstrations(tokenizer: PreTrainedTokenizerFast, count: int, seed: int) ->
     return TokenBatch.concat(parts)
 
 
+def small_llama(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    """A Llama of 0.4M parameters. Its weights begin wider than is usual, which one so narrow needs."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
 def main() -> None:
     """Make the folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -209,7 +233,7 @@ def main() -> None:
     torch.set_num_threads(1)  # of a model this small a second thread makes nothing quicker
     began = time.process_time()
     tokenizer = household_tokenizer()
-    model = build_decoder(tokenizer, layers=2, width=128, heads=4, hidden=256, context=CONTEXT, seed=given.seed)
+    model = small_llama(tokenizer, given.seed)
     compose_embeddings(model, tokenizer, seed=given.seed)
     print(f"{len(tokenizer)} tokens; {describe(model)}")
     rows = demonstrations(tokenizer, given.episodes, seed=given.seed)

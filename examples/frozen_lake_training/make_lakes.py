@@ -6,26 +6,42 @@ python make_lakes.py
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
-TRAINED, HELD_OUT = 600, 100
+HERE = Path(__file__).parent
+TRAINED, HELD_OUT = 1500, 256
+
+
+def maps() -> list[tuple[str, ...]]:
+    """Different maps of 4 by 4 cells, each with a way to the goal; those that are held out come first."""
+    found: dict[tuple[str, ...], None] = {}
+    seed = 0
+    while len(found) < TRAINED + HELD_OUT:
+        found[tuple(generate_random_map(size=4, p=0.8, seed=seed))] = None
+        seed += 1
+    return list(found)
+
+
+def rows(lakes: Iterable[tuple[str, ...]]) -> list[dict[str, Any]]:
+    """The maps as samples of the task; the id of a sample says its map."""
+    return [
+        {"id": "-".join(desc), "resource_config": {"env_kwargs": {"desc": list(desc), "is_slippery": False}}}
+        for desc in lakes
+    ]
 
 
 def main() -> None:
-    maps: dict[tuple[str, ...], None] = {}
-    seed = 0
-    while len(maps) < TRAINED + HELD_OUT:
-        maps[tuple(generate_random_map(size=4, p=0.8, seed=seed))] = None
-        seed += 1
-    rows = [
-        {"id": f"lake-{number:03}", "resource_config": {"env_kwargs": {"desc": list(desc), "is_slippery": False}}}
-        for number, desc in enumerate(maps)
-    ]
-    for name, part in (("held_out.jsonl", rows[:HELD_OUT]), ("lakes.jsonl", rows[HELD_OUT:])):
-        lines = "".join(json.dumps(row) + "\n" for row in part)
-        Path(__file__).with_name(name).write_text(lines, encoding="utf-8")
+    drawn = maps()
+    held_out, trained = drawn[:HELD_OUT], drawn[HELD_OUT:]
+    if set(held_out) & set(trained):
+        raise AssertionError("a map is both trained on and held out")
+    for name, part in (("held_out.jsonl", held_out), ("lakes.jsonl", trained)):
+        lines = "".join(json.dumps(row) + "\n" for row in rows(part))
+        (HERE / name).write_text(lines, encoding="utf-8")
 
 
 if __name__ == "__main__":

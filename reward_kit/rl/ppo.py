@@ -93,8 +93,9 @@ class PPOLearner:
         config = self.config
         if config.kl_coefficient and self._reference is None:
             raise ConfigError("kl_coefficient needs a reference to measure the divergence to; give reference=…")
-        if config.critic_warmup and not self._scorer.has_values:
-            raise ConfigError("critic_warmup is of a module with a value head, a PolicyWithValue; this one has none")
+        if config.of_critic and not self._scorer.has_values:
+            names = ", ".join(config.of_critic)
+            raise ConfigError(f"{names}: of a module with a value head, a PolicyWithValue; this one has none")
         if config.schedule != "constant" and self.total_steps is None:
             raise ConfigError(f"schedule {config.schedule!r} ends with the last update; give total_steps")
 

@@ -80,6 +80,7 @@ class ServedPolicy(AgentPolicy):
         self.sampling = Sampling(temperature=temperature)
         self._server, self._gate = server, anyio.Condition()
         self._in_flight, self._is_publishing = 0, False
+        self._in_doubt: int | None = None  # the version that the server may have or not
         extra = {**(options.pop("extra_body", None) or {}), "return_token_ids": True}
         self._acting = OpenAIAgentPolicy(
             model or str(self.published),
@@ -116,9 +117,12 @@ class ServedPolicy(AgentPolicy):
     async def publish(self, version: int) -> None:
         """Have the server sample with the weights that `module` has now.
 
+        Where this fails or is cancelled after the server was asked, nobody knows which weights it has: answers are
+        refused from there on, until weights are published.
+
         Raises:
-            PolicyError: the server did not load them. It samples with the old ones, or with none.
-            ProviderError: it could not be talked to.
+            PolicyError: the server refused them, and samples with the old ones.
+            ProviderError: it could not be talked to, or answered something else.
         """
         async with self._gate:
             while self._is_publishing:
@@ -129,8 +133,9 @@ class ServedPolicy(AgentPolicy):
                 while self._in_flight:
                     await self._gate.wait()
             await anyio.to_thread.run_sync(lambda: save_model(self.published, self.module, self.tokenizer))
+            self._in_doubt = version
             await self._load(version)
-            self.version = version
+            self.version, self._in_doubt = version, None
         finally:
             with anyio.CancelScope(shield=True):
                 async with self._gate:
@@ -144,10 +149,19 @@ class ServedPolicy(AgentPolicy):
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[int]:
-        """While an answer is under way no weights are published; the version that gives it."""
+        """While an answer is under way no weights are published; the version that gives it.
+
+        Raises:
+            PolicyError: it is not known.
+        """
         async with self._gate:
             while self._is_publishing:
                 await self._gate.wait()
+            if self._in_doubt is not None:
+                raise PolicyError(
+                    f"publishing version {self._in_doubt} did not come to its end, so that nobody knows which weights "
+                    "the server samples with; publish again"
+                )
             self._in_flight += 1
             version = self.version
         try:
@@ -162,7 +176,11 @@ class ServedPolicy(AgentPolicy):
         """Have the server read the published folder."""
         if self._server == "sglang":
             asked = {"model_path": str(self.published), "weight_version": str(version), "flush_cache": True}
-            await self._ask("update_weights_from_disk", asked)
+            try:
+                await self._ask("update_weights_from_disk", asked)
+            except PolicyError:  # it says that it did not: SGLang goes back to the weights it had
+                self._in_doubt = None
+                raise
         else:
             await self._ask("collective_rpc", {"method": "reload_weights"})
             await self._ask("reset_prefix_cache?reset_running_requests=true", {})

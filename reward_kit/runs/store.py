@@ -1,9 +1,9 @@
 """A run directory: append-only JSON lines that a kill at any moment leaves readable.
 
 `run.json` says what is run; `episodes.jsonl` gets one line when an episode stops, `scores.jsonl` one when it is
-scored; `states/` holds final states by their SHA-256; `summary.json` is written at the end, and so is `credit.jsonl`
-where the task asks for it. A line is one `write`; the torn last line that a kill can leave is cut off when the run is
-opened again. A lock keeps a second process out.
+scored; `states/` holds final states by their SHA-256; `summary.json` and `report.html` are written at the end, and so
+is `credit.jsonl` where the task asks for it. A line is one `write`; the torn last line that a kill can leave is cut
+off when the run is opened again. A lock keeps a second process out.
 """
 
 from __future__ import annotations

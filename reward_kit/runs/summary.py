@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from reward_kit.agent.models import StopReason
+from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.episodes.record import attempt_of
 from reward_kit.runs.statistics import Interval, mean_interval, mean_of, mean_pass_at_k, mean_pass_hat_k
 
@@ -42,7 +43,7 @@ class EpisodeRow:
         failure = record.get("failure") or {}
         return cls(
             rollout_id=record["rollout_id"],
-            sample_id=record["sample_id"],
+            sample_id=from_json_value(record["sample_id"]),
             policy=record["policy"],
             stop_reason=record["stop_reason"],
             num_steps=record["num_steps"],

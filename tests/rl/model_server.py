@@ -24,6 +24,9 @@ class ModelServer:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.busy = self.most_busy_while_loading = 0
         self.refuses_weights = False
+        self.breaks_at = ""  # a path that is answered with an error
+        self.is_loaded, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_answer.set()
         self._load(folder)
 
     def _load(self, folder: Path) -> None:
@@ -49,10 +52,14 @@ class ModelServer:
     async def _control(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.asked.append((request.path_qs, body))
+        if request.path == self.breaks_at:
+            return web.json_response({"error": "broken"}, status=500)
         if self.refuses_weights:
             return web.json_response({"success": False, "message": "shapes differ"})
         if body.get("method") == "reload_weights" or "model_path" in body:
             self._load(Path(body.get("model_path", self.folder)))
+            self.is_loaded.set()
+            await self.may_answer.wait()
         return web.json_response({"success": True, "message": "loaded"})
 
     async def _chat(self, request: web.Request) -> web.Response:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from reward_kit.agent.policy_interface import EpisodeContext
-from reward_kit.errors import ConfigError, PolicyError
+from reward_kit.errors import ConfigError, PolicyError, ProviderError
 from reward_kit.models import Message
 from reward_kit.rl.losses import logprobs_of
 from reward_kit.rl.model_kit import build_decoder, build_tokenizer, save_model
@@ -96,6 +96,47 @@ async def test_a_server_that_refuses_the_weights_is_an_error(folder: Path) -> No
     async with served(folder, "sglang") as (server, policy):
         server.refuses_weights = True
         with pytest.raises(PolicyError, match=r"did not load the weights of .*: shapes differ"):
+            await policy.publish(1)
+        assert policy.version == 0
+        said = (await policy.get_action(HELLO)).log_probs
+        assert said is not None and said["policy_version"] == 0
+
+
+async def in_doubt_until_published(policy: ServedPolicy) -> None:
+    assert policy.version == 0
+    with pytest.raises(PolicyError, match="publishing version 1 did not come to its end"):
+        await policy.get_action(HELLO)
+    await policy.publish(2)
+    said = (await policy.get_action(HELLO)).log_probs
+    assert said is not None and said["policy_version"] == 2
+    torch.testing.assert_close(torch.tensor(said["logprobs"]), trainers_logprobs(policy, said))
+
+
+@pytest.mark.parametrize("path", ["/collective_rpc", "/reset_prefix_cache"])
+async def test_after_half_a_publication_no_answer_has_a_version_that_may_be_wrong(folder: Path, path: str) -> None:
+    async with served(folder, "vllm") as (server, policy):
+        server.breaks_at = path
+        with pytest.raises(ProviderError):
+            await policy.publish(1)
+        server.breaks_at = ""
+        await in_doubt_until_published(policy)
+
+
+async def test_nor_after_one_that_was_cancelled_while_the_server_loaded(folder: Path) -> None:
+    async with served(folder, "sglang") as (server, policy):
+        server.may_answer.clear()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(policy.publish, 1)
+            await server.is_loaded.wait()
+            tasks.cancel_scope.cancel()
+        server.may_answer.set()
+        await in_doubt_until_published(policy)
+
+
+async def test_a_server_that_is_down_is_an_error_of_the_provider(folder: Path) -> None:
+    async with served(folder, "vllm") as (server, policy):
+        await server.__aexit__(None, None, None)
+        with pytest.raises(ProviderError, match=r"127\.0\.0\.1"):
             await policy.publish(1)
         assert policy.version == 0
 

@@ -24,6 +24,7 @@ from reward_kit.agent.policies.hf.engine import Engine
 from reward_kit.agent.policies.hf.json_grammar import JsonGrammar
 from reward_kit.agent.policies.hf.loading import Origin, device_of, dtype_of, place_of
 from reward_kit.agent.policies.hf.merged_weights import merged_state_dict
+from reward_kit.agent.policies.hf.options import check_options, check_room
 from reward_kit.agent.policies.hf.recognition import action_format as recognised
 from reward_kit.agent.policies.hf.sampling import Sampling
 from reward_kit.agent.policies.hf.tools import Tool, tools_of
@@ -102,8 +103,19 @@ class HFAgentPolicy(AgentPolicy):
     ) -> None:
         if tool_role not in _TOOL_ROLES:
             raise ConfigError(f"tool_role: expected tool or user, got {tool_role!r}")
-        if max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens: {max_new_tokens} is below 1")
+        context = {} if max_context is None else {"max_context": (max_context, 1)}
+        check_options(
+            numbers={"temperature": temperature, "top_p": top_p},
+            whole={"top_k": (top_k, 0), "max_new_tokens": (max_new_tokens, 1), "max_sessions": (max_sessions, 1)}
+            | context,
+            switches={
+                "constrain": constrain,
+                "tools_in_prompt": tools_in_prompt,
+                "lockstep": lockstep,
+                "value_head": value_head,
+                "download": download,
+            },
+        )
         self.sampling = Sampling(temperature, top_p, top_k).check()
         self.lockstep = lockstep
         self._max_new_tokens, self._constrains = max_new_tokens, constrain
@@ -125,7 +137,7 @@ class HFAgentPolicy(AgentPolicy):
         self._engine = Engine(
             _plain(acting),
             stop_ids=sorted(self._stop_ids),
-            max_context=max_context or _context_of(_plain(acting), self.tokenizer),
+            max_context=check_room(max_context or _context_of(_plain(acting), self.tokenizer), max_new_tokens),
             max_slots=max_sessions,
             lockstep=lockstep,
             value_head=getattr(acting, "value_head", None),

@@ -150,6 +150,12 @@ class PPOConfig:
         return replace(self, precision="bfloat16" if dtype == torch.bfloat16 else "float32")
 
     @property
+    def of_critic(self) -> tuple[str, ...]:
+        """The options that were set and are of a critic."""
+        names = ("critic_warmup", "value_coefficient", "value_clip", "value_lr", "old_values")
+        return tuple(name for name in names if _is_set(self, name))
+
+    @property
     def uses_sampler(self) -> bool:
         """Whether the sampler's log-probabilities are in the loss."""
         return self.old_logprobs == "sampler" or self.loss == "decoupled" or self.importance is not None
@@ -221,6 +227,10 @@ def _check_together(config: PPOConfig) -> None:
         "importance_cap caps importance weights; say importance='token'": _is_set(config, "importance_cap")
         and not config.importance,
         "kl_target adapts kl_coefficient, which is 0": config.kl_target and not config.kl_coefficient,
+        "kl_horizon is how slowly kl_coefficient adapts; say kl_target too": _is_set(config, "kl_horizon")
+        and not config.kl_target,
+        "kl_kind is of the divergence in the loss, and kl_coefficient is 0": _is_set(config, "kl_kind")
+        and not config.kl_coefficient,
         "norm_length is of aggregation 'seq-mean-token-sum-norm'; say both or neither": bool(config.norm_length)
         != (config.aggregation == "seq-mean-token-sum-norm"),
         "in critic_warmup the value head alone learns, and value_coefficient is 0": config.critic_warmup

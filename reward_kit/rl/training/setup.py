@@ -218,7 +218,6 @@ async def _agent_for(held_out: HeldOut, plan: TrainingPlan, agent: AsyncRewardAg
 
 
 def use_threads(threads: int | None) -> None:
-    """How many threads torch uses, and no denormal numbers, with which the CPU is tens of times slower."""
+    """How many threads torch uses."""
     if threads is not None:
         torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)

@@ -11,7 +11,7 @@ from reward_kit.runs.report.figures import Histogram
 from reward_kit.runs.report.timeline import Band, Bar, Curve, Strip, Timeline
 from reward_kit.runs.report.wording import number, seconds, shown
 
-_WIDTH, _LEFT, _RIGHT = 960.0, 132.0, 12.0
+_WIDTH, _LEFT, _RIGHT = 960.0, 146.0, 12.0
 _LANE_GAP, _BAND_GAP = 1.5, 14.0
 _BAND_HEIGHT = 200.0
 _THINNEST, _THICKEST = 4.0, 14.0

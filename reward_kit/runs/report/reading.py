@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.episodes.record import attempt_of
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.reward_agent.stats import cost_of
@@ -138,7 +139,7 @@ def _episode(record: Mapping[str, Any], header: RunHeader, score: Mapping[str, A
     timing = record.get("timing") or {}
     return EpisodeFacts(
         row=row,
-        group_id=str(record.get("group_id")),
+        group_id=str(from_json_value(record.get("group_id"))),
         # Transcripts that are scored bring the times of when they were collected.
         begin_s=_since(header, timing.get("started_at")) if header.data is None else None,
         duration_s=_duration(timing.get("duration_s")),

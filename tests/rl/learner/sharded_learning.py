@@ -37,7 +37,6 @@ OPTIONS: dict[str, Any] = {
     "clip_high": 0.28,
     "kl_coefficient": 0.1,
     "entropy_coefficient": 0.01,
-    "old_values": "recomputed",
     "lr": 1e-3,
 }
 
@@ -83,10 +82,10 @@ def rows(count: int = ROWS, padding: Padding = "right") -> TokenBatch:
 
 def learner(*, with_values: bool = True, **options: Any) -> PPOLearner:
     """Over the same weights on every process and at every call."""
-    policy = model()
+    policy, of_critic = model(), {"old_values": "recomputed"} if with_values else {}
     return PPOLearner(
         PolicyWithValue(policy) if with_values else policy,
-        PPOConfig(**{**OPTIONS, **options}),
+        PPOConfig(**{**OPTIONS, **of_critic, **options}),
         reference=model(seed=1),
         seed=3,
     )

@@ -44,6 +44,8 @@ from tests.rl.learner.cases import Bigram, a_model, bigram_rows
         ({"loss": "decoupled", "importance": "token"}, "weights of its own"),
         ({"importance_cap": 4.0}, "say importance='token'"),
         ({"kl_target": 6.0}, "kl_coefficient, which is 0"),
+        ({"kl_horizon": 5.0, "kl_coefficient": 0.1}, "say kl_target too"),
+        ({"kl_kind": "k2"}, "kl_coefficient is 0"),
         ({"norm_length": 10.0}, "seq-mean-token-sum-norm"),
         ({"aggregation": "seq-mean-token-sum-norm"}, "say both or neither"),
         ({"min_lr_share": 0.1}, "say schedule='linear'"),
@@ -149,3 +151,9 @@ def test_dropout_is_off() -> None:
 
     found = PPOLearner(Drops().train(), PPOConfig()).gradients(bigram_rows([1.0, -1.0]))
     assert found["logprob_gap"] < 1e-6
+
+
+@pytest.mark.parametrize("options", [{"value_lr": 0.1}, {"old_values": "recomputed"}, {"critic_warmup": 2}])
+def test_an_option_of_a_critic_is_refused_where_there_is_none(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(options))}: of a module with a value head"):
+        PPOLearner(a_model(), PPOConfig(**options))

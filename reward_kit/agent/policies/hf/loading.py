@@ -13,6 +13,7 @@ from reward_kit.agent.policies.hf.quiet import no_progress_bars
 from reward_kit.errors import ConfigError, boundary, did_you_mean
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_OF_TOKENIZERS = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 class Origin(NamedTuple):
@@ -54,6 +55,10 @@ class Origin(NamedTuple):
             ConfigError: it is not there.
         """
         place = name or self.name
+        if Path(place).is_dir() and not any((Path(place) / file).is_file() for file in _OF_TOKENIZERS):
+            raise ConfigError(
+                f"tokenizer: there is none in {place}; write it there with save_pretrained, or say where it is"
+            )
         with boundary(ConfigError, f"tokenizer {place!r}{self._how()}"):
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 place, local_files_only=not self.may_download

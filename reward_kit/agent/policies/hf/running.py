@@ -17,6 +17,8 @@ from reward_kit.errors import PolicyError, RewardKitError, boundary
 
 WORTH_SHARING = 16
 """Tokens that another row must hold beyond one's own before they are copied."""
+MASK_CELLS = 2**25
+"""Cells of the mask of one forward pass, about, before long prompts are taken in smaller pieces."""
 
 
 class Running:
@@ -160,6 +162,9 @@ class Running:
         rows_B = self._rows_B
         held_B, stops_B = self._slots.held_R[rows_B], self._stops_R[rows_B]
         counts_B = np.where(stops_B > held_B, stops_B, self._counts_R[rows_B]) - held_B
+        # Attention pads rows to the longest piece, and every token looks at the positions of the longest row.
+        cells = max(1, int((counts_B > 1).sum())) * int((held_B + counts_B).max())
+        counts_B = np.minimum(counts_B, max(1, MASK_CELLS // cells))
         if counts_B.sum() <= self._budget:
             return rows_B, counts_B
         order = np.argsort(counts_B, kind="stable")

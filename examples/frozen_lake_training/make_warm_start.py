@@ -1,9 +1,9 @@
-"""Makes `model/`: a small decoder that knows the lakes and is not sure what to do, for `reward-kit train train.yaml`.
+"""Makes `warm_start/`: a small decoder that can read the lakes and walks them badly, for `reward-kit train train.yaml`.
 
-It learns from an expert of whose actions half are replaced by random ones, which are learned too. So it knows where the
-ways are, and walks them only now and then: what is left to reinforcement is to leave out what does not help.
+It learns from an expert of whose moves more than half are replaced by random ones, which are learned too. So it knows
+where the ways are and walks them only now and then; what is left to reinforcement is to leave out what does not help.
 
-    python warm_start.py [--seed N] [--folder model]
+    python make_warm_start.py [--seed N] [--folder warm_start]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -39,11 +40,13 @@ from reward_kit.tokens import build_rows
 
 HERE = Path(__file__).parent
 ACTIONS = ("left", "down", "right", "up")
-NOISE, ROUNDS, EPOCHS = 0.3, 6, 3
+NOISE = 0.55
+LEGEND = r"S start,[\s\S]*"
+LINE = r"[SFHG\[][SFHG \[\]]*[SFHG\]]"
 
 
 class NoisyExpert(AgentPolicy):
-    """The expert, of whose actions a share is replaced by random ones."""
+    """The expert, of whose moves a share is replaced by random ones."""
 
     def __init__(self, expert: AgentPolicy | None = None, seed: int = 0) -> None:
         self._expert, self._draw = expert, random.Random(seed)
@@ -63,38 +66,49 @@ class NoisyExpert(AgentPolicy):
 
 
 async def demonstrations(
-    samples: Sequence[Sample], policy: AgentPolicy, definition: TaskDefinitionModel, seed: int
+    samples: Sequence[Sample], policy: AgentPolicy, definition: TaskDefinitionModel, walks: int, seed: int
 ) -> list[SingleAgentEpisode]:
+    """So many walks over each lake."""
     worker, episodes = RLRolloutWorker(definition, policy), []
     for sample in samples:
-        for round_ in range(ROUNDS):
-            async with worker.group(sample, seed) as start:
-                episodes.append(await worker.collect_episode(start, round_))
+        async with worker.group(sample, seed) as start:
+            episodes += [await worker.collect_episode(start, walk) for walk in range(walks)]
     return episodes
+
+
+def lines() -> list[str]:
+    """Every line that a board of four by four cells can have, with the walker in it and without."""
+    kinds = [
+        "".join(cells) for cells in (*product("SF", *["FH"] * 3), *product(*["FH"] * 3, "FG"), *product(*["FH"] * 4))
+    ]
+    return [_shown(cells, place) for cells in dict.fromkeys(kinds) for place in (None, *range(4))]
+
+
+def _shown(cells: str, walker: int | None) -> str:
+    return "".join(f"[{cell}]" if place == walker else f" {cell} " for place, cell in enumerate(cells)).strip()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=HERE / "model")
+    parser.add_argument("--walks", type=int, default=3, help="over each lake")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=HERE / "warm_start")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
     began, task = time.process_time(), load_task(HERE / "task.yaml")
-    boards = ["[S] F  F  F\n F [F] H [H] G [G] S"]
-    tokenizer = build_tokenizer(
-        boards, words=ACTIONS, units=[r"\[[SFHG]\]"], spaces="none", dropped=[r"\([A-Z][a-z]+\)"], context=512
-    )
+    # A line of the board is one token: then a board is four, and which cells lie above each other is soon learned.
+    tokenizer = build_tokenizer(lines(), words=ACTIONS, units=[LINE], spaces="none", dropped=[LEGEND], context=128)
     writes = Demonstrations(tokenizer, action_format="bare", tools_in_prompt=False, constrain=True)
     policy = DemonstratingPolicy(NoisyExpert(), writes)
-    episodes = asyncio.run(demonstrations(task.samples, policy, task.definition, asked.seed))
+    episodes = asyncio.run(demonstrations(task.samples, policy, task.definition, asked.walks, asked.seed))
     rows = build_rows(episodes, pad_token_id=tokenizer.pad_token_id)
-    model = build_decoder(tokenizer, layers=2, width=64, heads=4, context=512, seed=asked.seed)
+    model = build_decoder(tokenizer, layers=2, width=64, heads=4, context=128, seed=asked.seed)
     print(describe(model))
-    print(f"{len(episodes)} episodes, {int(rows.lengths().sum()):,} tokens, {time.process_time() - began:.0f} s")
-    options = SFTConfig(epochs=EPOCHS, lr=2e-3, max_tokens_per_batch=3_000, use_allowed_ids=True, seed=asked.seed)
-    for report in fit(model, rows, options, progress=None):
-        print(f"epoch {report.epoch}: loss {report.loss:.4f}, {report.seconds:.0f} s")
+    print(f"{len(episodes)} walks, {int(rows.lengths().sum()):,} tokens: {time.process_time() - began:.0f} s")
+    options = SFTConfig(epochs=asked.epochs, lr=2e-3, max_tokens_per_batch=2_048, use_allowed_ids=True, seed=asked.seed)
+    for report in fit(model, rows, options):
+        print(f"epoch {report.epoch}: loss {report.loss:.4f}, {time.process_time() - began:.0f} s")
     save_model(asked.folder, model, tokenizer)
 
 

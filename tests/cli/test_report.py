@@ -1,0 +1,128 @@
+"""The page that `run` and `score` leave, and `reward-kit report`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.project import Project
+from tests.runs.report.made import Parsed, make_run
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def page(path: Path) -> Parsed:
+    return Parsed((path / "report.html").read_text(encoding="utf-8"))
+
+
+def assert_as_summary(path: Path) -> None:
+    """The page of a run and its `summary.json` say the same."""
+    shown = page(path)
+    for policy in json.loads((path / "summary.json").read_text())["policies"]:
+        figures = shown.figures[policy["policy"]]
+        assert [figures[key] for key in ("episodes", "scored", "failures")] == [
+            policy[key] for key in ("episodes", "scored", "failures")
+        ]
+        assert figures.get("mean") == (policy["score"] or {}).get("mean")
+        assert figures["errors"] == sum(policy["errors"].values())
+
+
+def test_a_run_leaves_its_page_and_says_where(project: Project) -> None:
+    done = project.call("run", "task.yaml")
+    assert done.returncode == 0, done.stderr
+    path = project.run_path()
+    assert f"Its page:  runs/{path.name}/report.html" in done.stderr
+    assert_as_summary(path)
+    shown = page(path)
+    assert shown.counts["stop"] == {"answered": 6}
+    assert "scores have no times" not in shown.text
+    assert {"episode", "call"} <= {given.get("class") for tag, given in shown.tags if tag == "rect"}
+
+
+def test_scores_say_when_they_were_asked_for_and_there(project: Project) -> None:
+    project.call("run", "task.yaml")
+    for line in (project.run_path() / "scores.jsonl").read_text().splitlines():
+        timing = json.loads(line)["timing"]
+        ((began_s, ended_s),) = timing["attempts"]
+        assert 0 <= timing["submitted_s"] <= began_s <= ended_s <= timing["done_s"]
+
+
+def test_a_score_leaves_its_page_with_the_threshold_that_was_asked_for(project: Project) -> None:
+    project.call("run", "task.yaml")
+    data = project.run_path() / "episodes.jsonl"
+    done = project.call("score", str(data), "--reward", "reward.py:right", "--pass-threshold", "0", "--log-dir", "more")
+    assert done.returncode == 0, done.stderr
+    (path,) = (project.folder / "more").iterdir()
+    assert_as_summary(path)
+    assert set(page(path).column("episodes", "outcome")) == {"passed"}
+    assert "collected elsewhere" in page(path).text
+
+
+def test_a_sample_whose_name_no_file_can_hold_has_its_line(project: Project) -> None:
+    project.write_rows([{"id": "half \ud800 <b>", "number": 1, "ground_truth": "done"}])
+    done = project.call("run", "task.yaml")
+    assert done.returncode == 0, done.stderr
+    assert_as_summary(project.run_path())
+    assert page(project.run_path()).column("samples", "sample") == ["half \\ud800 <b>"]
+
+
+def test_what_broke_is_on_the_page(project: Project) -> None:
+    project.write_task(reward_function_path="reward.py:broken")
+    assert project.call("run", "task.yaml").returncode == 3
+    shown = page(project.run_path())
+    assert_as_summary(project.run_path())
+    assert shown.counts["error"] == {"crash": 6} and "division by zero" in shown.text
+
+
+def test_report_writes_the_page_again_and_prints_where(project: Project) -> None:
+    project.call("run", "task.yaml")
+    path = project.run_path()
+    before = (path / "report.html").read_bytes()
+    (path / "report.html").unlink()
+    done = project.call("report", str(path.relative_to(project.folder)))
+    assert (done.returncode, done.stdout) == (0, f"runs/{path.name}/report.html\n")
+    assert (path / "report.html").read_bytes() == before
+    assert project.call("report", str(path), "-o", "mine.html").stdout == "mine.html\n"
+    assert (project.folder / "mine.html").read_bytes() == before
+
+
+def test_report_of_what_is_no_run_is_refused(project: Project) -> None:
+    done = project.call("report", ".")
+    assert done.returncode == 2
+    assert "error: . is not the folder of a run: it has no run.json" in done.stderr
+
+
+def test_report_of_a_damaged_run_names_the_line(project: Project) -> None:
+    path = make_run(project.folder, [], [])
+    (path / "episodes.jsonl").write_text("{}\n")
+    done = project.call("report", "run")
+    assert done.returncode == 3 and "run/episodes.jsonl:1: a line is an object with a rollout_id" in done.stderr
+
+
+def test_a_page_that_cannot_be_written_costs_the_run_nothing(project: Project) -> None:
+    project.call("run", "task.yaml")
+    path = project.run_path()
+    (path / "report.html").unlink()
+    (path / "report.html").mkdir()
+    done = project.call("run", "--resume", str(path))
+    assert done.returncode == 0, done.stderr
+    assert "No report was written: cannot write" in done.stderr
+    assert "no report: cannot write" in (path / "run.log").read_text()
+
+
+def test_a_secret_is_not_on_the_page(project: Project) -> None:
+    secret = "sk-very-secret-0123456789"
+    project.write_task(policy={"type": "scripted", "actions": [{"type": "text", "content": f"key {secret}"}]})
+    (project.folder / "reward.py").write_text(
+        "from reward_kit import reward_function\n\n@reward_function\ndef right(messages):\n"
+        "    return {'score': 1.0, 'reason': messages[-1].text}\n"
+    )
+    done = project.call("run", "task.yaml", SOME_API_KEY=secret)
+    assert done.returncode == 0, done.stderr
+    assert set(page(project.run_path()).column("episodes", "reason")) == {"key (hidden)"}
+    assert secret not in (project.run_path() / "report.html").read_text()

@@ -1,0 +1,90 @@
+"""What `scores.jsonl` says of when scores were asked for, called for and there, in seconds since the run began."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+
+from reward_kit.providers.retry import RetryPolicy
+from reward_kit.reward_agent import AsyncRewardAgent, Retries, ScoreCache
+from reward_kit.runs.clock import RunClock
+from tests.reward_agent.held_scorer import HeldScorer, requests
+from tests.reward_agent.test_agent_scheduling import virtual
+from tests.reward_agent.virtual_time import settled
+
+
+def clock(ago_s: float = 0.0) -> RunClock:
+    """The clock of a run that began so long ago."""
+    return RunClock(datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=ago_s))
+
+
+@virtual
+async def test_a_score_is_asked_for_and_waits_and_is_called_for_and_there(self=None):
+    held, counted = HeldScorer(), clock()
+    async with AsyncRewardAgent(held, max_concurrency=1) as agent:
+        await asyncio.sleep(1.0)
+        await agent.submit(requests("a", "b"))
+        await asyncio.sleep(2.0)
+        held.answer("a")
+        await asyncio.sleep(4.0)
+        held.answer("b")
+        times = {}
+        for _ in range(2):
+            chunk = await agent.get_group()
+            times[chunk.extra_infos[0].rollout_id] = counted.times_of(chunk.ticket, chunk.data_idxs[0])
+    found = {name: {key: _rounded(value) for key, value in told.items()} for name, told in times.items()}
+    assert found["a"] == {"submitted_s": 1.0, "attempts": [[1.0, 3.0]], "done_s": 7.0}
+    assert found["b"] == {"submitted_s": 1.0, "attempts": [[3.0, 7.0]], "done_s": 7.0}
+
+
+def _rounded(value):
+    """Without the microseconds that pass in this world."""
+    return [_rounded(item) for item in value] if isinstance(value, list) else round(value, 2)
+
+
+@virtual
+async def test_each_attempt_has_its_times(self=None):
+    held = HeldScorer()
+    async with AsyncRewardAgent(held, retries=Retries(RetryPolicy(max_attempts=2), seed=1)) as agent:
+        ticket = await agent.submit(requests("a"))
+        await asyncio.sleep(5.0)
+        held.fail("a", "provider_error")
+        await asyncio.sleep(60.0)
+        held.answer("a")
+        await agent.get(1, ticket=ticket)
+    (first, second) = clock().times_of(ticket, 0)["attempts"]
+    assert first[1] - first[0] == 5.0 and first[1] < second[0] < second[1]
+
+
+@virtual
+async def test_what_was_known_already_was_not_called_for(self=None):
+    held = HeldScorer()
+    async with AsyncRewardAgent(held, cache=ScoreCache()) as agent:
+        first = await agent.submit(requests("a"))
+        await settled()
+        held.answer("a")
+        await agent.get(1, ticket=first)
+        again = await agent.submit(requests("a"))
+        await agent.get(1, ticket=again)
+    assert (len(first.spans[0]), len(again.spans[0])) == (1, 0)
+
+
+@virtual
+async def test_all_of_a_group_have_the_times_of_its_call(self=None):
+    held = HeldScorer("batch")
+    async with AsyncRewardAgent(held) as agent:
+        ticket = await agent.submit(requests("a", "b"), group_size=2)
+        for name in "ab":
+            await asyncio.sleep(1.0)
+            held.answer(name)
+        await agent.get(2, ticket=ticket)
+    assert [list(spans) for spans in ticket.spans] == [[(0.0, 2.0)]] * 2
+
+
+@virtual
+async def test_in_a_later_process_it_goes_on_from_when_the_run_began(self=None):
+    async with AsyncRewardAgent(HeldScorer()) as agent:
+        ticket = await agent.submit(requests("a"))
+        told = clock(ago_s=3600.0).times_of(ticket, 0)
+        ticket.cancel()
+    assert 3600.0 <= told["submitted_s"] <= told["done_s"] < 3660.0
