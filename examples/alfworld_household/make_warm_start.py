@@ -59,7 +59,7 @@ UNITS = [rf"(?:{'|'.join(VERBS)}) [a-z]+ \d+", r"[a-z]+ \d+"]
 """A command is one token, and so is a thing: what is asked for has to be found among commands, not spelt."""
 
 SFT = SFTConfig(
-    epochs=2, max_tokens_per_batch=1_200, lr=2e-3, betas=(0.9, 0.98), min_lr_share=0.05, use_allowed_ids=True
+    epochs=3, max_tokens_per_batch=1_200, lr=2e-3, betas=(0.9, 0.98), min_lr_share=0.05, use_allowed_ids=True
 )  # batches of about 16 episodes
 
 _IDLE = "you a an the at and see is in it on to your quickly are of with using up"
@@ -204,7 +204,7 @@ def demonstrations(tokenizer: PreTrainedTokenizerFast, count: int, seed: int) ->
 
 
 def small_llama(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    """A Llama of 0.4M parameters. Its weights begin wider than is usual, which one so narrow needs."""
+    """A Llama of 0.5M parameters. Its weights begin wider than is usual, which one so narrow needs."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
