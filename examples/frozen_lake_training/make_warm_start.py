@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from reward_kit.agent.policies.expert_policy import ExpertPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
@@ -40,7 +41,7 @@ from reward_kit.tokens import build_rows
 
 HERE = Path(__file__).parent
 ACTIONS = ("left", "down", "right", "up")
-NOISE = 0.55
+NOISE, CONTEXT = 0.55, 128
 LEGEND = r"S start,[\s\S]*"
 LINE = r"[SFHG\[][SFHG \[\]]*[SFHG\]]"
 
@@ -76,6 +77,11 @@ async def demonstrations(
     return episodes
 
 
+def make_tokenizer() -> PreTrainedTokenizerBase:
+    """A line of the board is one token: then a board is four, and what lies side by side is no riddle."""
+    return build_tokenizer(lines(), words=ACTIONS, units=[LINE], spaces="none", dropped=[LEGEND], context=CONTEXT)
+
+
 def lines() -> list[str]:
     """Every line that a board of four by four cells can have, with the walker in it and without."""
     kinds = [
@@ -91,19 +97,18 @@ def _shown(cells: str, walker: int | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--walks", type=int, default=3, help="over each lake")
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--walks", type=int, default=4, help="over each lake")
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--folder", type=Path, default=HERE / "warm_start")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     began, task = time.process_time(), load_task(HERE / "task.yaml")
-    # A line of the board is one token: then a board is four, and which cells lie above each other is soon learned.
-    tokenizer = build_tokenizer(lines(), words=ACTIONS, units=[LINE], spaces="none", dropped=[LEGEND], context=128)
+    tokenizer = make_tokenizer()
     writes = Demonstrations(tokenizer, action_format="bare", tools_in_prompt=False, constrain=True)
     policy = DemonstratingPolicy(NoisyExpert(), writes)
     episodes = asyncio.run(demonstrations(task.samples, policy, task.definition, asked.walks, asked.seed))
     rows = build_rows(episodes, pad_token_id=tokenizer.pad_token_id)
-    model = build_decoder(tokenizer, layers=2, width=64, heads=4, context=128, seed=asked.seed)
+    model = build_decoder(tokenizer, layers=2, width=64, heads=4, context=CONTEXT, seed=asked.seed)
     print(describe(model))
     print(f"{len(episodes)} walks, {int(rows.lengths().sum()):,} tokens: {time.process_time() - began:.0f} s")
     options = SFTConfig(epochs=asked.epochs, lr=2e-3, max_tokens_per_batch=2_048, use_allowed_ids=True, seed=asked.seed)

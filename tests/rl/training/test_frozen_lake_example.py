@@ -1,0 +1,68 @@
+"""The example that learns in a minute: from a model that falls into holes to one that crosses lakes it never saw."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from click.testing import CliRunner
+
+from reward_kit.cli.main import program
+from reward_kit.loading import load_module
+from reward_kit.rl.model_kit import load_model, unknown_pieces
+from reward_kit.rl.training.plan import load_plan
+from tests.rl.training.lake import metrics_of, train
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "frozen_lake_training"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return load_module(str(EXAMPLE / "make_warm_start.py"))
+
+
+def maps_of(name: str) -> list[tuple[str, ...]]:
+    lines = (EXAMPLE / name).read_text(encoding="utf-8").splitlines()
+    return [tuple(json.loads(line)["resource_config"]["env_kwargs"]["desc"]) for line in lines]
+
+
+def test_no_map_is_both_trained_on_and_held_out() -> None:
+    trained, held_out = maps_of("lakes.jsonl"), maps_of("held_out.jsonl")
+    assert (len(set(trained)), len(set(held_out))) == (len(trained), len(held_out)) == (1500, 256)
+    assert not set(trained) & set(held_out)
+
+
+def test_the_maps_are_those_that_the_script_draws() -> None:
+    drawn = load_module(str(EXAMPLE / "make_lakes.py")).maps()
+    assert [*maps_of("held_out.jsonl"), *maps_of("lakes.jsonl")] == drawn
+
+
+def test_a_board_is_four_tokens_and_none_is_unknown(script: ModuleType) -> None:
+    tokenizer = load_model(EXAMPLE / "warm_start").tokenizer
+    boards = {board(desc, place) for desc in maps_of("held_out.jsonl") for place in range(16)}
+    assert not unknown_pieces(tokenizer, boards)
+    assert {len(tokenizer.encode(text)) for text in boards} == {4}
+    assert sorted(tokenizer.get_vocab()) == sorted(script.make_tokenizer().get_vocab())
+
+
+def board(desc: tuple[str, ...], place: int) -> str:
+    cells = [[f" {cell} " for cell in line] for line in desc]
+    row, column = divmod(place, 4)
+    cells[row][column] = f"[{desc[row][column]}]"
+    return "\n".join("".join(line).rstrip() for line in cells)
+
+
+def test_the_train_file_says_what_it_will_do() -> None:
+    done = CliRunner().invoke(program, ["explain", str(EXAMPLE / "train.yaml")])
+    assert done.exit_code == 0, done.output
+    assert "gigpo" in done.output
+
+
+async def test_it_learns_to_cross_lakes_that_it_never_saw(tmp_path: Path) -> None:
+    outcome = await train(load_plan(EXAMPLE / "train.yaml"), tmp_path / "run")
+    scores = [line["held_out/score"] for line in metrics_of(tmp_path / "run") if "held_out/score" in line]
+    assert outcome.status == "complete"
+    assert scores[0] <= 0.4
+    assert scores[-1] >= 0.9
