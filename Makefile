@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs bench campaign sandbox-campaign text-games-campaign integrations clean
+.PHONY: help demo test check format docs bench campaign learning-campaign sandbox-campaign text-games-campaign integrations clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -48,6 +48,9 @@ bench: $(VENV)/.dev .integrations/.learners  ## Run the benchmarks, beside inspe
 
 campaign: $(VENV)/.dev  ## The long tests: kill -9 and resume
 	@$(BIN)/python -m pytest -m campaign
+
+learning-campaign: $(VENV)/.dev  ## The lakes learned from three seeds, each with its own warm start
+	@$(BIN)/python -m pytest -s -m campaign tests/rl/training/test_frozen_lake_example.py
 
 CASES ?= tests/sandbox/cases
 USER_PYTHON ?= /usr/bin/python3

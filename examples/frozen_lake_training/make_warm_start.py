@@ -94,27 +94,38 @@ def _shown(cells: str, walker: int | None) -> str:
     return "".join(f"[{cell}]" if place == walker else f" {cell} " for place, cell in enumerate(cells)).strip()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--walks", type=int, default=4, help="over each lake")
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--folder", type=Path, default=HERE / "warm_start")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
+def make(folder: Path, *, seed: int = 0, walks: int = 4, epochs: int = 6) -> None:
+    """Make the model, and write it to a folder.
+
+    Args:
+        folder: that `policy.model` can name.
+        seed: of walks, weights and the order of training.
+        walks: over each lake.
+        epochs: of supervised training.
+    """
     began, task = time.process_time(), load_task(HERE / "task.yaml")
     tokenizer = make_tokenizer()
     writes = Demonstrations(tokenizer, action_format="bare", tools_in_prompt=False, constrain=True)
     policy = DemonstratingPolicy(NoisyExpert(), writes)
-    episodes = asyncio.run(demonstrations(task.samples, policy, task.definition, asked.walks, asked.seed))
+    episodes = asyncio.run(demonstrations(task.samples, policy, task.definition, walks, seed))
     rows = build_rows(episodes, pad_token_id=tokenizer.pad_token_id)
-    model = build_decoder(tokenizer, layers=2, width=64, heads=4, context=CONTEXT, seed=asked.seed)
+    model = build_decoder(tokenizer, layers=2, width=64, heads=4, context=CONTEXT, seed=seed)
     print(describe(model))
     print(f"{len(episodes)} walks, {int(rows.lengths().sum()):,} tokens: {time.process_time() - began:.0f} s")
-    options = SFTConfig(epochs=asked.epochs, lr=2e-3, max_tokens_per_batch=2_048, use_allowed_ids=True, seed=asked.seed)
-    for report in fit(model, rows, options):
-        print(f"epoch {report.epoch}: loss {report.loss:.4f}, {time.process_time() - began:.0f} s")
-    save_model(asked.folder, model, tokenizer)
+    options = SFTConfig(epochs=epochs, lr=2e-3, max_tokens_per_batch=2_048, use_allowed_ids=True, seed=seed)
+    reports = fit(model, rows, options)
+    losses = " ".join(f"{report.loss:.3f}" for report in reports)
+    print(f"the loss in {len(reports)} epochs: {losses}; {time.process_time() - began:.0f} s in all")
+    save_model(folder, model, tokenizer)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=HERE / "warm_start")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    make(asked.folder, seed=asked.seed)
 
 
 if __name__ == "__main__":

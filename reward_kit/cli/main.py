@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from reward_kit.errors import RewardKitError, did_you_mean
+from reward_kit.errors import ConfigError, RewardKitError, did_you_mean, how_to_install
 
 VERBS: dict[str, str] = {
     "run": "Run a task file: collect episodes, score them, show a table.",
@@ -30,6 +30,10 @@ VERBS: dict[str, str] = {
 }
 
 
+LEARNING = ("train", "explain")
+"""Verbs that are not there without the extra `train`."""
+
+
 class LazyGroup(click.Group):
     """A group whose verbs are imported when they are called, so that --help and a typo cost nothing."""
 
@@ -41,7 +45,12 @@ class LazyGroup(click.Group):
         """The verb of this name, loaded now."""
         if name not in VERBS:
             return None
-        command: click.Command = import_module(f"reward_kit.cli.{name.replace('-', '_')}").command
+        try:
+            command: click.Command = import_module(f"reward_kit.cli.{name.replace('-', '_')}").command
+        except ModuleNotFoundError as error:
+            if name not in LEARNING or (error.name or "").startswith("reward_kit"):
+                raise
+            raise ConfigError(f"{name} needs {error.name}; {how_to_install('train')}") from error
         return command
 
     def resolve_command(

@@ -23,7 +23,7 @@ import numpy as np
 from reward_kit.agent.models import StepData
 from reward_kit.credit.step_arrays import Batch, Codes
 from reward_kit.credit.typed_keys import stable_text, typed_key
-from reward_kit.errors import ConfigError, boundary, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, boundary, did_you_mean, how_to_install, kind_of
 from reward_kit.models import Message
 
 StateHash = str | Mapping[str, Any] | Callable[[Any], Any] | None
@@ -272,7 +272,7 @@ def _similarity(*, threshold: float = 0.95, of: str = "observation_text") -> Nam
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0.0 < threshold <= 1.0:
         raise ConfigError(f"state hash 'similarity': threshold is in (0, 1]; got {threshold!r}")
     if importlib.util.find_spec("rapidfuzz") is None:
-        raise ConfigError("state hash 'similarity' needs rapidfuzz: pip install 'reward-kit[similarity]'")
+        raise ConfigError(f"state hash 'similarity' needs rapidfuzz; {how_to_install('similarity')}")
     return NamedHash(_reader("similarity", of), float(threshold))
 
 

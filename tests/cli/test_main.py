@@ -172,3 +172,12 @@ def without_chance(text: str) -> str:
     """What is said, without ids of runs, times and speeds."""
     text = re.sub(r"[\w-]+-\d{8}T\d{6}Z-[0-9a-f]{6}", "RUN", text)
     return re.sub(r"\b\d+\.\d+(/s|s| s)?\b|\b[0-9.]+e-\d+", "N", text)
+
+
+@pytest.mark.parametrize("verb", ["train", "explain"])
+def test_learning_without_its_extra_says_how_to_install_it(verb: str) -> None:
+    missing = f"import sys; sys.modules['torch'] = None; sys.argv[1:] = [{verb!r}, '--help']"
+    code = f"{missing}; from reward_kit.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {verb} needs torch; install the extra 'train'")

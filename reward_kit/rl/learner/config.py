@@ -190,6 +190,8 @@ def _check_choices(config: PPOConfig) -> None:
     for name, kind in _CHOICES.items():
         if (choice := getattr(config, name)) is not None:
             check_choice(name, choice, get_args(kind))
+    if config.lora is not None and not isinstance(config.lora, LoRAOptions):
+        raise ConfigError(f"lora is LoRAOptions(rank=…); got {config.lora!r}")
 
 
 def _check_counts(config: PPOConfig) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from reward_kit.credit.options import check_number
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, how_to_install
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,5 +99,5 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise ConfigError("lora needs peft; pip install 'reward-kit[lora]'") from error
+        raise ConfigError(f"lora needs peft; {how_to_install('lora')}") from error
     return peft

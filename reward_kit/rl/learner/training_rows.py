@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reward_kit.errors import ConfigError, TrainingError
+from reward_kit.errors import ConfigError, TrainingError, kind_of
 from reward_kit.tokens import TokenBatch
 from reward_kit.tokens.columns import Array, Ints, ranges
 
@@ -103,6 +103,8 @@ class TrainingRows:
             ConfigError: an array is missing.
             TrainingError: a token that takes part stands first in its row, where nothing predicts it.
         """
+        if not isinstance(rows, TokenBatch):
+            raise ConfigError(f"the learner takes rows of build_rows; got {kind_of(rows)}")
         for key in ("input_ids", "attention_mask", mask):
             if key not in rows.batch:
                 raise ConfigError(f"the learner needs {key!r} in the rows; make them with build_rows")

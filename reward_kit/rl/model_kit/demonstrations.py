@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -240,7 +240,7 @@ class DemonstratingPolicy(AgentPolicy):
 
 def episode_texts(
     episodes: Iterable[SingleAgentEpisode], *, action_format: str = "plain", tools: Specs = None
-) -> Iterator[str]:
+) -> list[str]:
     """All texts of episodes, for the vocabulary of a tokenizer: what messages say, and what actions will be written as.
 
     Args:
@@ -255,11 +255,12 @@ def episode_texts(
     if action_format not in FORMATS:
         raise ConfigError(f"action_format: {action_format!r}{did_you_mean(action_format, FORMATS)}")
     form, known = FORMATS[action_format](), tools_of(tools)
+    texts: list[str] = []
     for episode in episodes:
         turns = set(episode.assistant_turns)
-        yield from (message.text for place, message in enumerate(episode.messages) if place not in turns)
-        for step in range(len(episode)):
-            yield _written(episode.get_actions(step), known, form)
+        texts += (message.text for place, message in enumerate(episode.messages) if place not in turns)
+        texts += (_written(episode.get_actions(step), known, form) for step in range(len(episode)))
+    return texts
 
 
 def _written(action: Action, tools: Sequence[Tool], form: ActionFormat) -> str:

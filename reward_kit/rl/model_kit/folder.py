@@ -22,7 +22,7 @@ class LoadedModel(NamedTuple):
     tokenizer: PreTrainedTokenizerBase | None
 
 
-def save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+def save_model(folder: Path | str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
     """Write a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
 
     The weights are in safetensors. A folder that is there already is replaced as a whole.
@@ -35,7 +35,7 @@ def save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     Raises:
         StoreError: it cannot be written; what was there stays.
     """
-    with atomic_folder(folder) as part:
+    with atomic_folder(Path(folder)) as part:
         write_model(part, model, tokenizer)
 
 
@@ -51,7 +51,9 @@ def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToken
             tokenizer.save_pretrained(folder)
 
 
-def load_model(folder: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> LoadedModel:
+def load_model(
+    folder: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> LoadedModel:
     """Read what `save_model` wrote; nothing is ever fetched from the network.
 
     Args:
@@ -62,6 +64,7 @@ def load_model(folder: Path, *, dtype: torch.dtype | None = None, device: torch.
     Raises:
         ConfigError: there is no model in the folder, or it cannot be read.
     """
+    folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"there is no model in {folder}: no config.json; give a folder that save_model wrote")
     # It takes seconds, and checkpoints without a model need none of it.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from reward_kit.cli.main import program
@@ -42,6 +45,7 @@ def test_the_maps_are_those_that_the_script_draws() -> None:
 def test_a_board_is_four_tokens_and_none_is_unknown(script: ModuleType) -> None:
     tokenizer = load_model(EXAMPLE / "warm_start").tokenizer
     boards = {board(desc, place) for desc in maps_of("held_out.jsonl") for place in range(16)}
+    assert tokenizer is not None
     assert not unknown_pieces(tokenizer, boards)
     assert {len(tokenizer.encode(text)) for text in boards} == {4}
     assert sorted(tokenizer.get_vocab()) == sorted(script.make_tokenizer().get_vocab())
@@ -66,3 +70,32 @@ async def test_it_learns_to_cross_lakes_that_it_never_saw(tmp_path: Path) -> Non
     assert outcome.status == "complete"
     assert scores[0] <= 0.4
     assert scores[-1] >= 0.9
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_learns_from_any_seed_and_warm_start(tmp_path: Path, script: ModuleType, seed: int) -> None:
+    torch.set_num_threads(1)
+    began = time.process_time()
+    script.make(tmp_path / "warm", seed=seed)
+    warm = time.process_time()
+    plan = load_plan(EXAMPLE / "train.yaml", {"seed": seed, "policy.model": str(tmp_path / "warm")})
+    asyncio.run(train(plan, tmp_path / "run"))
+    trained = time.process_time()
+    before, after = (scores_of(tmp_path, model) for model in ("warm", "run/model"))
+    print(f"seed {seed}: sampled {before[0]:.3f} -> {after[0]:.3f}, greedy {before[1]:.3f} -> {after[1]:.3f}")
+    print(f"CPU seconds: warm start {warm - began:.0f}, training with evaluations {trained - warm:.0f}")
+    assert before[0] <= 0.4
+    assert after[0] >= 0.9
+
+
+def scores_of(folder: Path, model: str) -> tuple[float, float]:
+    """Of a model on the held-out lakes: as it samples, and taking the likeliest move."""
+    options = ["--log-dir", str(folder / "runs"), "--json", "--display", "none", "-T", f"policy.model={folder / model}"]
+    found = []
+    for temperature in (1, 0):
+        asked = ["run", str(EXAMPLE / "agent.yaml"), *options, "-T", f"policy.temperature={temperature}"]
+        done = CliRunner().invoke(program, asked)
+        assert done.exit_code == 0, done.output
+        found.append(json.loads(done.stdout)["policies"][0]["score"]["mean"])
+    return found[0], found[1]
