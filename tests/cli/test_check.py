@@ -129,8 +129,18 @@ EXAMPLES = {
 
 def test_every_example_is_here() -> None:
     there = {str(path.relative_to(ROOT / "examples")) for path in (ROOT / "examples").glob("*/*.yaml")}
-    assert there == EXAMPLES.keys() | ASKS_A_JUDGE
+    assert there == EXAMPLES.keys() | ASKS_A_JUDGE | LEARNS
 
+
+LEARNS = {
+    f"{folder}/{name}.yaml"
+    for folder, names in (
+        ("alfworld_household", ("agent", "train", "training")),
+        ("frozen_lake_training", ("agent", "task", "train")),
+    )
+    for name in names
+}
+"""Train files and the tasks of agents that learn: `test_household_agent` and `test_frozen_lake_example` hold them."""
 
 ASKS_A_JUDGE = {"llm_judge/task.yaml"}
 """Needs an endpoint, and what its reward lets pass is the judge's doing: see the test with the stand-in."""
