@@ -141,14 +141,11 @@ def command(
             header = header_to_resume(path)
             request = Request.of_run(header).changed(parsed, base_url, _told_of_hidden(header, parsed))
         elif task is not None:
-            parsed |= {"sandbox.level": sandbox} if sandbox else {}
-            parsed |= {"sandbox.back_end": sandbox_back_end} if sandbox_back_end else {}
-            parsed |= {"sandbox.install_requirements": True} if install_requirements else {}
+            parsed |= _of_sandbox(sandbox, sandbox_back_end, install_requirements)
             request = Request(task, parsed, models, policies, base_url, rollouts, limit, sample_ids, seed)
         else:
             raise click.UsageError("name a task file, or give --resume")
-        if path is None and (only_failed or force):
-            raise click.UsageError(f"{'--only-failed' if only_failed else '--force'} goes with --resume")
+        _refuse_what_goes_with_resume(resume, only_failed=only_failed, force=force)
         loaded = load_task(request.task_path, request.overrides)
         if path is not None and header is not None:
             _check_unchanged(path, header, loaded, force)
@@ -165,12 +162,28 @@ def command(
         return
     store = RunStore(path, redaction) if path is not None else _new_store(log_dir, loaded, plan, request, redaction)
     ending = _ending(plan, store.path, fail_under, as_json)
-    if display is None and _has_human(plan.policies, plan.user):
-        display = "none"  # the terminal belongs to the person who plays
-    code = carry_out(
-        plan, store, ending, display=display, traffic=traffic, error_limit=fail_on_error, only_failed=only_failed
+    shown = _display(display, plan)
+    sys.exit(
+        carry_out(
+            plan, store, ending, display=shown, traffic=traffic, error_limit=fail_on_error, only_failed=only_failed
+        )
     )
-    sys.exit(code)
+
+
+def _of_sandbox(level: str | None, back_end: str | None, install_requirements: bool) -> dict[str, Any]:
+    """The keys of a task file that the flags about the sandbox set."""
+    given = {"level": level, "back_end": back_end, "install_requirements": install_requirements}
+    return {f"sandbox.{key}": value for key, value in given.items() if value}
+
+
+def _refuse_what_goes_with_resume(resume: str | None, *, only_failed: bool, force: bool) -> None:
+    if resume is None and (only_failed or force):
+        raise click.UsageError(f"{'--only-failed' if only_failed else '--force'} goes with --resume")
+
+
+def _display(asked: str | None, plan: Plan) -> str | None:
+    # The terminal belongs to the person who plays.
+    return "none" if asked is None and _has_human(plan.policies, plan.user) else asked
 
 
 def _ending(plan: Plan, path: Path, fail_under: float | None, as_json: bool) -> Ending:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reward_kit.agent.policies.hf.cpu import no_denormals
 from reward_kit.errors import ConfigError, RewardKitError, TrainingError, boundary
 from reward_kit.rl.learner.columns import Place, prepared, score_rows
 from reward_kit.rl.learner.config import PPOConfig, lr_factor
-from reward_kit.rl.learner.cpu import no_denormals
 from reward_kit.rl.learner.forward import Scorer
 from reward_kit.rl.learner.lora import LoRAOptions, add_adapters, has_adapters
 from reward_kit.rl.learner.loss import StepCounts, micro_batch_loss

@@ -134,14 +134,8 @@ class HFAgentPolicy(AgentPolicy):
         self._layout = ChatLayout(self.tokenizer, _text_of(chat_template), template_options)
         self._form = recognised(action_format, self.tokenizer, self._layout.source, self._layout.opening)
         self._stop_ids = self._found_stop_ids(_plain(acting))
-        self._engine = Engine(
-            _plain(acting),
-            stop_ids=sorted(self._stop_ids),
-            max_context=check_room(max_context or _context_of(_plain(acting), self.tokenizer), max_new_tokens),
-            max_slots=max_sessions,
-            lockstep=lockstep,
-            value_head=getattr(acting, "value_head", None),
-        )
+        room = check_room(max_context or _context_of(_plain(acting), self.tokenizer), max_new_tokens)
+        self._engine = self._engine_of(acting, room, max_sessions)
         self._constraints = TurnConstraints(self._layout, self.tokenizer, self._end_id(), max_new_tokens)
 
     def __repr__(self) -> str:
@@ -251,6 +245,16 @@ class HFAgentPolicy(AgentPolicy):
         """The text of an answer, without the token that ended it."""
         ended = bool(token_ids) and token_ids[-1] in self._stop_ids
         return self._layout.decode(token_ids[:-1] if ended else token_ids)
+
+    def _engine_of(self, acting: nn.Module, context: int, sessions: int) -> Engine:
+        return Engine(
+            _plain(acting),
+            stop_ids=sorted(self._stop_ids),
+            max_context=context,
+            max_slots=sessions,
+            lockstep=self.lockstep,
+            value_head=getattr(acting, "value_head", None),
+        )
 
     def _loaded(self) -> nn.Module:
         assert self._origin is not None

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reward_kit.agent.policies.hf.cpu import keep_freed_memory
 from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.learner.cpu import keep_freed_memory
 from reward_kit.rl.learner.forward import Scorer
 from reward_kit.rl.learner.lora import without_adapters
 from reward_kit.rl.learner.sharding import Processes

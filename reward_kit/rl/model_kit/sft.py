@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reward_kit.agent.policies.hf.cpu import keep_freed_memory, no_denormals
 from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.learner.config import PPOConfig, Precision, lr_factor
-from reward_kit.rl.learner.cpu import keep_freed_memory, no_denormals
 from reward_kit.rl.learner.forward import Scorer, restricted
 from reward_kit.rl.learner.optimizer import adamw, clip_gradients, set_lr, widen
 from reward_kit.rl.learner.training_rows import Restriction, TrainingRows

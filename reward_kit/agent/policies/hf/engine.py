@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from reward_kit.agent.policies.hf.cpu import no_denormals
 from reward_kit.agent.policies.hf.forward import RowModel
 from reward_kit.agent.policies.hf.kv_slots import Ints
 from reward_kit.agent.policies.hf.running import Running
@@ -293,9 +294,8 @@ class Engine:
 
     def _burst(self) -> None:
         """Forward passes until a turn is over or there is news; runs in the worker thread."""
-        torch.set_flush_denormal(True)  # of this thread only
         try:
-            with self._alone, boundary(PolicyError, "the model"), torch.inference_mode():
+            with self._alone, boundary(PolicyError, "the model"), no_denormals(), torch.inference_mode():
                 while not self._over:
                     self._queue = self._running.admit(self._queue)
                     self._over = self._running.step()

@@ -5,11 +5,16 @@ from __future__ import annotations
 import resource
 import sys
 
+import anyio
+import anyio.to_thread
 import pytest
 import torch
 
-from reward_kit.rl.learner.cpu import keep_freed_memory, no_denormals
+from reward_kit.agent.policies.hf.cpu import keep_freed_memory, no_denormals
+from reward_kit.agent.policies.hf.engine import Engine
+from reward_kit.agent.policies.hf.sampling import Sampling
 from reward_kit.rl.ppo import PPOConfig, PPOLearner
+from tests.agent.policies.hf.tiny_models import VOCABULARY, tiny_model
 from tests.rl.learner.cases import Bigram, bigram_rows
 
 
@@ -49,3 +54,13 @@ def test_denormal_numbers_are_what_they_were_afterwards(before: bool) -> None:
 def test_an_update_leaves_no_trace_in_the_thread() -> None:
     PPOLearner(Bigram(), PPOConfig()).update(bigram_rows([1.0]), version=0)
     assert is_there()
+
+
+async def test_the_engine_leaves_no_trace_in_the_thread_that_it_borrowed() -> None:
+    engine = Engine(tiny_model(), stop_ids=[VOCABULARY - 1], max_context=16, max_slots=1)
+    try:
+        slot = engine.open("one", seed=0)
+        await engine.generate(slot, [1, 2], max_new_tokens=2, sampling=Sampling())
+        assert await anyio.to_thread.run_sync(is_there)  # the thread that lay idle, which the engine had
+    finally:
+        await engine.close()
