@@ -153,21 +153,18 @@ def command(
         traffic = _traffic(record, replay)
         plan, redaction = _plan(loaded, request, max_concurrency, traffic)
         anyio.run(check_world, loaded.definition, loaded.samples, loaded.path)
-        if record is not None:  # opened last, so that bad input leaves none behind
-            _record(record, traffic, dry_run)
-    for note in loaded.notes:
-        click.echo(note, err=True)
+        _record(record, traffic, dry_run)  # opened last, so that bad input leaves none behind
+    click.echo("".join(f"{note}\n" for note in loaded.notes), err=True, nl=False)
     if dry_run:
         _show_plan(plan, as_json)
         return
     store = RunStore(path, redaction) if path is not None else _new_store(log_dir, loaded, plan, request, redaction)
     ending = _ending(plan, store.path, fail_under, as_json)
     shown = _display(display, plan)
-    sys.exit(
-        carry_out(
-            plan, store, ending, display=shown, traffic=traffic, error_limit=fail_on_error, only_failed=only_failed
-        )
+    code = carry_out(
+        plan, store, ending, display=shown, traffic=traffic, error_limit=fail_on_error, only_failed=only_failed
     )
+    sys.exit(code)
 
 
 def _of_sandbox(level: str | None, back_end: str | None, install_requirements: bool) -> dict[str, Any]:
@@ -261,12 +258,12 @@ def _traffic(record: Path | None, replay: Path | None) -> Traffic:
     return Traffic(cassette=Cassette.replay(replay) if replay is not None else None)
 
 
-def _record(path: Path, traffic: Traffic, dry_run: bool) -> None:
-    """Keep the answers in a recording. A dry run reads one that is there, and begins none."""
+def _record(path: Path | None, traffic: Traffic, dry_run: bool) -> None:
+    """Keep the answers in a recording, if one is asked for. A dry run reads one that is there, and begins none."""
+    if path is None or (dry_run and not path.exists()):
+        return
     from reward_kit.providers.cassette import Cassette
 
-    if dry_run and not path.exists():
-        return
     traffic.cassette = Cassette.replay(path) if dry_run else Cassette.record(path)
     if held := traffic.cassette.held:
         count = "1 exchange that is" if held == 1 else f"{held} exchanges that are"
