@@ -136,7 +136,7 @@ def gigpo_credit(
         omega: in [0, 1] for "convex", None for "additive".
         gamma: in [0, 1].
         state_hash: a name of `STATE_HASHES`, which sees the whole step (None: "state_key"), such a name with options
-            as a mapping, or a function of the step's `observation_data`.
+            as a mapping, a function of the step's `observation_data`, or a list of these, all of which have to agree.
         default_step_reward: what an unset base reward counts.
         combination: which of the two rules.
         step_weight: for "additive", None for "convex".

@@ -2,7 +2,7 @@
 
 A hash is given as a name ("observation_text"), as a mapping of a name and its options, which is how a task file says it
 (`{name: last_messages, count: 3}`), or as a function of the step's `observation_data`. Named hashes see the whole step.
-None is "state_key".
+A list of these is a hash too: a state is the same where all of them say so. None is "state_key".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import json
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
@@ -26,7 +26,8 @@ from reward_kit.credit.typed_keys import stable_text, typed_key
 from reward_kit.errors import ConfigError, boundary, did_you_mean, how_to_install, kind_of
 from reward_kit.models import Message
 
-StateHash = str | Mapping[str, Any] | Callable[[Any], Any] | None
+OneHash = str | Mapping[str, Any] | Callable[[Any], Any]
+StateHash = OneHash | Sequence[OneHash] | None
 Reader = Callable[[StepData], tuple[str, Any]]
 
 DEFAULT = "state_key"
@@ -139,10 +140,14 @@ def _readable(value: Any, key: tuple[str, Hashable]) -> str:
 def _prepared(state_hash: StateHash) -> NamedHash | Callable[[Any], Any]:
     if callable(state_hash):
         return state_hash
+    if isinstance(state_hash, list | tuple):
+        return _all_of(state_hash)
     options = dict(state_hash) if isinstance(state_hash, Mapping) else {"name": state_hash or DEFAULT}
     name = options.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError(f"a state hash is a name, a mapping with a name, or a function; got {state_hash!r}")
+        raise ConfigError(
+            f"a state hash is a name, a mapping with a name, a function, or a list of these; got {state_hash!r}"
+        )
     if name not in STATE_HASHES:
         raise ConfigError(f"unknown state hash {name!r}{did_you_mean(name, STATE_HASHES)}")
     maker = STATE_HASHES[name]
@@ -156,13 +161,32 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[[Any], Any]:
     return maker(**options)
 
 
+def _all_of(hashes: Sequence[OneHash]) -> NamedHash:
+    """One hash of several."""
+    if not hashes or any(one is None or isinstance(one, list | tuple) for one in hashes):
+        raise ConfigError(f"a list of state hashes has at least one, each a name, mapping or function; got {hashes!r}")
+    prepared = [_prepared(one) for one in hashes]
+    if any(isinstance(one, NamedHash) and one.threshold is not None for one in prepared):
+        raise ConfigError("state hash 'similarity' links texts that are not equal, and so stands alone, not in a list")
+    return NamedHash(partial(_read_all, readers=[_reader_of(one) for one in prepared]))
+
+
+def _reader_of(prepared: NamedHash | Callable[[Any], Any]) -> Reader:
+    return prepared.read if isinstance(prepared, NamedHash) else partial(_read_function, function=prepared)
+
+
+def _read_all(step: StepData, *, readers: Sequence[Reader]) -> tuple[str, Any]:
+    return "all", [read(step) for read in readers]
+
+
+def _read_function(step: StepData, *, function: Callable[[Any], Any]) -> tuple[str, Any]:
+    what = f"the state hash {getattr(function, '__name__', type(function).__name__)!r}"
+    return "function", _call(function, step, what)
+
+
 def _read(batch: Batch, prepared: NamedHash | Callable[[Any], Any]) -> Iterator[tuple[str, Any]]:
     """(S,) where the state of each step was read, and the state."""
-    steps = chain.from_iterable(batch)
-    if isinstance(prepared, NamedHash):
-        return map(prepared.read, steps)
-    what = f"the state hash {getattr(prepared, '__name__', type(prepared).__name__)!r}"
-    return (("function", _call(prepared, step, what)) for step in steps)
+    return map(_reader_of(prepared), chain.from_iterable(batch))
 
 
 def _call(function: Callable[[Any], Any], step: StepData, what: str) -> Any:
@@ -200,10 +224,41 @@ def _last_messages(*, count: int) -> NamedHash:
 
 
 def _read_messages(step: StepData, *, count: int) -> tuple[str, Any]:
+    history, behind = step.resulting_messages_history, _before_action(step)
+    return "messages", [_what_was_said(history[i]) for i in range(max(behind - count, 0), behind)]
+
+
+def _before_action(step: StepData) -> int:
+    """How many messages of the history stood before the action."""
     history = step.resulting_messages_history
     # The history goes up to the answers to the action. Each action is one assistant message, so the last is its own.
-    behind = next((i for i in range(len(history) - 1, -1, -1) if history[i].role == "assistant"), len(history))
-    return "messages", [_what_was_said(history[i]) for i in range(max(behind - count, 0), behind)]
+    return next((i for i in range(len(history) - 1, -1, -1) if history[i].role == "assistant"), len(history))
+
+
+def _last_match(*, pattern: str) -> NamedHash:
+    """What `pattern` matched last in what was answered to the policy before the action: its groups, or the whole match.
+
+    What the policy itself said and the system message are not looked at. No match, and a match of which no group took
+    part, are the same: "nothing".
+    """
+    if not isinstance(pattern, str) or not pattern:
+        raise ConfigError(f"state hash 'last_match': pattern is a regular expression; got {pattern!r}")
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"state hash 'last_match': {pattern!r}: {error}") from error
+    return NamedHash(partial(_read_last_match, pattern=compiled))
+
+
+def _read_last_match(step: StepData, *, pattern: re.Pattern[str]) -> tuple[str, Any]:
+    history = step.resulting_messages_history
+    for i in range(_before_action(step) - 1, -1, -1):
+        if history[i].role in ("assistant", "system"):
+            continue
+        if found := list(pattern.finditer(history[i].text)):
+            groups = list(found[-1].groups()) or [found[-1].group()]
+            return "match", groups if any(one is not None for one in groups) else None
+    return "match", None
 
 
 def _what_was_said(message: Message) -> list[Any]:
@@ -292,6 +347,7 @@ STATE_HASHES: Mapping[str, Callable[..., NamedHash]] = {
     "state_key": lambda: NamedHash(_recorded_key),
     "observation_text": lambda: NamedHash(_observation),
     "last_messages": _last_messages,
+    "last_match": _last_match,
     "canonical_json": _canonical_json,
     "regex": _regex,
     "similarity": _similarity,

@@ -18,10 +18,10 @@ from reward_kit.rl.learner.forward import Scorer
 from reward_kit.rl.learner.lora import LoRAOptions, add_adapters, has_adapters
 from reward_kit.rl.learner.loss import StepCounts, micro_batch_loss
 from reward_kit.rl.learner.off_policy import OffPolicyLimits, explained_variance, version_lag
-from reward_kit.rl.learner.optimizer import adamw, clip_gradients, set_lr, widen
+from reward_kit.rl.learner.optimizer import adamw, clip_gradients, in_order_of, rates, set_lr, widen
 from reward_kit.rl.learner.sharding import load_module, load_optimizer, whole
 from reward_kit.rl.learner.summary import StepRecord, summary_of
-from reward_kit.rl.learner.training_rows import MicroBatch, TrainingRows
+from reward_kit.rl.learner.training_rows import CHOICE, MicroBatch, TrainingRows
 from reward_kit.rl.losses import AdaptiveKLCoefficient, Diagnostics, GlobalBatch
 from reward_kit.rl.losses.diagnostics import Statistic, mean_of
 from reward_kit.tokens import TokenBatch
@@ -129,7 +129,7 @@ class PPOLearner:
                 in question is not made; those before it are. The update does not count, and the same rows would come in
                 the same order again.
         """
-        flat, order = TrainingRows.of(rows), self._generator.get_state()
+        flat, order = self._learned_from(rows), self._generator.get_state()
         try:
             with no_denormals():
                 found = self._updated(flat, rows, version) if flat.count else {"tokens": 0.0, "optimizer_steps": 0.0}
@@ -156,7 +156,7 @@ class PPOLearner:
             self.optimizer.step()
             self.optimizer_steps += 1
         found = summary_of(steps, self.config.epochs, self._place.processes) | self._described(flat, version)
-        found |= {"tokens": float(flat.count), "optimizer_steps": float(len(steps)), "lr": self.config.lr * factor}
+        found |= {"tokens": float(flat.choices), "optimizer_steps": float(len(steps))} | rates(self.config, factor)
         if self._kl is not None and "kl_sequence" in found:
             self._kl.update(found["kl_sequence"], int((flat.counts_B > 0).sum()))
         return found | self.config.limits.alarms(found)
@@ -170,9 +170,10 @@ class PPOLearner:
         Raises:
             TrainingError: no token takes part, or a log-probability that takes part is unknown.
         """
-        flat = TrainingRows.of(rows)
+        flat = self._learned_from(rows)
         if not flat.count:
-            raise TrainingError("no token of these rows takes part; there is no gradient")
+            forced = f", and a constraint forced {flat.forced}" if flat.forced else ""
+            raise TrainingError(f"no token of these rows takes part{forced}; there is no gradient")
         flat = prepared(flat, self._scorer, self._reference, self.config, self._place)
         gap = "recomputed" not in flat.columns
         with no_denormals():
@@ -193,6 +194,7 @@ class PPOLearner:
         return {
             "module": whole(self.module.state_dict()),
             "optimizer": whole(self.optimizer.state_dict()),
+            "parameters": self._names(),
             "generator": self._generator.get_state(),
             "kl": self._kl.state_dict() if self._kl is not None else {},
             "updates": self.updates,
@@ -210,11 +212,20 @@ class PPOLearner:
         """
         with boundary(ConfigError, "the state is not of a module like this one, with the same weights trainable"):
             load_module(self.module, state["module"])
-            load_optimizer(self.optimizer, state["optimizer"])
+            moments = in_order_of(self._names(), state.get("parameters"), self.optimizer, state["optimizer"])
+            load_optimizer(self.optimizer, moments)
         self._generator.set_state(state["generator"])
         if self._kl is not None and state["kl"]:
             self._kl.load_state_dict(state["kl"])
         self.updates, self.optimizer_steps = state["updates"], state["optimizer_steps"]
+
+    def _names(self) -> list[str]:
+        """Of the optimizer's parameters, in its order."""
+        names = {one: name for name, one in self.module.named_parameters()}
+        return [names[one] for one in self._parameters]
+
+    def _learned_from(self, rows: TokenBatch) -> TrainingRows:
+        return TrainingRows.of(rows).without_forced(keep_firsts=self._scorer.has_values)
 
     def _minibatches(self, flat: TrainingRows) -> Iterator[Ints]:
         # Rows without a token that takes part would cost a forward pass and change nothing.
@@ -258,9 +269,11 @@ class PPOLearner:
     def _counts(self, flat: TrainingRows, chosen: Ints) -> StepCounts:
         """What the losses of this mini-batch are divided by."""
         tokens, length = flat.tokens_of(chosen), self.config.norm_length
-        everything = GlobalBatch(len(tokens), len(chosen), length)
         firsts = tokens[flat.is_first_N[tokens]]
         actions = GlobalBatch(len(firsts), len(chosen))
+        if CHOICE in flat.columns:
+            tokens = tokens[flat.columns[CHOICE][tokens]]
+        everything = GlobalBatch(len(tokens), len(np.unique(flat.rows_N[tokens])), length)
         if "is_within" not in flat.columns:
             return StepCounts(everything, everything, actions)
         within = tokens[flat.columns["is_within"][tokens]]
@@ -300,11 +313,14 @@ class PPOLearner:
         """What is known of the rows as a whole."""
         found: dict[str, float] = {}
         columns = flat.columns
+        if flat.forced:
+            found["forced_share"] = flat.forced / (flat.forced + flat.choices)
         if "policy_versions" in columns:
             found |= version_lag(columns["policy_versions"], version)
         if "recomputed" in columns:
             gap = np.abs(columns["recomputed"] - columns["logprobs"])
-            gap = gap[np.isfinite(columns["logprobs"])]  # nothing was recorded elsewhere, and here nothing uses it
+            # Where nothing was recorded, nothing uses it here.
+            gap = gap[np.isfinite(columns["logprobs"]) & columns.get(CHOICE, np.True_)]
             found |= {"logprob_gap": float(gap.max()), "logprob_gap_mean": float(gap.mean())} if len(gap) else {}
         if "old_values" in columns:
             firsts = flat.is_first_N
@@ -323,6 +339,8 @@ def _not_finite(module: nn.Module) -> list[str]:
 
 def _gap(logprobs_N: Tensor, part: MicroBatch) -> Diagnostics:
     gap = (logprobs_N.detach() - part.columns["logprobs"]).abs()
+    if CHOICE in part.columns:
+        gap = gap[part.columns[CHOICE] > 0]
     most = Statistic("max", gap.amax().reshape(1) if len(gap) else gap.new_tensor([-torch.inf]))
     return Diagnostics({"logprob_gap": most, "logprob_gap_mean": mean_of(gap)})
 

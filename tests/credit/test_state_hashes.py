@@ -222,7 +222,7 @@ def test_a_function_sees_the_observation_and_its_failure_names_it():
     ("spec", "message"),
     [
         ("state_keys", "unknown state hash 'state_keys'; did you mean 'state_key'"),
-        (3, "a state hash is a name, a mapping with a name, or a function; got 3"),
+        (3, "a state hash is a name, a mapping with a name, a function, or a list of these; got 3"),
         ({"count": 3}, "a state hash is a name"),
         ("last_messages", "needs 'count': {name: last_messages, count: …}"),
         ({"name": "last_messages", "counts": 3}, "no option 'counts'; did you mean 'count'"),
@@ -234,6 +234,14 @@ def test_a_function_sees_the_observation_and_its_failure_names_it():
         ({"name": "regex", "replace": {"a": r"\2"}}, "invalid group reference"),
         ({"name": "regex", "replace": {"a": 1}}, "are texts"),
         ({"name": "regex", "replace": {"a": ""}, "of": "state"}, "did you mean 'state_key'"),
+        ({"name": "last_match", "pattern": "("}, "last_match': '\\(': missing \\)"),
+        ({"name": "last_match", "pattern": ""}, "pattern is a regular expression"),
+        ("last_match", "needs 'pattern'"),
+        ([], "has at least one"),
+        ([None], "has at least one"),
+        (["state_key", ["state_key"]], "has at least one"),
+        (["state_keys"], "did you mean 'state_key'"),
+        (["state_key", "similarity"], "stands alone"),
         ({"name": "similarity", "threshold": 0}, "threshold is in"),
         ({"name": "similarity", "threshold": 95}, "threshold is in"),
     ],
@@ -276,3 +284,66 @@ def test_readable_keys_are_equal_exactly_where_keys_are(values):
     batch = [[step(value) for value in values]]
     keys, readable = hash_steps(batch, "observation_text"), readable_keys(batch, "observation_text")
     assert [[a == b for b in keys] for a in keys] == [[a == b for b in readable] for a in readable]
+
+
+# The last match, and several hashes together
+
+
+HELD = {"name": "last_match", "pattern": r"You (take|heat) the (\w+ \d)|You put"}
+
+
+def told(*answers: str) -> StepData:
+    """A step before which the environment answered this, an action of the policy between each two."""
+    messages = [said("system", "You take the lead 1.")]
+    for answer in answers:
+        messages += [said("user", answer), said("assistant", "You take the mug 9.")]
+    return step(answers[-1], messages)
+
+
+def test_a_last_match_is_what_the_environment_said_last_of_it():
+    assert hash_steps([[told("hall")]], HELD) == [("match", typed_key(None))]
+    held, moved_on = told("hall", "You take the mug 1."), told("hall", "You take the mug 1.", "kitchen")
+    assert share(held, moved_on, HELD)
+    assert not share(held, told("You take the mug 2."), HELD)
+    assert not share(held, told("You take the mug 1.", "You heat the mug 1."), HELD)
+    assert share(told("hall"), told("You take the mug 1.", "You put it down."), HELD), "nothing held, and nothing again"
+    assert share(told("You take the mug 2. You take the mug 1."), held, HELD), "the last of a message"
+
+
+def test_without_groups_it_is_the_whole_match():
+    spec = {"name": "last_match", "pattern": r"floor \d"}
+    assert share(told("floor 1"), told("floor 2", "so this is floor 1, then"), spec)
+    assert not share(told("floor 1"), told("floor 2"), spec)
+
+
+def test_the_answer_to_the_action_itself_is_not_looked_at():
+    messages = [said("user", "You take the mug 1."), said("assistant", "go"), said("tool", "You take the pan 1.")]
+    assert share(step(history=messages), told("You take the mug 1."), HELD)
+
+
+def test_a_list_of_hashes_is_the_same_state_where_all_say_so():
+    both = ["observation_text", HELD]
+    one, other = told("You take the mug 1.", "kitchen"), told("hall", "You take the mug 1.", "hall", "kitchen")
+    assert share(one, other, both)
+    assert not share(one, told("You take the mug 2.", "kitchen"), both)
+    assert not share(one, told("You take the mug 1.", "hall"), both)
+    assert share(one, told("You take the mug 1.", "hall"), [HELD]), "a list of one is that one"
+    assert not share(step("a", state_key="k"), step("b", state_key="k"), ["state_key", lambda seen: seen])
+
+
+WORDS = ["hall", "You take the mug 1.", "You take the pan 2.", "You heat the mug 1.", "You put it down.", "kitchen"]
+
+
+@given(st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=6), max_size=8))
+def test_the_anchor_of_what_is_seen_and_held_agrees_with_a_loop(episodes):
+    steps = [[told(*answers[: t + 1]) for t in range(len(answers))] for answers in episodes]
+    anchors = anchor_codes(steps, np.zeros(sum(map(len, steps)), dtype=np.int64), ["observation_text", HELD])
+    expected = []
+    for answers in episodes:
+        held = ""
+        for answer in answers:
+            held = " ".join(answer.split()[1:]) if "take" in answer or "heat" in answer else held
+            held = "" if "put" in answer else held
+            expected.append((answer, held))
+    for i, one in enumerate(expected):
+        assert [anchors[i] == anchor for anchor in anchors] == [one == other for other in expected]

@@ -66,6 +66,9 @@ class PPOConfig:
         critic_warmup: so many first updates train the value head alone.
         lr: the learning rate.
         value_lr: that of the value head; None: `lr`.
+        lr_by_name: that of parameters by name, such as {"*norm*": 1e-2}: patterns of `fnmatch` over the names of
+            `named_parameters`, of which the first that fits counts, before `value_lr` and `lr`. The schedule is that
+            of all.
         betas: of AdamW.
         adam_epsilon: of AdamW.
         weight_decay: of AdamW, on matrices; biases, norms and other vectors have none.
@@ -111,6 +114,7 @@ class PPOConfig:
     critic_warmup: int = 0
     lr: float = 1e-6
     value_lr: float | None = None
+    lr_by_name: dict[str, float] = field(default_factory=dict)
     betas: tuple[float, float] = (0.9, 0.999)
     adam_epsilon: float = 1e-8
     weight_decay: float = 0.0
@@ -207,6 +211,8 @@ def _check_numbers(config: PPOConfig) -> None:
             check_number(name, number, 0.0)
             if number == 0.0 and name in _ABOVE_0:
                 raise ConfigError(f"{name} is above 0; got 0")
+    for pattern, rate in config.lr_by_name.items():
+        check_number(f"lr_by_name {pattern!r}", rate, 0.0)
     check_number("entropy_coefficient", config.entropy_coefficient)
     check_number("min_lr_share", config.min_lr_share, 0.0, 1.0)
     if len(config.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in config.betas):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.forward import Scores
-from reward_kit.rl.learner.training_rows import MicroBatch
+from reward_kit.rl.learner.training_rows import CHOICE, MicroBatch
 from reward_kit.rl.losses import (
     Aggregation,
     Diagnostics,
@@ -63,7 +63,7 @@ def micro_batch_loss(
         policy: False in the critic's warm-up: the value head alone learns.
     """
     terms: dict[str, tuple[float, Loss]] = {}
-    over = _over(part.rows_N, config, counts.tokens)
+    over = _over(part, config, counts.tokens)
     if policy:
         terms["policy_loss"] = (1.0, _policy_loss(scores, part, config, counts.policy))
     if policy and "reference" in part.columns:
@@ -89,11 +89,11 @@ def _row(values_N: Tensor) -> Tensor:
     return values_N.unsqueeze(0)
 
 
-def _over(rows_N: Tensor, config: PPOConfig, whole: GlobalBatch) -> _Over:
-    """All of the tokens, in rows of their own."""
-    rows = _row(rows_N)
+def _over(part: MicroBatch, config: PPOConfig, whole: GlobalBatch) -> _Over:
+    """All of the tokens at which there was a choice, in rows of their own."""
+    rows, chosen = _row(part.rows_N), part.columns.get(CHOICE)
     return _Over(
-        loss_mask_BT=torch.ones_like(rows),
+        loss_mask_BT=torch.ones_like(rows) if chosen is None else _row(chosen > 0),
         aggregation=config.reduction,
         global_batch=whole,
         sequence_ids_BT=rows,
@@ -101,7 +101,7 @@ def _over(rows_N: Tensor, config: PPOConfig, whole: GlobalBatch) -> _Over:
 
 
 def _policy_loss(scores: Scores, part: MicroBatch, config: PPOConfig, whole: GlobalBatch) -> Loss:
-    over, clip = _over(part.rows_N, config, whole), config.clip
+    over, clip = _over(part, config, whole), config.clip
     new, old, advantages = (_row(one) for one in (scores.logprobs_N, part.columns["old"], part.columns["advantages"]))
     if config.loss == "decoupled":
         return decoupled_ppo_loss(

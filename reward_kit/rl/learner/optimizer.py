@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,24 +37,102 @@ def _is_half(parameter: Tensor) -> bool:
     return parameter.dtype in (torch.bfloat16, torch.float16)
 
 
+class _Kind(NamedTuple):
+    """What the parameters of one group share: the pattern that gives their rate, whose they are, and their shape."""
+
+    pattern: str | None
+    is_value: bool
+    is_matrix: bool
+
+
 def adamw(module: nn.Module, config: PPOConfig) -> torch.optim.AdamW:
-    """AdamW with a group for each of: matrices and vectors, of the policy and of the value head.
+    """AdamW with a group for each of: matrices and vectors, of the policy and of the value head, by pattern of name.
 
     Raises:
-        ConfigError: nothing in the module is trainable.
+        ConfigError: nothing in the module is trainable, or a pattern of `lr_by_name` gives no parameter its rate.
     """
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            groups.setdefault((is_of_value_head(name), parameter.dim() >= 2), []).append(parameter)
+    groups: dict[_Kind, list[nn.Parameter]] = {}
+    for name, parameter in trained(module).items():
+        kind = _Kind(_pattern_of(name, config.lr_by_name), is_of_value_head(name), parameter.dim() >= 2)
+        groups.setdefault(kind, []).append(parameter)
     if not groups:
         raise ConfigError("nothing in the module is trainable: no parameter requires a gradient")
+    _check_patterns(list(trained(module)), config, groups)
     made: list[dict[str, Any]] = []
-    for (is_value, is_matrix), parameters in groups.items():
-        lr = config.value_lr if is_value and config.value_lr is not None else config.lr
-        decay = config.weight_decay if is_matrix else 0.0
+    for kind, parameters in groups.items():
+        lr = _rate_of(kind, config)
+        decay = config.weight_decay if kind.is_matrix else 0.0
         made.append({"params": parameters, "lr": lr, "base_lr": lr, "weight_decay": decay})
     return torch.optim.AdamW(made, lr=config.lr, betas=config.betas, eps=config.adam_epsilon, fused=True)
+
+
+def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that require a gradient, by name."""
+    return {name: one for name, one in module.named_parameters() if one.requires_grad}
+
+
+def _pattern_of(name: str, patterns: Iterable[str]) -> str | None:
+    return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+
+
+def _rate_of(kind: _Kind, config: PPOConfig) -> float:
+    if kind.pattern is not None:
+        return config.lr_by_name[kind.pattern]
+    return config.value_lr if kind.is_value and config.value_lr is not None else config.lr
+
+
+def _check_patterns(names: Sequence[str], config: PPOConfig, groups: Iterable[_Kind]) -> None:
+    """No rate is a silent no-op."""
+    used = {kind.pattern for kind in groups}
+    for pattern in [one for one in config.lr_by_name if one not in used]:
+        if fits := [name for name in names if fnmatchcase(name, pattern)]:
+            earlier = _pattern_of(fits[0], config.lr_by_name)
+            raise ConfigError(
+                f"lr_by_name: {pattern!r} comes after {earlier!r}, which fits what it fits; put it before that"
+            )
+        shown = ", ".join(names if len(names) <= 6 else [*names[:5], names[-1]])
+        raise ConfigError(
+            f"lr_by_name: {pattern!r} fits none of the {len(names)} parameters that are trained, such as {shown}"
+        )
+    of_value = [kind for kind in groups if kind.is_value]
+    if config.value_lr is not None and of_value and all(kind.pattern is not None for kind in of_value):
+        raise ConfigError("value_lr: patterns of lr_by_name fit all of the value head; leave one of them out")
+
+
+def rates(config: PPOConfig, factor: float) -> dict[str, float]:
+    """What the learning rates are now: `lr`, `value_lr` where it is an own one, and `lr/<pattern>`.
+
+    Args:
+        config: of the learner.
+        factor: of the schedule.
+    """
+    found = {"lr": config.lr} | {f"lr/{pattern}": rate for pattern, rate in config.lr_by_name.items()}
+    if config.value_lr is not None:
+        found["value_lr"] = config.value_lr
+    return {name: rate * factor for name, rate in found.items()}
+
+
+def in_order_of(
+    names: Sequence[str], theirs: Sequence[str] | None, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The state of an optimizer over the same parameters in other groups, as this one would have saved it.
+
+    Args:
+        names: of this optimizer's parameters, in its order.
+        theirs: of those of the one that was saved; None: in the same groups.
+        optimizer: the one that goes on.
+        state: of the one that was saved.
+
+    Raises:
+        ValueError: the parameters are others.
+    """
+    if theirs is None or list(theirs) == list(names):
+        return dict(state)
+    if sorted(theirs) != sorted(names):
+        raise ValueError("other parameters were trained")
+    places = {name: place for place, name in enumerate(names)}
+    moments = {places[theirs[int(place)]]: moment for place, moment in state["state"].items()}
+    return {"state": moments, "param_groups": optimizer.state_dict()["param_groups"]}
 
 
 def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:

@@ -18,6 +18,9 @@ from reward_kit.errors import ConfigError, TrainingError, kind_of
 from reward_kit.tokens import TokenBatch
 from reward_kit.tokens.columns import Array, Ints, ranges
 
+CHOICE = "is_choice"
+"""The column that tells where there was something to choose; without it there was everywhere."""
+
 _COLUMNS = ("logprobs", "advantages", "returns", "policy_versions", "values", "value_mask")
 
 
@@ -78,6 +81,7 @@ class TrainingRows:
         columns: (N,) by name, of what the batch has.
         sets_N: the number of the set of ids that a constraint allowed; -1 where any id was.
         sets: the ids of each.
+        forced: how many tokens were taken out because a constraint left nothing else.
     """
 
     ids: Ints
@@ -90,6 +94,7 @@ class TrainingRows:
     columns: Mapping[str, Array]
     sets_N: Ints
     sets: tuple[Array, ...]
+    forced: int = 0
 
     @classmethod
     def of(cls, rows: TokenBatch, mask: str = "loss_mask") -> TrainingRows:
@@ -134,6 +139,39 @@ class TrainingRows:
     def count(self) -> int:
         """How many tokens take part."""
         return len(self.flat_N)
+
+    @property
+    def choices(self) -> int:
+        """How many of them the policy learns from: all, but for those that only tell the critic its state."""
+        chosen = self.columns.get(CHOICE)
+        return self.count if chosen is None else int(np.count_nonzero(chosen))
+
+    def without_forced(self, *, keep_firsts: bool) -> TrainingRows:
+        """The rows without the tokens at which a constraint left one id: there was nothing to choose, or to learn.
+
+        Their log-probability is 0 whatever the weights are. Counted all the same they would make a mean over tokens
+        smaller, and entropies and divergences look as if the policy had made up its mind.
+
+        Args:
+            keep_firsts: leave those in that are the first of an action, where a critic speaks; the column `CHOICE`
+                is then 0 for them, so that no other loss counts them.
+        """
+        sizes = np.array([*map(len, self.sets), 0])
+        is_forced = sizes[self.sets_N] == 1
+        stays = ~is_forced | (keep_firsts & self.is_first_N)
+        columns = {key: values[stays] for key, values in self.columns.items()}
+        if keep_firsts and (is_forced & stays).any():
+            columns[CHOICE] = ~is_forced[stays]
+        return replace(
+            self,
+            counts_B=np.bincount(self.rows_N[stays], minlength=len(self.counts_B)),
+            flat_N=self.flat_N[stays],
+            places_N=self.places_N[stays],
+            is_first_N=self.is_first_N[stays],
+            columns=columns,
+            sets_N=self.sets_N[stays],
+            forced=self.forced + int(np.count_nonzero(is_forced)),
+        )
 
     @property
     def rows_N(self) -> Ints:

@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 
 from reward_kit.rl.training.display import TrainingDisplay
+from reward_kit.rl.training.garbage import rare_garbage_collection
 from reward_kit.rl.training.logs import Logs
 from reward_kit.rl.training.plan import TrainingPlan, resolved
 from reward_kit.rl.training.run_folder import RunFolder
@@ -88,7 +89,8 @@ async def _train(plan: TrainingPlan, folder: RunFolder, display: TrainingDisplay
             session = TrainingSession(
                 plan, equipment, folder, logs, control=control, watcher=display, progress=progress
             )
-            status = await session.run()
+            with rare_garbage_collection():
+                status = await session.run()
     summary = session.summary()
     folder.write_summary(summary)
     return Outcome(status, summary)

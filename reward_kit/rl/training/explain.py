@@ -199,6 +199,7 @@ def _update(config: TrainModel) -> list[str]:
     lines = [
         f"{ppo.epochs} epochs of {batches}; AdamW, lr {ppo.lr:g}, betas {ppo.betas[0]:g} and {ppo.betas[1]:g}{decay}; "
         f"{cut}",
+        *(f"lr {rate:g} for {pattern}" for pattern, rate in ppo.lr_by_name.items()),
         f"lr {ppo.schedule}" + (f" after {ppo.warmup} updates of warm-up" if ppo.warmup else ""),
     ]
     if ppo.critic_warmup:

@@ -38,6 +38,7 @@ OPTIONS: dict[str, Any] = {
     "kl_coefficient": 0.1,
     "entropy_coefficient": 0.01,
     "lr": 1e-3,
+    "lr_by_name": {"*norm*": 5e-3},
 }
 
 

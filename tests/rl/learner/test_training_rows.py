@@ -8,7 +8,6 @@ import torch
 
 from reward_kit.agent.models import steps_of
 from reward_kit.episodes import SingleAgentEpisode
-from reward_kit.episodes.allowed_ids import AllowedIds
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.training_rows import TrainingRows
 from reward_kit.rl.ppo import PPOLearner
@@ -72,14 +71,6 @@ def test_recorded_constraints_are_applied_in_every_padding(padding: str, max_log
     assert not logprobs[rows.batch["action_mask"] == 0].any()
     found = learner.gradients(rows)
     assert np.isfinite([found["loss"], found["entropy"], found["grad_norm"]]).all()
-
-
-def test_a_token_with_one_allowed_id_teaches_nothing() -> None:
-    rows = rows_of(an_episode("a", 1))
-    rows.non_tensor_batch["allowed_ids"][0] = AllowedIds([3, 4], [0, 1, 2], [8, 9])
-    found = PPOLearner(a_model(), PPOConfig()).gradients(rows)
-    assert found["grad_norm"] == pytest.approx(0.0, abs=1e-6)
-    assert found["entropy"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_equal_sets_of_different_rows_are_kept_once() -> None:
