@@ -6,8 +6,8 @@ nothing. So a conversation has the same actions whether its model was asked just
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from reward_kit.agent.plain_json import json_text
 from reward_kit.agent.policy_interface import Action, tool_calls_of
@@ -18,9 +18,23 @@ MAX_NESTING = 100
 """Levels of a call's arguments. What is deeper is no call that somebody meant, and could not be stored."""
 
 
+class WrittenCall(NamedTuple):
+    """A call as the model wrote it: `arguments` is a text that should be a JSON object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
 def action_of(message: Message) -> Action:
     """The action that an assistant message is. What it does not say is left out; parts of a content are their text."""
-    calls, text = [_call(call) for call in message.tool_calls or ()], message.text
+    calls = [WrittenCall(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()]
+    return action_written(message.text, calls, message.reasoning_content)
+
+
+def action_written(text: str, written: Sequence[WrittenCall], reasoning: str | None) -> Action:
+    """The action of an assistant message that says these things."""
+    calls = [_call(call) for call in written]
     action: Action
     if not calls:
         action = {"type": "text", "content": text}
@@ -30,8 +44,8 @@ def action_of(message: Message) -> Action:
         action = {"type": "tool_calls", "calls": calls}
         if text:
             action["content"] = text
-    if message.reasoning_content:
-        action["reasoning_content"] = message.reasoning_content
+    if reasoning:
+        action["reasoning_content"] = reasoning
     return action
 
 
@@ -65,9 +79,9 @@ def call_ids(action: Action, step: int) -> list[str]:
     return ids
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: WrittenCall) -> dict[str, Any]:
     """One call; arguments that are no JSON object go along verbatim, for the worker to send back as a tool error."""
-    text = call.function.arguments
+    text = call.arguments
     try:
         # Some models write nothing at all for a tool without parameters.
         arguments = read_strictly(text) if text.strip() else {}
@@ -76,8 +90,8 @@ def _call(call: ToolCall) -> dict[str, Any]:
     # Most texts have too few brackets to be worth a look at their depth.
     is_suspect = text.count("{") + text.count("[") > MAX_NESTING
     if not isinstance(arguments, dict) or (is_suspect and _is_deeper(arguments, MAX_NESTING)):
-        return {"name": call.function.name, "arguments_text": text, "id": call.id}
-    return {"name": call.function.name, "arguments": arguments, "id": call.id}
+        return {"name": call.name, "arguments_text": text, "id": call.id}
+    return {"name": call.name, "arguments": arguments, "id": call.id}
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

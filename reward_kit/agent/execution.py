@@ -150,12 +150,13 @@ class Toolbox:
             done.wants_end = True
             return "The episode ends.", {}
         is_own = self._registry is not None and name in self._registry.get_tools()
+        if not is_own and self._resource is not None and self._resource.never_waits:
+            return await self._call_resource(name, arguments, done)
         limit, left = self._tool_time_s, seconds_left
         allowed = [seconds for seconds in (limit, left) if seconds is not None]
         with anyio.move_on_after(min(allowed) if allowed else None):
             if is_own:
                 return await self._call_own(name, arguments)
-            await self._refuse_unknown(name)
             return await self._call_resource(name, arguments, done)
         if left is not None and (limit is None or left < limit):
             done.is_interrupted = not is_own
@@ -185,6 +186,7 @@ class Toolbox:
     async def _call_resource(
         self, name: str, arguments: Mapping[str, Any], done: Execution
     ) -> tuple[str, dict[str, Any]]:
+        await self._refuse_unknown(name)
         assert self._resource is not None
         with boundary(EnvironmentFailure, f"{type(self._resource).__name__} in {name!r}"):
             outcome = await self._resource.step(name, arguments)

@@ -213,7 +213,7 @@ class RLRolloutWorker:
     async def _begin(self, live: LiveEpisode, user: UserSession | None) -> None:
         shown = ""
         if live.start.world is not None:
-            with self._look("get_observation"):
+            with self._look("get_observation", live.start.world):
                 shown = as_text(await live.start.world.get_observation())
         messages, opening = self._prompt.render(live.start.sample, shown), None
         if user is not None and user.begins(messages, shown):
@@ -228,7 +228,7 @@ class RLRolloutWorker:
     async def _step(self, live: LiveEpisode, session: AgentPolicy, tools: Toolbox, user: UserSession | None) -> None:
         """One action and what comes of it."""
         clock = time.perf_counter()
-        with self._look("state_key and get_tools_spec"):
+        with self._look("state_key and get_tools_spec", live.start.world):
             if live.start.world is not None:
                 live.episode.get_infos(-1)["state_key"] = await live.start.world.state_key()
             specs = await tools.specs()
@@ -360,8 +360,8 @@ class RLRolloutWorker:
         if bounded and used.cost is None and not is_free:
             raise PolicyError(f"{who} did not say what this action cost, so the limit on cost cannot be kept")
 
-    def _look(self, what: str) -> environment_call:
-        return environment_call(what, self.task_definition.limits.environment_time_s)
+    def _look(self, what: str, world: ForkableResource | None) -> environment_call:
+        return environment_call(what, self.task_definition.limits.environment_time_s, world)
 
     def _policy_seconds(self, live: LiveEpisode) -> float | None:
         """How long the policy may take now."""
@@ -370,7 +370,7 @@ class RLRolloutWorker:
 
     async def _take_final_state(self, live: LiveEpisode) -> None:
         if live.start.world is not None and live.failure is None and live.is_world_known:
-            with self._look("final_state"):
+            with self._look("final_state", live.start.world):
                 snapshot = await live.start.world.final_state()
             if snapshot is not None:
                 facts_of(live.episode)["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}

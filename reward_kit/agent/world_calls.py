@@ -17,21 +17,34 @@ logger = logging.getLogger("reward_kit.agent")
 
 
 class environment_call:
-    """A call of a resource: what escapes is an `EnvironmentFailure`, and after `seconds` it is given up."""
+    """A call of a resource: what escapes is an `EnvironmentFailure`, and after `seconds` it is given up.
+
+    A scope costs as much as a quick world's step, so there is none where there is no limit, or it could do nothing.
+
+    Args:
+        what: what is called, for messages.
+        seconds: None for no limit.
+        world: the resource, where it is known.
+    """
 
     __slots__ = ("_boundary", "_scope", "_seconds")
 
-    def __init__(self, what: str, seconds: float | None) -> None:
+    def __init__(self, what: str, seconds: float | None, world: ForkableResource | None = None) -> None:
         self._boundary = boundary(EnvironmentFailure, what)
-        self._seconds = seconds
+        self._seconds = None if world is not None and world.never_waits else seconds
+        self._scope: anyio.CancelScope | None = None
 
     def __enter__(self) -> None:
-        self._scope = anyio.move_on_after(self._seconds)
-        self._scope.__enter__()
+        if self._seconds is not None:
+            self._scope = anyio.move_on_after(self._seconds)
+            self._scope.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
+        if self._scope is None:
+            self._boundary.__exit__(kind, error, trace)
+            return None
         swallowed = self._scope.__exit__(kind, error, trace)
         if self._scope.cancelled_caught:
             late = TimeoutError(f"no answer within {self._seconds} s (limits.environment_time_s)")

@@ -21,6 +21,7 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, StoreError, boundary, did_you_mean
 from reward_kit.reward_checks.report import counted, shown
 from reward_kit.runs.files import told_of
+from reward_kit.runs.header import RunHeader
 from reward_kit.runs.store import read_scores
 from reward_kit.tokens.checking.episodes import EpisodeFinding, check_episode
 from reward_kit.tokens.checking.findings import Found
@@ -44,6 +45,14 @@ def is_run(target: str) -> bool:
 def _in_runs(run: Path) -> Path:
     """Where the episodes of a run of this name are, in the folder in which runs are by default."""
     return Path("runs") / run / _EPISODES
+
+
+def is_training(run: Path) -> bool:
+    """Whether a folder is that of a training run."""
+    try:
+        return "training" in (RunHeader.read(run).model_extra or {})
+    except StoreError:
+        return False
 
 
 def is_foreign_file(target: str) -> bool:
@@ -165,6 +174,11 @@ def _report(tally: Tally, target: str, what: str, fail_on: str, as_json: bool) -
 def _refuse_no_run(run: Path) -> None:
     if (run / _EPISODES).is_file():
         return
+    if is_training(run):
+        raise ConfigError(
+            f"{run} is a run of `reward-kit train`: it keeps figures, checkpoints and a model, and no {_EPISODES} "
+            f"to check. Let its model act, and check that run: reward-kit run TASK -T policy.model={run / 'model'}"
+        )
     if run.is_dir():
         inside = [entry.name for entry in sorted(run.iterdir()) if (entry / _EPISODES).is_file()]
         newest = f"; name one of the runs in it, such as {run / inside[-1]}" if inside else ""

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
-from reward_kit.rl.training.explain import explained
+from reward_kit.rl.training.explain import explained, notes
 from reward_kit.rl.training.plan import load_plan
+from reward_kit.rl.training.policy_checks import check_policy
 from reward_kit.runs.overrides import parse_override
 
 
@@ -27,7 +28,9 @@ from reward_kit.runs.overrides import parse_override
 def command(config: Path, overrides: tuple[str, ...]) -> None:
     """Say what CONFIG, a train file, comes to: batches, credit and loss in words and formulas, with their values.
 
-    A key that nothing reads is refused, with its line and the nearest key that there is.
+    What `train` would refuse is refused here, as far as it can be told without weights and worlds: a key that nothing
+    reads, with its line and the nearest key that there is; an option that does not fit the policy; a model that is not
+    there.
 
     \b
     Examples:
@@ -36,4 +39,7 @@ def command(config: Path, overrides: tuple[str, ...]) -> None:
     """
     with contextlib.redirect_stdout(sys.stderr):
         plan = load_plan(config, dict(parse_override(item) for item in overrides))
+        check_policy(plan)
+        for note in [*plan.task.notes, *notes(plan)]:
+            click.echo(note, err=True)
     click.echo(explained(plan))

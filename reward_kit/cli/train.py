@@ -15,24 +15,34 @@ from typing import Any
 import anyio
 import click
 
-from reward_kit.cli.outcome import allow_many_connections, display_kind, interruptible, log_to
+from reward_kit.cli.outcome import (
+    allow_many_connections,
+    display_kind,
+    interruptible,
+    log_to,
+    note_console,
+    write_page,
+)
 from reward_kit.errors import ConfigError
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.rl.training.carry_out import Outcome, carry_out
 from reward_kit.rl.training.display import TrainingDisplay
-from reward_kit.rl.training.explain import explained
+from reward_kit.rl.training.explain import explained, notes
+from reward_kit.rl.training.logs import METRICS
 from reward_kit.rl.training.plan import TrainingPlan, load_plan
-from reward_kit.rl.training.run_folder import RunFolder, header_of, latest_training, training_of
+from reward_kit.rl.training.policy_checks import check_policy
+from reward_kit.rl.training.resuming import CHANGEABLE, changes_since
+from reward_kit.rl.training.run_folder import RunFolder, header_of, latest_training, remove_unused, training_of
 from reward_kit.rl.training.session import INTERRUPTED
+from reward_kit.runs import events
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.plan import Control
-from reward_kit.runs.redaction import Redaction, without_hidden
+from reward_kit.runs.redaction import Redaction, known_secrets, without_hidden
 from reward_kit.runs.resources import check_world
 from reward_kit.runs.store import new_run_path
 
 _LATEST = "latest"
-_CHANGEABLE = ("updates", "checkpoints", "early_stop", "logs", "threads")
 
 
 @click.command(name="train")
@@ -88,6 +98,7 @@ def command(
             raise click.UsageError("--force goes with --resume")
         else:
             plan = load_plan(config, given)
+        check_policy(plan)
         _check_world(plan)
     if dry_run:
         click.echo(json.dumps({"dry_run": True, "run": plan.name}) if as_json else explained(plan))
@@ -96,12 +107,18 @@ def command(
     if path is None:
         path = new_run_path(log_dir, plan.name)
         RunFolder.create(path, header_of(path.name, plan))
-    sys.exit(_train(plan, path, display, as_json))
+    try:
+        sys.exit(_train(plan, path, display, as_json))
+    except (ConfigError, ExceptionGroup) as error:
+        is_refused = isinstance(error, ConfigError) or error.subgroup(ConfigError) is not None
+        if is_refused and resume is None:  # by what only weights or worlds could tell: there is nothing to go on from
+            remove_unused(path)
+        raise
 
 
 def _check_world(plan: TrainingPlan) -> None:
     anyio.run(check_world, plan.task.definition, plan.samples, plan.task.path)
-    for note in plan.task.notes:
+    for note in [*plan.task.notes, *notes(plan)]:
         click.echo(note, err=True)
     if (held_out := plan.held_out) is not None:
         anyio.run(check_world, held_out.task.definition, held_out.samples, held_out.task.path)
@@ -123,14 +140,17 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
     header = RunHeader.read(path)
     training = training_of(header, path)
     for key in given:
-        if key.partition(".")[0] not in _CHANGEABLE:
+        if key.partition(".")[0] not in CHANGEABLE:
             raise ConfigError(
-                f"-T {key} cannot be changed by --resume; start a new run. These can: {', '.join(_CHANGEABLE)}"
+                f"-T {key} cannot be changed by --resume; start a new run. These can: {', '.join(CHANGEABLE)}"
             )
     before = without_hidden(training.overrides)
     plan = load_plan(Path(training.train_path), before)
-    if changed := sorted(name for name, digest in plan.digests.items() if header.digests.get(name) != digest):
-        told = f"{path} cannot go on as it began, because these changed: {', '.join(changed)}"
+    changes = changes_since(header, plan, path)
+    for change in changes.allowed:
+        click.echo(f"{change}", err=True)
+    if changes.refused:
+        told = f"{path} cannot go on as it began, because these changed: {', '.join(changes.refused)}"
         if not force:
             raise ConfigError(f"{told}. Start a new run, undo the change, or go on all the same with --force")
         click.echo(f"--force: {told}", err=True)
@@ -138,7 +158,9 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
 
 
 def _train(plan: TrainingPlan, path: Path, display: str | None, as_json: bool) -> int:
-    shown = TrainingDisplay(display_kind(display), plan.config.updates)
+    evaluation = plan.config.evaluation
+    every = evaluation.every if evaluation is not None else None
+    shown = TrainingDisplay(display_kind(display), plan.config.updates, evaluated_every=every)
 
     def stoppable(control: Control, watching: TrainingDisplay) -> AbstractAsyncContextManager[None]:
         return interruptible(control, watching, None)
@@ -151,17 +173,31 @@ def _train(plan: TrainingPlan, path: Path, display: str | None, as_json: bool) -
     # Bars of libraries that load and write weights would be drawn over ours.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     with RunFolder(path) as folder:
-        log_to(path / "run.log", Redaction())
+        log_to(path / "run.log", Redaction(known_secrets(plan.task.definition.model_dump(mode="json"))))
         LOG_FOLDER.set(path / "logs")
-        outcome = anyio.run(run)
+        events.began(path, "training", plan.config.updates)
+        try:
+            outcome = anyio.run(run)
+        finally:
+            _write_page(path)
+        events.ended(path, "training", outcome.status)
     return _end(path, outcome, as_json)
+
+
+def _write_page(path: Path) -> None:
+    """Also of a run that failed or was stopped: how it went until then."""
+    metrics = path / METRICS
+    if metrics.is_file() and metrics.stat().st_size:
+        write_page(path, note_console())
 
 
 def _end(path: Path, outcome: Outcome, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"run": str(path), "status": outcome.status, **outcome.summary}))
     elif (best := outcome.summary.get("best")) is not None:
-        click.echo(f"best {outcome.summary['metric']} {best:.3f} after update {outcome.summary['best_update']}")
+        update = outcome.summary["best_update"]
+        when = f"after update {update}" if update else "before the first update; none was better, so there is no model/"
+        click.echo(f"best {outcome.summary['metric']} {best:.3f} {when}")
     click.echo(f"Written to {path}", err=True)
     if outcome.status != INTERRUPTED:
         return 0

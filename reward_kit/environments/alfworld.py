@@ -78,6 +78,7 @@ class AlfworldResource(_Household):
     """A household on the native engine."""
 
     fork_kind = "native"
+    never_waits = True
 
     def __init__(self) -> None:
         self._config = AlfworldConfig()

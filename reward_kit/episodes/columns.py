@@ -180,6 +180,8 @@ def places_of(
     """
     if indices is None:
         return range(lookback, size)
+    if type(indices) is int:
+        return _place(size, lookback, indices, neg_index_as_lookback, filled)
     if isinstance(indices, slice):
         return _slice_places(size, lookback, indices, neg_index_as_lookback, filled)
     if isinstance(indices, list) and set(map(type, indices)) == {int}:

@@ -24,6 +24,11 @@ def to_json_value(value: Any) -> Any:
     Raises:
         EpisodeError: a value has no JSON form; the message names its type.
     """
+    kind = type(value)
+    if kind is str and value.isascii():  # what most values are
+        return value
+    if kind is dict:
+        return _encode_dict(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -51,9 +56,12 @@ def to_json_value(value: Any) -> Any:
 
 
 def _encode_dict(value: dict[Any, Any]) -> dict[str, Any]:
-    if TAG in value or not all(isinstance(key, str) and _is_unicode(key) for key in value):
-        return {TAG: "dict", "value": [[to_json_value(key), to_json_value(item)] for key, item in value.items()]}
-    return {key: to_json_value(item) for key, item in value.items()}
+    encoded = {}
+    for key, item in value.items():
+        if not isinstance(key, str) or key == TAG or not (key.isascii() or _is_unicode(key)):
+            return {TAG: "dict", "value": [[to_json_value(key), to_json_value(item)] for key, item in value.items()]}
+        encoded[key] = to_json_value(item)
+    return encoded
 
 
 def _encode_array(value: np.ndarray[Any, Any]) -> dict[str, Any]:

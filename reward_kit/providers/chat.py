@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import random
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +24,8 @@ from reward_kit.providers.retry import RetryPolicy, with_retries
 from reward_kit.providers.stream import StreamedCompletion
 from reward_kit.providers.traffic import Traffic
 from reward_kit.providers.transport import Transport
+
+_log = logging.getLogger(__name__)
 
 
 class _Answered(NamedTuple):
@@ -133,7 +137,7 @@ class ChatEndpoint:
 
     async def _ask(self, request: Mapping[str, Any], body: bytes, facts: RequestFacts) -> tuple[_Answered, int]:
         """The answer to a request over the network, and how many retries that took."""
-        streamed = bool(request.get("stream"))
+        streamed, began = bool(request.get("stream")), time.monotonic()
 
         async def attempt() -> _Answered:
             data = await (self._streamed(body) if streamed else self._transport.post(self._url, self._headers, body))
@@ -154,6 +158,9 @@ class ChatEndpoint:
         else:
             if passage is not None:
                 _note_answer(passage, answered.completion.usage)
+            if _log.isEnabledFor(logging.DEBUG):
+                told = {"model": facts.model, "took_s": round(time.monotonic() - began, 6), "retries": retries}
+                _log.debug("the endpoint answered", extra=told)
             return answered, retries
         finally:
             if passage is not None:

@@ -127,8 +127,14 @@ def _copied(value: Any) -> Any:
 
 def _copy(message: Message) -> Message:
     """A copy that shares nothing that can be changed; plain text needs no deep one."""
-    is_plain = isinstance(message.content, _UNCHANGEABLE) and not message.tool_calls and not message.function_call
-    return message.model_copy(deep=not is_plain or bool(message.model_extra))
+    calls = message.tool_calls or ()
+    is_plain = isinstance(message.content, _UNCHANGEABLE) and not message.function_call and not message.model_extra
+    if not is_plain or any(call.model_extra or call.function.model_extra for call in calls):
+        return message.model_copy(deep=True)
+    copied = message.model_copy()
+    if calls:
+        copied.tool_calls = [call.model_copy(update={"function": call.function.model_copy()}) for call in calls]
+    return copied
 
 
 @dataclass(frozen=True, slots=True)

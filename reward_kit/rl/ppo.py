@@ -18,7 +18,7 @@ from reward_kit.rl.learner.forward import Scorer
 from reward_kit.rl.learner.lora import LoRAOptions, add_adapters, has_adapters
 from reward_kit.rl.learner.loss import StepCounts, micro_batch_loss
 from reward_kit.rl.learner.off_policy import OffPolicyLimits, explained_variance, version_lag
-from reward_kit.rl.learner.optimizer import adamw, clip_gradients, in_order_of, rates, set_lr, widen
+from reward_kit.rl.learner.optimizer import adamw, check_critic, clip_gradients, in_order_of, rates, set_lr, widen
 from reward_kit.rl.learner.sharding import load_module, load_optimizer, whole
 from reward_kit.rl.learner.summary import StepRecord, summary_of
 from reward_kit.rl.learner.training_rows import CHOICE, MicroBatch, TrainingRows
@@ -93,9 +93,7 @@ class PPOLearner:
         config = self.config
         if config.kl_coefficient and self._reference is None:
             raise ConfigError("kl_coefficient needs a reference to measure the divergence to; give reference=…")
-        if config.of_critic and not self._scorer.has_values:
-            names = ", ".join(config.of_critic)
-            raise ConfigError(f"{names}: of a module with a value head, a PolicyWithValue; this one has none")
+        check_critic(config, has_values=self._scorer.has_values)
         if config.schedule != "constant" and self.total_steps is None:
             raise ConfigError(f"schedule {config.schedule!r} ends with the last update; give total_steps")
 

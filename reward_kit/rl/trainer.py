@@ -20,6 +20,7 @@ from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.rl.reward_manager import RewardManager
 from reward_kit.rl.training.collecting import Collector
+from reward_kit.rl.training.kept import KeptUpdate
 from reward_kit.rl.training.meter import SCORING, WAIT, Meter
 from reward_kit.rl.training.placed_scores import placed_scores
 from reward_kit.rl_processing import CreditAssigner, CreditBatch
@@ -66,6 +67,7 @@ class Trainer:
     Attributes:
         version: of the weights that act; each update makes the next.
         meter: what is measured meanwhile.
+        kept: takes what becomes of the episodes of the update at hand, where they are kept; None else.
 
     Raises:
         ConfigError: the worker's policy cannot be trained.
@@ -88,6 +90,7 @@ class Trainer:
         self.group_size, self.run_seed, self.reward_manager = group_size, run_seed, reward_manager
         self.collector = Collector(group_size, max_concurrency)
         self.version, self.collected, self.meter = 0, 0, Meter(worker.task_definition.pass_threshold)
+        self.kept: KeptUpdate | None = None
 
     async def train_step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Once around; the diagnostics of the update, with the mean `score` and the number of `unscored` episodes."""
@@ -139,12 +142,17 @@ class Trainer:
         """Rows of tokens with their advantages."""
         with self.meter.time("batch"):
             self.meter.add_credit(credited)
+            if self.kept is not None:
+                self.kept.add_credit(credited)
             return build_rows(episodes, credited.steps, scores=credited.scores, pad_token_id=self.policy.pad_token_id)
 
     async def update(self, rows: TokenBatch) -> dict[str, float]:
         """Learn from the rows, in a thread: others go on acting with the weights that were published."""
         with self.meter.time("update"):
-            return await anyio.to_thread.run_sync(lambda: self.learner.update(rows, version=self.version))
+            found = await anyio.to_thread.run_sync(lambda: self.learner.update(rows, version=self.version))
+        if (kept := self.kept) is not None:
+            await anyio.to_thread.run_sync(lambda: kept.add_update(rows, self.learner))
+        return found
 
     async def publish(self) -> None:
         """Act with the new weights from here on, as the next version."""

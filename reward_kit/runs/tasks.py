@@ -84,7 +84,10 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
     Raises:
         ConfigError: something is wrong; the message has one line per problem.
     """
-    return task_of(LocatedYaml(path), overrides)
+    located = LocatedYaml(path)
+    if isinstance(located.data, dict) and {"task", "updates"} <= located.data.keys():
+        raise ConfigError(f"{path} is a train file, for `reward-kit train`; the task that it names is a task file")
+    return task_of(located, overrides)
 
 
 def task_of(located: LocatedYaml, overrides: Mapping[str, Any] | None = None) -> Task:

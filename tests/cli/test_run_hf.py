@@ -71,7 +71,7 @@ def test_a_model_in_a_folder_beside_the_task_acts_and_is_recorded(folder: Path) 
     ("policy", "message"),
     [
         ({"model": "./smal"}, "there is no folder"),
-        ({"model": "nobody/no-such-model"}, "is no folder; by this name it is looked for in the local cache only"),
+        ({"model": "nobody/no-such-model"}, "there is no such folder, and no model of this name"),
         ({"temprature": 1}, "unknown key for policy 'hf'; did you mean 'temperature'"),
     ],
 )

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from reward_kit.runs.header import RunHeader
 from tests import command_line
@@ -31,7 +32,15 @@ def test_a_train_file_becomes_a_run_that_is_listed_and_goes_on(tmp_path: Path) -
     listed = json.loads(command_line.call("runs", "list", "--json", cwd=tmp_path).stdout)
     assert [(one["task"], one["status"]) for one in listed] == [("tiny-lake", "complete")]
     assert listed[0]["scores"] == {"best": summary["best"], "last": summary["last"]}
+    its_episodes_cannot_be_checked(tmp_path)
     a_resume_is_refused_where_something_changed_unless_forced(tmp_path)
+
+
+def its_episodes_cannot_be_checked(folder: Path) -> None:
+    run = run_path(folder).relative_to(folder)
+    done = command_line.call("check", str(run), cwd=folder)
+    assert done.returncode == 2 and f"{run} is a run of `reward-kit train`" in done.stderr
+    assert f"-T policy.model={run}/model" in done.stderr
 
 
 def a_resume_is_refused_where_something_changed_unless_forced(folder: Path) -> None:
@@ -41,6 +50,9 @@ def a_resume_is_refused_where_something_changed_unless_forced(folder: Path) -> N
     # With a train file, --resume takes the latest run of its name.
     refused = command_line.call("train", "train.yaml", "--resume", cwd=folder)
     assert refused.returncode == 2 and "because these changed: evaluation's reward, reward" in refused.stderr
+    lake_folder(folder, ppo={**TRAIN["ppo"], "lr": 0.02})
+    refused = command_line.call("train", "--resume", cwd=folder)
+    assert refused.returncode == 2 and "because these changed: train file (ppo.lr was 0.01, is 0.02)." in refused.stderr
     forced = command_line.call("train", "--resume", "--force", "-T", "updates=3", cwd=folder)
     assert forced.returncode == 0 and metrics_of(run_path(folder))[-1]["update"] == 3
 
@@ -62,10 +74,50 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_policy_without_weights_is_refused(tmp_path: Path) -> None:
+def test_what_train_refuses_explain_refuses_too_and_no_run_is_left(tmp_path: Path) -> None:
     lake_folder(tmp_path, policy="random")
-    done = command_line.call("train", "train.yaml", cwd=tmp_path)
-    assert done.returncode == 2 and "RandomPolicy is no TrainablePolicy" in done.stderr
+    for verb in ("train", "explain"):
+        done = command_line.call(verb, "train.yaml", cwd=tmp_path)
+        assert done.returncode == 2 and "RandomPolicy is no TrainablePolicy" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_is_refused_once_its_weights_are_there_leaves_no_folder_to_resume(tmp_path: Path) -> None:
+    """Of a policy of one's own nothing is known before it is made; its module has no value head."""
+    lake_folder(tmp_path)
+    assert command_line.call("train", "train.yaml", cwd=tmp_path).returncode == 0
+    first = run_path(tmp_path)
+    refused = command_line.call("train", "train.yaml", "-T", "ppo.value_clip=0.2", cwd=tmp_path)
+    assert refused.returncode == 2 and "value_clip: of a module with a value head" in refused.stderr
+    assert run_path(tmp_path) == first
+    # A run that has figures stays, whatever refuses to go on with it.
+    policy = tmp_path / "policy.py"
+    policy.write_text(policy.read_text().replace("width: int = 24", "width: int = 8"))
+    other = command_line.call("train", "--resume", "--force", "-T", "updates=3", cwd=tmp_path)
+    assert other.returncode == 2 and run_path(tmp_path) == first
+
+
+def test_a_task_file_and_a_train_file_are_told_apart(tmp_path: Path) -> None:
+    lake_folder(tmp_path)
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(TRAIN["task"]))
+    for verb in ("train", "explain"):
+        done = command_line.call(verb, "task.yaml", cwd=tmp_path)
+        assert done.returncode == 2 and "task.yaml is a task file, for `reward-kit run`" in done.stderr
+        assert "task: task.yaml" in done.stderr and len(done.stderr.splitlines()) == 1
+    for verb in ("run", "check"):
+        done = command_line.call(verb, "train.yaml", cwd=tmp_path)
+        assert done.returncode == 2 and "train.yaml is a train file, for `reward-kit train`" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_estimator_over_the_batch_is_told_that_it_sees_parts(tmp_path: Path) -> None:
+    lake_folder(tmp_path, pipeline="both", credit="reinforce_plus_plus")
+    done = command_line.call("explain", "train.yaml", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "note: reinforce_plus_plus measures its mean and its scale over the batch, and pipeline both" in done.stderr
+    assert "gives it 1 of 2 groups at a time" in done.stderr
+    for fine in ("rollout.samples_per_minibatch=2", "credit=gigpo", "pipeline=one_step_off"):
+        assert "note:" not in command_line.call("explain", "train.yaml", "-T", fine, cwd=tmp_path).stderr
 
 
 @pytest.mark.campaign
@@ -103,6 +155,16 @@ def test_there_is_nothing_to_resume(tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({}, ["A = 0.5 A_E + 0.5 A_S", "G_k = r_k + 0.95 G_k+1", "L_t = max(-A r, -A clip(r, 0.8, 1.2))"]),
+        ({"ppo": {"lr": 1e-4, "lr_by_name": {"*hidden*": 0.03}}}, ["lr 0.0001, betas", "lr 0.03 for *hidden*"]),
+        (
+            {
+                "credit": {
+                    "estimator": "gigpo",
+                    "state_hash": ["observation_text", {"name": "last_match", "pattern": "x"}],
+                }
+            },
+            ["state_hash ['observation_text', {'name': 'last_match', 'pattern': 'x'}]"],
+        ),
         ({"credit": "grpo"}, ["grpo: A = (score - mean) / std over the episodes of a group"]),
         (
             {"credit": {"estimator": "gigpo", "combination": "additive", "step_weight": 2.0}},

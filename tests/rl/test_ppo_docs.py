@@ -7,8 +7,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import yaml
+from click.testing import CliRunner
+
+from reward_kit.agent.policies import make_policy
+from reward_kit.agent.policies.hf_policy import HFAgentPolicy
+from reward_kit.cli.main import program
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.off_policy import OffPolicyLimits
+from reward_kit.rl.model_kit import save_model
+from reward_kit.rl.ppo import PPOLearner
+from tests.agent.policies.hf.small_models import byte_tokenizer, small_llama
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ppo.md").read_text(encoding="utf-8")
 
@@ -23,6 +32,47 @@ def test_the_page_runs() -> None:
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(block, names)
     assert names["found"]["alarm/lag_max"] == 93
+
+
+REWARD = """
+from reward_kit import EvaluateResult, reward_function
+
+@reward_function
+def odd(messages):
+    return EvaluateResult(score=len(str(messages[2].content)) % 5 / 5)
+"""
+
+
+def test_the_episodes_of_a_run_on_disk_are_learned_from(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    save_model(tmp_path / "small", small_llama(len(tokenizer), context=4096), tokenizer)
+    (tmp_path / "reward.py").write_text(REWARD)
+    options_of_policy = {"model": "small", "action_format": "hermes", "max_new_tokens": 20}
+    task = {
+        "name": "lake",
+        "resource_type": "gymnasium",
+        "base_resource_config": {"env_id": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}},
+        "reward_function_path": "reward.py:odd",
+        "sandbox": {"level": "in_process"},
+        "num_rollouts": 4,
+        "max_episode_steps": 3,
+        "policy": {"type": "hf", **options_of_policy},
+    }
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
+    options = ["--log-dir", str(tmp_path / "runs"), "--display", "none"]
+    done = CliRunner().invoke(program, ["run", str(tmp_path / "task.yaml"), *options])
+    assert done.exit_code == 0, done.output
+    (run,) = (tmp_path / "runs").iterdir()
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(block, names)
+    policy = make_policy("hf", options_of_policy, tmp_path)
+    assert isinstance(policy, HFAgentPolicy)
+    rows = names["rows_of_run"](run, policy.pad_token_id)
+    assert len(rows.batch["input_ids"]) >= 4 and rows.batch["advantages"].any()
+    found = PPOLearner(policy.module, PPOConfig(lr=1e-3)).update(rows, version=1)
+    assert (found["optimizer_steps"], found["lag_max"]) == (1.0, 1.0)
+    assert found["logprob_gap"] < 1e-4
 
 
 def test_every_option_and_limit_is_on_the_page() -> None:

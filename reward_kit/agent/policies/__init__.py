@@ -61,6 +61,35 @@ def make_policy(
             return kind(**{**options, **paths, **loaded, **_shared(kind, traffic)})
     except PolicyError as error:
         raise ConfigError(f"policy {name!r}: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_not_there(kind, options, folder, str(error))}") from error
+
+
+def _not_there(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path | None, told: str) -> str:
+    """Where a name that the message is about was looked for as a path, and what is there instead."""
+    folder = folder or Path()
+    for key in kind.maybe_path_options:
+        value = options.get(key)
+        if isinstance(value, str) and repr(value) in told and not (folder / value).exists() and folder.is_dir():
+            near = did_you_mean(value, (entry.name for entry in folder.iterdir()))
+            return f". Looked for in {folder}{near if near.endswith('?') else ''}"
+    return ""
+
+
+def policy_class(name: str, options: Mapping[str, Any], folder: Path | None = None) -> type[AgentPolicy]:
+    """The class of a policy that could be made of these options as far as their names say; none is made.
+
+    Args:
+        name: as in a task file's `policy.type`.
+        options: its other keys.
+        folder: what `file.py:Class` is relative to.
+
+    Raises:
+        ConfigError: there is no such policy, or it has no such option, or lacks a required one.
+    """
+    kind = _class_of(name, folder)
+    _check_options(name, kind, options, "policy")
+    return kind
 
 
 def option_names(name: str, folder: Path | None = None) -> set[str] | None:

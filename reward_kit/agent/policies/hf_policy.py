@@ -8,7 +8,8 @@ sessions share one engine, which acts with a copy of the weights in training.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from reward_kit.agent.policies.hf.action_formats import ActionFormat, Plain
 from reward_kit.agent.policies.hf.chat_layout import ChatLayout, Tools
 from reward_kit.agent.policies.hf.constraints import Choices
-from reward_kit.agent.policies.hf.conversation import Conversation, Prompt, tools_given
+from reward_kit.agent.policies.hf.conversation import Conversation, tools_given
 from reward_kit.agent.policies.hf.engine import Engine
 from reward_kit.agent.policies.hf.json_grammar import JsonGrammar
 from reward_kit.agent.policies.hf.loading import Origin, device_of, dtype_of, place_of
 from reward_kit.agent.policies.hf.merged_weights import merged_state_dict
 from reward_kit.agent.policies.hf.options import check_options, check_room
 from reward_kit.agent.policies.hf.recognition import action_format as recognised
+from reward_kit.agent.policies.hf.remembered import OPTIONS, settled
 from reward_kit.agent.policies.hf.sampling import Sampling
 from reward_kit.agent.policies.hf.tools import Tool, tools_of
 from reward_kit.agent.policies.hf.turn_constraints import TurnConstraints
@@ -46,28 +48,31 @@ class HFAgentPolicy(AgentPolicy):
     Args:
         model: a folder that `save_pretrained` wrote, a name at the hub, or a model.
         tokenizer: the model's; a tokenizer, or where one is. By default it is with the model.
-        action_format: how the model writes tool calls: hermes, llama, mistral, template, plain, bare; by default as its
-            tokenizer and chat template say.
+        action_format: how the model writes tool calls: hermes, llama, mistral, template, plain, bare; by default as it
+            was trained, where that was kept with it, else as its tokenizer and chat template say.
         temperature: logits are divided by it; 0 takes the likeliest token.
         top_p: keep the fewest tokens that have this probability together. What it leaves out is not recorded, so that
             such episodes are not for training.
         top_k: keep so many of the likeliest tokens; 0 keeps all. Not for training either.
         max_new_tokens: of one answer.
         constrain: every answer is a tool call that is valid for its schema.
-        tools_in_prompt: give the tools to the chat template.
-        tool_role: the role under which results of tools appear in the prompt, "tool" or "user".
+        tools_in_prompt: give the tools to the chat template; by default as the model was trained, else True.
+        tool_role: the role under which results of tools appear in the prompt, "tool" or "user"; by default as the model
+            was trained, else "tool".
         chat_template: Jinja, or a file of it, in place of the tokenizer's.
         template_options: variables of the chat template, such as `{enable_thinking: false}`.
         lockstep: sample for all open sessions at once, so that a run is the same bit for bit.
         max_sessions: contexts that are kept in memory at once.
         max_context: tokens of a context; by default what the model was made for.
         value_head: put a critic on the model.
-        device: "auto" is the accelerator, where there is one. A model that is given stays where it is.
+        device: "auto" is the accelerator, where there is one. A model that is given stays where it is. "meta" reads no
+            weights: the policy cannot act, but everything else is as it would be.
         dtype: "auto" is bfloat16 on an accelerator and float32 on the CPU. A model that is given keeps its own.
         download: fetch from the hub what is not here.
 
     Attributes:
         sampling: how tokens are drawn.
+        taught: options that are kept with the model, for who saves it.
         lockstep: as given; who collects lets all sessions of a batch begin together.
         version: of the weights that act.
 
@@ -89,8 +94,8 @@ class HFAgentPolicy(AgentPolicy):
         top_k: int = 0,
         max_new_tokens: int = 512,
         constrain: bool = False,
-        tools_in_prompt: bool = True,
-        tool_role: str = "tool",
+        tools_in_prompt: bool | None = None,
+        tool_role: str | None = None,
         chat_template: str | Path | None = None,
         template_options: Mapping[str, Any] | None = None,
         lockstep: bool = False,
@@ -101,7 +106,7 @@ class HFAgentPolicy(AgentPolicy):
         dtype: str = "auto",
         download: bool = False,
     ) -> None:
-        if tool_role not in _TOOL_ROLES:
+        if tool_role not in (None, *_TOOL_ROLES):
             raise ConfigError(f"tool_role: expected tool or user, got {tool_role!r}")
         context = {} if max_context is None else {"max_context": (max_context, 1)}
         check_options(
@@ -110,7 +115,7 @@ class HFAgentPolicy(AgentPolicy):
             | context,
             switches={
                 "constrain": constrain,
-                "tools_in_prompt": tools_in_prompt,
+                "tools_in_prompt": True if tools_in_prompt is None else tools_in_prompt,
                 "lockstep": lockstep,
                 "value_head": value_head,
                 "download": download,
@@ -119,7 +124,6 @@ class HFAgentPolicy(AgentPolicy):
         self.sampling = Sampling(temperature, top_p, top_k).check()
         self.lockstep = lockstep
         self._max_new_tokens, self._constrains = max_new_tokens, constrain
-        self._tools_in_prompt, self._tool_role = tools_in_prompt, tool_role
         self._origin: Origin | None = None
         self._given: nn.Module | None = None
         self._has_value = value_head or isinstance(model, PolicyWithValue)
@@ -129,13 +133,18 @@ class HFAgentPolicy(AgentPolicy):
         else:
             self._given = self._with_head(model)
         self.tokenizer = self._tokenizer(tokenizer)
+        said = {"action_format": None if action_format == "auto" else action_format}
+        self.taught = settled(self.tokenizer, {**said, "tools_in_prompt": tools_in_prompt, "tool_role": tool_role})
+        counts = {**OPTIONS, **self.taught}
+        self._tools_in_prompt, self._tool_role = bool(counts["tools_in_prompt"]), str(counts["tool_role"])
         acting = copy.deepcopy(self._given) if self._given is not None else self._loaded()
         _check_vocabulary(_plain(acting), self.tokenizer)
         self._layout = ChatLayout(self.tokenizer, _text_of(chat_template), template_options)
-        self._form = recognised(action_format, self.tokenizer, self._layout.source, self._layout.opening)
+        self._form = recognised(counts["action_format"], self.tokenizer, self._layout.source, self._layout.opening)
         self._stop_ids = self._found_stop_ids(_plain(acting))
         room = check_room(max_context or _context_of(_plain(acting), self.tokenizer), max_new_tokens)
-        self._engine = self._engine_of(acting, room, max_sessions)
+        # Without weights there is nothing to run; an engine tries its model out.
+        self._started = None if _is_outline(acting) else self._engine_of(acting, room, max_sessions)
         self._constraints = TurnConstraints(self._layout, self.tokenizer, self._end_id(), max_new_tokens)
 
     def __repr__(self) -> str:
@@ -151,6 +160,12 @@ class HFAgentPolicy(AgentPolicy):
         return self._given if self._given is not None else self._loaded()
 
     @property
+    def _engine(self) -> Engine:
+        if self._started is None:
+            raise PolicyError("this policy was made without weights (device: meta), and cannot act")
+        return self._started
+
+    @property
     def pad_token_id(self) -> int:
         """What fills up rows; never attended to."""
         pad = self.tokenizer.pad_token_id
@@ -158,8 +173,8 @@ class HFAgentPolicy(AgentPolicy):
 
     @property
     def version(self) -> int:
-        """Of the weights that act."""
-        return self._engine.version
+        """Of the weights that act; 0 without weights."""
+        return self._started.version if self._started is not None else 0
 
     @property
     def untrainable_reason(self) -> str | None:
@@ -202,7 +217,8 @@ class HFAgentPolicy(AgentPolicy):
 
     async def close(self) -> None:
         """Stop the engine."""
-        await self._engine.close()
+        if self._started is not None:
+            await self._started.close()
 
     def form_of(self, tools: Sequence[Tool]) -> ActionFormat:
         """How calls of these tools are written.
@@ -282,7 +298,8 @@ class HFAgentPolicy(AgentPolicy):
     def _found_stop_ids(self, model: PreTrainedModel) -> Collection[int]:
         config = model.generation_config
         named = [config.eos_token_id if config is not None else None, self.tokenizer.eos_token_id, self._end_id()]
-        return frozenset(int(each) for ids in named if ids is not None for each in _listed(ids))
+        listed = [ids if isinstance(ids, list | tuple) else [ids] for ids in named if ids is not None]
+        return frozenset(int(each) for ids in listed for each in ids)
 
 
 class HFSession(AgentPolicy):
@@ -304,36 +321,33 @@ class HFSession(AgentPolicy):
         given, tools = tools_given(available_tools_specs), tools_of(available_tools_specs)
         form = self._policy.form_of(tools) if tools else None
         prompt = self._conversation.prompt(observation, given)
+        ids = array("i", prompt.ids)  # read as a whole by everyone from here on
         constraint = self._policy.constraint(given, tools, form) if form is not None else None
-        generated = await self._policy.sample(self._slot, prompt.ids, constraint)
+        generated = await self._policy.sample(self._slot, ids, constraint)
         chosen = constraint.chosen if isinstance(constraint, Choices) else None
         text = self._policy.text_of(generated.token_ids) if chosen is None else chosen
         self._conversation.answered(generated.token_ids, text)
         action = (form or _TEXT).action(text, tools, self._turn, may_reason=constraint is None)
         self._turn += 1
-        return PolicyOutput(action, text, _facts(prompt, generated), generated.value)
+        return PolicyOutput(action, text, _facts(ids, prompt.reason, generated), generated.value)
 
     async def close(self) -> None:
         """Give the place in the engine back."""
         await self._policy.release(self._slot)
 
 
-def _facts(prompt: Prompt, generated: Generated) -> dict[str, Any]:
+def _facts(prompt_ids: Sequence[int], reason: str | None, generated: Generated) -> dict[str, Any]:
     facts: dict[str, Any] = {
-        "prompt_ids": prompt.ids,
+        "prompt_ids": prompt_ids,
         "token_ids": generated.token_ids,
         "logprobs": generated.logprobs,
         "policy_version": generated.policy_version,
-        "usage": {"prompt_tokens": len(prompt.ids), "completion_tokens": len(generated.token_ids)},
+        "usage": {"prompt_tokens": len(prompt_ids), "completion_tokens": len(generated.token_ids)},
         "finish_reason": generated.finish_reason,
-        "segment_reason": prompt.reason,
+        "segment_reason": reason,
         "allowed_ids": generated.allowed_ids,
     }
     return {key: value for key, value in facts.items() if value is not None}
-
-
-def _listed(ids: Any) -> Iterable[int]:
-    return ids if isinstance(ids, list | tuple) else [ids]
 
 
 def _plain(model: nn.Module) -> PreTrainedModel:
@@ -353,6 +367,10 @@ def _parted(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
         else:
             model[name.removeprefix("policy.")] = tensor
     return model, head
+
+
+def _is_outline(model: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in model.parameters())
 
 
 def _check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

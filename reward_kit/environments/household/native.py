@@ -198,8 +198,10 @@ class HouseholdEngine:
             return bool(lit) and self.holding >= 0 and bool(tables.targets >> self.holding & 1)
         if task_type is TaskType.PICK_TWO:
             return any((self.contents[place] & tables.targets).bit_count() >= 2 for place in tables.destinations)
-        wanted = self.ready()
-        return any(self.contents[place] & wanted for place in tables.destinations)
+        placed = 0
+        for place in tables.destinations:
+            placed |= self.contents[place]
+        return bool(placed & self.ready())
 
     def ready(self) -> int:
         """The mask of the things that are what the goal asks for, wherever they are."""

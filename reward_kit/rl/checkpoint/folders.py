@@ -191,7 +191,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def best(folder: Path) -> Path | None:
-    """The whole checkpoint with the highest score, of equals the newest; None where none has one."""
+    """The whole checkpoint with the highest score, of equals the oldest; None where none has one."""
     scored = []
     for path in checkpoints(folder):
         try:
@@ -199,7 +199,7 @@ def best(folder: Path) -> Path | None:
         except StoreError:
             continue  # `latest` names it
         scored += [] if score is None else [(score, path)]
-    for _, path in sorted(scored, reverse=True):
+    for _, path in sorted(scored, key=lambda found: -found[0]):  # in order of steps already, and this keeps it
         if _why_torn(path) is None:
             return path
     return None

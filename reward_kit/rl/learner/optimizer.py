@@ -45,8 +45,31 @@ class _Kind(NamedTuple):
     is_matrix: bool
 
 
+def check_critic(config: PPOConfig, *, has_values: bool) -> None:
+    """Refuse options of a critic where there is none.
+
+    Raises:
+        ConfigError: see above.
+    """
+    if config.of_critic and not has_values:
+        raise ConfigError(
+            f"{', '.join(config.of_critic)}: of a module with a value head, a PolicyWithValue; this one has none "
+            "(an hf policy gets one by value_head: true)"
+        )
+
+
 def adamw(module: nn.Module, config: PPOConfig) -> torch.optim.AdamW:
-    """AdamW with a group for each of: matrices and vectors, of the policy and of the value head, by pattern of name.
+    """AdamW with the groups of `parameter_groups`.
+
+    Raises:
+        ConfigError: as there.
+    """
+    made = parameter_groups(module, config)
+    return torch.optim.AdamW(made, lr=config.lr, betas=config.betas, eps=config.adam_epsilon, fused=True)
+
+
+def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any]]:
+    """A group for each of: matrices and vectors, of the policy and of the value head, by pattern of name.
 
     Raises:
         ConfigError: nothing in the module is trainable, or a pattern of `lr_by_name` gives no parameter its rate.
@@ -63,7 +86,7 @@ def adamw(module: nn.Module, config: PPOConfig) -> torch.optim.AdamW:
         lr = _rate_of(kind, config)
         decay = config.weight_decay if kind.is_matrix else 0.0
         made.append({"params": parameters, "lr": lr, "base_lr": lr, "weight_decay": decay})
-    return torch.optim.AdamW(made, lr=config.lr, betas=config.betas, eps=config.adam_epsilon, fused=True)
+    return made
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -115,8 +115,9 @@ class RewardManagerModel(BaseModel):
             data = {"name": data}
         if isinstance(data, dict) and data.get("name", "episode") in ("naive", "batch", "prime", "dapo"):
             raise ValueError(
-                f"the reward manager {data['name']!r} scores single answers by itself, one batch at a time; in "
-                "training the task's reward scores, while the machine works: name it by reward_function_path"
+                f"the reward manager {data['name']!r} scores single answers by itself, a whole batch at a time, for "
+                "loops of one's own; `train` has the task's reward score each episode: name the reward by the task's "
+                "reward_function_path, and leave reward_manager out"
             )
         return data
 

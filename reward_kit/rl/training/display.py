@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Literal, Self
@@ -25,18 +25,20 @@ class TrainingDisplay:
         kind: "rich" draws a bar besides, "plain" prints lines, "none" is silent.
         updates: how many there will be.
         console: where it draws, standard error by default.
+        evaluated_every: so many updates, for the time that is left; None: never.
     """
 
-    def __init__(self, kind: DisplayKind, updates: int, console: Console | None = None) -> None:
-        self._kind, self._updates = kind, updates
+    def __init__(
+        self, kind: DisplayKind, updates: int, console: Console | None = None, *, evaluated_every: int | None = None
+    ) -> None:
+        self._kind, self._updates, self._every = kind, updates, evaluated_every
         self._console = console or Console(stderr=True)
         self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
-        self._done = self._begun_with = 0
-        self._began = time.monotonic()
-        self._held_out: float | None = None
+        self._done = 0
+        self._seconds: deque[float] = deque(maxlen=_RECENT)
+        self._evaluation_s = 0.0
 
     def __enter__(self) -> Self:
-        self._began = time.monotonic()
         if self._live is not None:
             self._live.__enter__()
         return self
@@ -48,8 +50,8 @@ class TrainingDisplay:
             self._live.__exit__(kind, error, trace)
 
     def begin_at(self, updates: int) -> None:
-        """So many updates were made before, and say nothing about the time that is left."""
-        self._done = self._begun_with = updates
+        """So many updates were made before."""
+        self._done = updates
 
     def say(self, note: str) -> None:
         """Show a note."""
@@ -59,6 +61,9 @@ class TrainingDisplay:
     def updated(self, update: int, figures: Mapping[str, float], progress: Progress) -> None:
         """An update is made."""
         self._done = update
+        if (seconds := figures.get("time/total_s")) is not None:
+            self._seconds.append(seconds)
+        self._evaluation_s = figures.get("time/evaluate_s", self._evaluation_s)
         if self._kind != "none":
             line = self._line(update, figures, progress)
             self._console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -77,17 +82,27 @@ class TrainingDisplay:
             parts.append(f"held-out {found:.3f}{best}")
         return "  ".join(parts) + self._left()
 
+    def _evaluations_left(self) -> int:
+        """Those of every so many updates, and the one after the last."""
+        if self._every is None:
+            return 0
+        return -(-self._updates // self._every) - self._done // self._every
+
     def _left(self) -> str:
-        made = self._done - self._begun_with
-        if not made or self._done >= self._updates:
+        left = self._updates - self._done
+        # The first of a process makes what the others find made, and of one alone nobody can tell.
+        known = list(self._seconds)[1:] if len(self._seconds) < _RECENT else list(self._seconds)
+        if left <= 0 or not known:
             return ""
-        seconds = (time.monotonic() - self._began) / made * (self._updates - self._done)
+        seconds = left * sum(known) / len(known) + self._evaluations_left() * self._evaluation_s
         minutes, rest = divmod(round(seconds), 60)
         hours, minutes = divmod(minutes, 60)
         told = f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
         return f"  {told} left"
 
 
+_RECENT = 20
+"""Updates whose mean says how long the next ones will take: games that are learned grow shorter, and answers longer."""
 _SHOWN = (
     ("score/mean", "score", ".3f"),
     ("learner/approx_kl", "kl", ".4f"),

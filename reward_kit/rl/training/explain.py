@@ -26,6 +26,11 @@ _CREDIT: Mapping[str, str] = {
     "turn_level_grpo": "A = G_k - mean G_k of the others of the group at the same turn",
     "gae": "A = Σ (gamma lam)^i δ_i,  δ = r + gamma V' - V",
 }
+_OVER_THE_BATCH: Mapping[str, str] = {
+    "gpg": "the share of groups that differ over the batch",
+    "reinforce_plus_plus_baseline": "its scale over the batch",
+    "reinforce_plus_plus": "its mean and its scale over the batch",
+}
 _PIPELINES: Mapping[Schedule, str] = {
     Schedule.SYNC: "one thing after another: roll out, score, learn; no token is older than the weights that learn",
     Schedule.MINIBATCH: "a part of the batch is learned from as soon as its groups are scored, slow ones last",
@@ -69,6 +74,18 @@ def explained(plan: TrainingPlan) -> str:
         "Checkpoints": _checkpoints(config),
     }
     return "\n".join(line for title, lines in sections.items() for line in _section(title, lines))
+
+
+def notes(plan: TrainingPlan) -> list[str]:
+    """What is allowed, and may not be what was meant."""
+    estimator, groups = plan.credit.estimator, plan.samples_per_minibatch
+    if estimator not in _OVER_THE_BATCH or groups == plan.config.rollout.samples_per_update:
+        return []
+    return [
+        f"note: {estimator} measures {_OVER_THE_BATCH[estimator]}, and pipeline {plan.config.pipeline.value} gives it "
+        f"{groups} of {plan.config.rollout.samples_per_update} groups at a time: raise rollout.samples_per_minibatch, "
+        "or take an estimator that compares within groups"
+    ]
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:

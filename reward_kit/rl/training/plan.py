@@ -14,6 +14,7 @@ from reward_kit.agent.policies import make_policy
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.models import TaskDefinitionModel
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl_processing import CreditAssigner
@@ -21,10 +22,11 @@ from reward_kit.runs.overrides import overlaid
 from reward_kit.runs.policies import check_costs
 from reward_kit.runs.tasks import Task, load_task, located_assigner, place_of, task_of, validated
 from reward_kit.runs.yaml_lines import LocatedYaml
-from reward_kit.task_parts import CreditModel
+from reward_kit.task_parts import CreditModel, PolicyModel
 
 TRAIN_FILE = "train file"
 HELD_OUT = "held_out/"
+_OF_TASKS = {*TaskDefinitionModel.model_fields} - {*TrainModel.model_fields}
 _NEEDS_PEERS = (
     *("gigpo", "grpo", "rloo", "opo", "gpg", "grpo_passk", "turn_level_grpo", "reinforce_plus_plus_baseline"),
 )
@@ -92,17 +94,30 @@ class TrainingPlan:
             return rollout.samples_per_update
         return rollout.samples_per_minibatch or max(1, rollout.samples_per_update // 4)
 
-    def make_policy(self) -> AgentPolicy:
+    @property
+    def policy_block(self) -> tuple[PolicyModel, Path]:
+        """Who is trained, and what its paths are relative to.
+
+        Raises:
+            ConfigError: nobody is named.
+        """
+        if (block := self.config.policy) is not None:
+            return block, self.folder
+        if (block := self.task.definition.policy) is None:
+            raise ConfigError(f"{self.path}: no policy; name the one that is trained, such as {{type: hf, model: …}}")
+        return block, self.task.folder
+
+    def make_policy(self, **changes: Any) -> AgentPolicy:
         """The policy that is trained.
+
+        Args:
+            **changes: options of it that are others than the file's.
 
         Raises:
             ConfigError: there is none, or it cannot be made.
         """
-        if (block := self.config.policy) is not None:
-            return make_policy(block.type, block.options(), self.folder)
-        if (block := self.task.definition.policy) is None:
-            raise ConfigError(f"{self.path}: no policy; name the one that is trained, such as {{type: hf, model: …}}")
-        return make_policy(block.type, block.options(), self.task.folder)
+        block, folder = self.policy_block
+        return make_policy(block.type, {**block.options(), **changes}, folder)
 
 
 def load_plan(path: Path, overrides: Mapping[str, Any] | None = None) -> TrainingPlan:
@@ -119,6 +134,7 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None) -> Trainin
     of_task = {key.removeprefix("task."): given[key] for key in given if key.startswith("task.")}
     own = {key: value for key, value in given.items() if not key.startswith("task.")}
     located = LocatedYaml(path)
+    _refuse_task_file(located)
     _refuse_unknown_options(located, own)
     config = validated(located, own, TrainModel, "a train file")
     folder = path.resolve().parent
@@ -132,6 +148,16 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None) -> Trainin
     if held_out is not None:
         digests |= {f"evaluation's {name}": digest for name, digest in held_out.task.digests.items()}
     return TrainingPlan(located, given, config, task, samples, credit, held_out, digests)
+
+
+def _refuse_task_file(located: LocatedYaml) -> None:
+    data = located.data
+    if not isinstance(data, dict) or "task" in data or not _OF_TASKS & data.keys():
+        return
+    raise ConfigError(
+        f"{located.path} is a task file, for `reward-kit run`; a train file names it, by `task: {located.path.name}`, "
+        "and says how many updates"
+    )
 
 
 def _refuse_unknown_options(located: LocatedYaml, overrides: Mapping[str, Any]) -> None:

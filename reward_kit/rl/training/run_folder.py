@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -95,6 +96,18 @@ def latest_training(log_dir: Path, name: str | None = None) -> Path:
         of_name = f" of {name!r}" if name else ""
         raise ConfigError(f"no training run{of_name} in {log_dir}; start one, or name its folder with --resume RUN")
     return max(found, key=lambda path: found[path].timing.started_at)
+
+
+def remove_unused(run: Path) -> None:
+    """Remove the folder of a run that has neither figures nor a checkpoint; any other stays.
+
+    Args:
+        run: its folder, open nowhere.
+    """
+    figures = run / "metrics.jsonl"
+    if (figures.is_file() and figures.stat().st_size) or any((run / CHECKPOINTS).glob("*")):
+        return
+    shutil.rmtree(run, ignore_errors=True)
 
 
 class RunFolder:

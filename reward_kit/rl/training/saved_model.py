@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from reward_kit.agent.policies.hf.merged_weights import merged_state_dict
+from reward_kit.agent.policies.hf.remembered import remember
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.rl.learner.lora import has_adapters
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def save_weights(folder: Path, policy: AgentPolicy) -> bool:
@@ -18,7 +26,8 @@ def save_weights(folder: Path, policy: AgentPolicy) -> bool:
         policy: that is trained.
 
     Returns:
-        Whether there was a model to write. Adapters stay in the checkpoints.
+        Whether there was a model to write. Adapters are added to the weights that they are beside; in the checkpoints
+        they stay apart.
 
     Raises:
         StoreError: it cannot be written.
@@ -31,7 +40,20 @@ def save_weights(folder: Path, policy: AgentPolicy) -> bool:
 
     module: Any = getattr(policy, "module", None)
     model = getattr(module, "policy", module)  # a `PolicyWithValue` holds the model beside its head
-    if not isinstance(model, PreTrainedModel) or has_adapters(model):
+    if not isinstance(model, PreTrainedModel):
         return False
-    save_model(folder, model, getattr(policy, "tokenizer", None))
+    tokenizer: Any = getattr(policy, "tokenizer", None)
+    if tokenizer is not None:
+        remember(tokenizer, **getattr(policy, "taught", {}))
+    save_model(folder, _merged(model) if has_adapters(model) else model, tokenizer)
     return True
+
+
+def _merged(model: PreTrainedModel) -> PreTrainedModel:
+    """A model without adapters, whose weights are those with the adapters added."""
+    with torch.device("meta"):
+        plain = type(model)(copy.deepcopy(model.config))
+    plain.load_state_dict(merged_state_dict(model), assign=True)
+    plain.tie_weights()
+    plain.generation_config = model.generation_config
+    return plain

@@ -7,16 +7,17 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import TrainingError
 from reward_kit.rl.training.config import TrainModel
 from reward_kit.rl.training.figures import Figures, prefixed
+from reward_kit.rl.training.kept import KeptUpdate
 from reward_kit.rl.training.logs import Logs
 from reward_kit.rl.training.plan import TrainingPlan
 from reward_kit.rl.training.run_folder import RunFolder
 from reward_kit.rl.training.saved_model import save_weights
 from reward_kit.rl.training.setup import Equipment
 from reward_kit.rl.training.state import Progress, save_state
+from reward_kit.runs import events
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.plan import Control
 
@@ -98,6 +99,8 @@ class TrainingSession:
         began, before = time.perf_counter(), dict(self._equipment.pipeline.trainer.meter.totals)
         number = self.progress.updates + 1
         pipeline = self._equipment.pipeline
+        every = self._config.logs.episodes_every
+        pipeline.trainer.kept = KeptUpdate() if every is not None and number % every == 0 else None
         diagnostics = await pipeline.step(more=number < self._config.updates)
         seconds = time.perf_counter() - began
         meter = pipeline.trainer.meter
@@ -153,12 +156,18 @@ class TrainingSession:
         progress.worked_s = self._worked_s()
         value = self._measured = figures.get(self._config.best_by)
         progress.last = progress.last if value is None else value
-        if value is not None and (progress.best is None or value >= progress.best):
+        if value is not None and self._is_better(value):
             progress.best, progress.best_update = value, progress.updates
             if progress.updates:
                 self._save()
                 save_weights(self._folder.path / "model", self._equipment.policy)
         self._watcher.updated(progress.updates, figures, progress)
+        events.updated(progress.updates, figures)
+
+    def _is_better(self, value: float) -> bool:
+        """Whether this is the best so far; of equals the first, but for the policy as it was given."""
+        best, is_given = self.progress.best, self.progress.best_update == 0
+        return best is None or value > best or (is_given and value == best)
 
     def _save(self) -> None:
         """Write a checkpoint, unless this update has one."""
@@ -170,13 +179,12 @@ class TrainingSession:
         self._note("running")
 
     def _keep_episodes(self, number: int) -> None:
-        every = self._config.logs.episodes_every
-        if every is None or number % every:
+        trainer = self._equipment.pipeline.trainer
+        if trainer.kept is None:
             return
         folder = self._folder.path / "episodes"
         folder.mkdir(exist_ok=True)
-        episodes = self._equipment.pipeline.trainer.meter.episodes
-        lines = [json.dumps(episode_to_record(episode)).encode("ascii") + b"\n" for episode in episodes]
+        lines = [json.dumps(trainer.kept.record(episode)).encode("ascii") + b"\n" for episode in trainer.meter.episodes]
         write_atomically(folder / f"update-{number:06d}.jsonl", lines)
 
     def _note(self, status: str) -> None:

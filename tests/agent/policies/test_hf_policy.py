@@ -6,10 +6,13 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from reward_kit.agent.groups import collect_group
 from reward_kit.agent.policies import make_policy
 from reward_kit.agent.policies.hf.conversation import TOOLS_CHANGED
+from reward_kit.agent.policies.hf.remembered import remember, remembered
+from reward_kit.agent.policies.hf.tools import tools_of
 from reward_kit.agent.policies.hf.value_head import PolicyWithValue
 from reward_kit.agent.policies.hf_policy import HFAgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
@@ -18,6 +21,8 @@ from reward_kit.environments.household.domain import HOLDS
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.errors import ConfigError, PolicyError
 from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.rl.model_kit import save_model
+from reward_kit.rl.training.saved_model import save_weights
 from reward_kit.tokens import build_rows
 from reward_kit.tokens.checking import check_episode
 from tests.agent.policies.hf.small_models import CHATML, PLAIN_TEXT, byte_tokenizer, small_llama, word_tokenizer
@@ -297,11 +302,12 @@ async def test_a_folder_is_loaded_and_its_weights_are_read_again_to_be_trained(f
         ({"model": "./smal"}, r"model: there is no folder .*/smal; did you mean 'small'\?"),
         ({"model": "/nowhere/model"}, "model: there is no folder /nowhere/model"),
         ({"model": "."}, "there is no config.json in"),
-        ({"model": "nobody/no-such-model"}, "is no folder; by this name it is looked for in the local cache only"),
+        ({"model": "nobody/no-such-model"}, "there is no such folder, and no model of this name in the local cache"),
+        ({"model": "smal"}, r"model 'smal': there is no such folder.* Looked for in .*; did you mean 'small'\?"),
         ({"model": "small", "tokenizer": "nobody/none"}, "tokenizer 'nobody/none'"),
         ({"model": "small", "temperature": -1}, "temperature: -1"),
         ({"model": "small", "dtype": "float31"}, "dtype: 'float31'; did you mean 'float32'"),
-        ({"model": "small", "device": "abacus"}, "device: 'abacus'"),
+        ({"model": "small", "device": "abacus"}, "device: 'abacus' cannot be used; on this machine torch has cpu"),
         ({"model": "small", "tool_role": "robot"}, "tool_role: expected tool or user"),
         ({"model": "small", "max_new_tokens": 0}, "max_new_tokens: 0 is below 1"),
         ({"model": "small", "max_new_tokens": "6"}, "max_new_tokens: expected a whole number, got '6'"),
@@ -342,3 +348,60 @@ async def test_foreign_weights_are_refused():
     async with a_policy() as policy:
         with pytest.raises(PolicyError, match="do not fit the model"):
             await policy.publish(1, {"nothing": torch.zeros(1)})
+
+
+def test_a_device_that_is_not_there_is_told_with_what_is(folder):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    message = r"^device: 'cuda' cannot be used; on this machine torch has cpu alone \("
+    with pytest.raises(ConfigError, match=message) as told:
+        make_policy("hf", {"model": "small", "device": "cuda"}, folder.parent)
+    assert "AssertionError" not in str(told.value)
+
+
+class TestWhatAModelRemembers:
+    """A model goes on as it was taught, or it is said that it is asked for something else."""
+
+    async def test_options_go_with_the_tokenizer_wherever_it_is_saved(self, tmp_path):
+        async with a_policy(byte_tokenizer(), action_format="bare", tools_in_prompt=False) as policy:
+            assert policy.taught == {"action_format": "bare", "tools_in_prompt": False}
+            assert save_weights(tmp_path / "model", policy)
+        # By our own tools, and by nothing but transformers.
+        AutoTokenizer.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "model")
+        read = make_policy("hf", {"model": "model"}, tmp_path)
+        assert isinstance(read, HFAgentPolicy)
+        assert read.taught == {"action_format": "bare", "tools_in_prompt": False}
+        one_text = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+        act = {"type": "function", "function": {"name": "act", "description": "", "parameters": one_text}}
+        assert read.form_of(tools_of([act])).name == "bare"
+        again = make_policy("hf", {"model": "model", "action_format": "bare", "tool_role": "user"}, tmp_path)
+        assert again.taught == {"action_format": "bare", "tools_in_prompt": False, "tool_role": "user"}
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"action_format": "plain"}, "action_format: the model was trained with bare, .* here it is plain; leave"),
+            ({"tools_in_prompt": True}, "tools_in_prompt: the model was trained with false, .* here it is true"),
+        ],
+    )
+    def test_a_contradiction_is_refused(self, tmp_path, options, told):
+        tokenizer = byte_tokenizer()
+        remember(tokenizer, action_format="bare")
+        remember(tokenizer, tools_in_prompt=False)
+        save_model(tmp_path / "model", small_llama(len(tokenizer), context=4096), tokenizer)
+        with pytest.raises(ConfigError, match=told):
+            make_policy("hf", {"model": "model", **options}, tmp_path)
+
+    def test_what_is_no_option_is_not_kept_and_what_is_unknown_is_not_read(self):
+        tokenizer = byte_tokenizer()
+        with pytest.raises(ConfigError, match="a model does not remember temperature"):
+            remember(tokenizer, temperature=1.0)
+        tokenizer.init_kwargs["reward_kit"] = {"of_a_later_release": 1, "tool_role": "user"}
+        assert remembered(tokenizer) == {"tool_role": "user"}
+
+
+def test_without_weights_everything_is_there_but_them(folder):
+    policy = make_policy("hf", {"model": "small", "device": "meta", "value_head": True}, folder.parent)
+    assert {one.device.type for one in policy.module.parameters()} == {"meta"}
+    assert "value_head.weight" in dict(policy.module.named_parameters())
+    assert policy.pad_token_id == make_policy("hf", {"model": "small"}, folder.parent).pad_token_id

@@ -185,10 +185,10 @@ def test_a_torn_checkpoint_is_named_and_never_taken(tmp_path: Path, how: str, ca
 def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     for step, score in enumerate([0.1, 0.9, 0.2, 0.9, 0.3, None, None]):
         save_checkpoint(tmp_path, step, {}, score=score)
-    assert best(tmp_path) == tmp_path / "step-000003"
+    assert best(tmp_path) == tmp_path / "step-000001", "of equals the first that reached it"
     removed = prune(tmp_path, keep=2)
-    assert [path.name for path in removed] == [f"step-00000{step}" for step in (0, 1, 2, 4)]
-    assert [path.name for path in checkpoints(tmp_path)] == [f"step-00000{step}" for step in (3, 5, 6)]
+    assert [path.name for path in removed] == [f"step-00000{step}" for step in (0, 2, 3, 4)]
+    assert [path.name for path in checkpoints(tmp_path)] == [f"step-00000{step}" for step in (1, 5, 6)]
     assert prune(tmp_path, keep=2) == []
 
 

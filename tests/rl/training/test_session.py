@@ -57,10 +57,18 @@ async def test_the_best_checkpoint_outlives_those_after_it(tmp_path: Path) -> No
     changes = {"evaluation": None, "checkpoints": {"every": 1, "keep": 1, "best_by": "score/max"}}
     outcome = await trained(lake_folder(tmp_path, updates=5, **changes), tmp_path / "run")
     values = {line["update"]: line["score/max"] for line in metrics_of(tmp_path / "run")}
-    best = max(values, key=lambda update: (values[update], update))
+    best = max(values, key=lambda update: (values[update], -update))
     assert (outcome.summary["best"], outcome.summary["best_update"]) == (values[best], best)
     kept = {int(path.name.removeprefix("step-")) for path in checkpoints(tmp_path / "run" / "checkpoints")}
     assert kept == {best, 5}
+
+
+async def test_of_equally_good_updates_the_first_is_the_best(tmp_path: Path) -> None:
+    path = lake_folder(tmp_path, updates=3, evaluation={"hold_out": 1, "every": 1}, ppo={"lr": 0.0})
+    outcome = await trained(path, tmp_path / "run")
+    figures = [line["held_out/score"] for line in metrics_of(tmp_path / "run")]
+    assert len(set(figures)) == 1, "nothing is learned at a rate of 0"
+    assert outcome.summary["best_update"] == 1, "the policy as it was given has no checkpoint"
 
 
 async def test_training_is_over_once_the_target_is_reached_often_enough(tmp_path: Path) -> None:

@@ -12,12 +12,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from reward_kit.agent.chat_actions import action_of
+from reward_kit.agent.chat_actions import WrittenCall, action_written
 from reward_kit.agent.plain_json import json_text
 from reward_kit.agent.policies.hf.tools import Tool
 from reward_kit.agent.policy_interface import Action
 from reward_kit.errors import PolicyError, boundary
-from reward_kit.models import FunctionCall, Message, ToolCall
 from reward_kit.strict_json import read_strictly
 
 Literal = Callable[[str], str]
@@ -26,14 +25,6 @@ _THINK_END = "</think>"
 _NAME = re.compile(r'"(?:name|function)"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 _DECODER = json.JSONDecoder()
-
-
-class WrittenCall(NamedTuple):
-    """A call as the model wrote it: `arguments` is a text that should be a JSON object."""
-
-    name: str
-    arguments: str
-    id: str = ""
 
 
 class Written(NamedTuple):
@@ -46,12 +37,7 @@ class Written(NamedTuple):
 
 def action_from(written: Written) -> Action:
     """The action that a model's text is."""
-    calls = [
-        ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments)) for call in written.calls
-    ]
-    message = Message(role="assistant", content=written.content, tool_calls=calls or None)
-    message.reasoning_content = written.reasoning or None
-    action = action_of(message)
+    action = action_written(written.content, written.calls, written.reasoning)
     for call in (action, *action.get("calls", ())):
         if call.get("id") == "":  # the conversation makes one up
             del call["id"]

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from huggingface_hub import try_to_load_from_cache
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from reward_kit.agent.policies.hf.quiet import no_progress_bars
 from reward_kit.errors import ConfigError, boundary, did_you_mean
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_OF_MODELS = ("config.json", "tokenizer_config.json")
 _OF_TOKENIZERS = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -37,12 +39,23 @@ class Origin(NamedTuple):
         Raises:
             ConfigError: it is not there, or is no causal language model.
         """
-        with boundary(ConfigError, f"model {self.name!r}{self._how()}"):
+        self._check_place("model", self.name)
+        with boundary(ConfigError, f"model {self.name!r}"):
             options: dict[str, Any] = {"local_files_only": not self.may_download, "dtype": self.dtype}
+            if self.device.type == "meta":
+                return self._outline()
             with no_progress_bars():
                 model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.name, **options)
             moved: Any = model
             moved.to(self.device)
+        return model
+
+    def _outline(self) -> PreTrainedModel:
+        """The model with no memory behind its weights."""
+        config = AutoConfig.from_pretrained(self.name, local_files_only=not self.may_download)
+        build: Any = AutoModelForCausalLM
+        with torch.device("meta"):
+            model: PreTrainedModel = build.from_config(config, dtype=self.dtype)
         return model
 
     def tokenizer(self, name: str | None) -> PreTrainedTokenizerBase:
@@ -59,16 +72,30 @@ class Origin(NamedTuple):
             raise ConfigError(
                 f"tokenizer: there is none in {place}; write it there with save_pretrained, or say where it is"
             )
-        with boundary(ConfigError, f"tokenizer {place!r}{self._how()}"):
+        self._check_place("tokenizer" if name else "model", place)
+        with boundary(ConfigError, f"tokenizer {place!r}"):
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 place, local_files_only=not self.may_download
             )
         return tokenizer
 
-    def _how(self) -> str:
-        if Path(self.name).is_dir() or self.may_download:
-            return ""
-        return " is no folder; by this name it is looked for in the local cache only, unless download is true"
+    def _check_place(self, what: str, place: str) -> None:
+        """A name that is not here is said to be none, before others speak of connections.
+
+        Raises:
+            ConfigError: it is neither a folder nor in the local cache, and nothing is to be fetched.
+        """
+        if self.may_download or Path(place).is_dir():
+            return
+        try:
+            is_cached = any(isinstance(try_to_load_from_cache(place, file), str) for file in _OF_MODELS)
+        except ValueError:  # no name that the hub could have
+            is_cached = False
+        if not is_cached:
+            raise ConfigError(
+                f"{what} {place!r}: there is no such folder, and no {what} of this name in the local cache of the hub; "
+                "with download: true it is fetched from there"
+            )
 
 
 def place_of(model: str | Path) -> str:
@@ -100,9 +127,14 @@ def device_of(name: str) -> torch.device:
     if name == "auto":
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return found or torch.device("cpu")
-    with boundary(ConfigError, f"device: {name!r}"):
+    try:
         device = torch.device(name)
         torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        told = str(error).partition("\n")[0]
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        here = f"cpu and {found.type}" if found is not None else "cpu alone"
+        raise ConfigError(f"device: {name!r} cannot be used; on this machine torch has {here} ({told})") from None
     return device
 
 

@@ -49,7 +49,7 @@ class Running:
         self._logprobs_RC = np.zeros((rows, capacity))
         self._owners: list[Slot | None] = [None] * rows
         self._ended: list[Turn] = []
-        self._set_running({})
+        self._running: dict[int, Turn] = {}
         self._clock = 0
         self.version = 0
 
@@ -121,7 +121,7 @@ class Running:
         self._limits_R[row], self._stops_R[row] = count + turn.max_new_tokens, 0
         self._kinds_R[row] = self._kinds.setdefault(turn.sampling, len(self._kinds))
         self._draws.begin(row, turn.slot.generator)
-        self._set_running({**self._running, row: turn})
+        self._running[row] = turn
         if turn.constraint is not None:
             # With a value head the prompt is computed by itself, even where all that follows is forced.
             self._follow(row, may_force=self._value_head is None)
@@ -136,11 +136,6 @@ class Running:
                 held = int(held_R[other])
                 self._slots.copy_row(other, row, held)
         return held
-
-    def _set_running(self, running: dict[int, Turn]) -> None:
-        self._running = running
-        self._rows_B = np.array(sorted(running), dtype=np.int64)
-        self._constrained = {row for row, turn in running.items() if turn.constraint is not None}
 
     def step(self) -> list[Turn]:
         """One forward pass, and a token for every row whose context is complete; the turns that are over."""
@@ -159,7 +154,7 @@ class Running:
 
     def _due(self) -> tuple[Ints, Ints]:
         """Rows and how many of their tokens are computed next; the shortest first where not all fit."""
-        rows_B = self._rows_B
+        rows_B = np.array(sorted(self._running), dtype=np.int64)
         held_B, stops_B = self._slots.held_R[rows_B], self._stops_R[rows_B]
         counts_B = np.where(stops_B > held_B, stops_B, self._counts_R[rows_B]) - held_B
         # Attention pads rows to the longest piece, and every token looks at the positions of the longest row.
@@ -189,8 +184,6 @@ class Running:
 
     def _allowed(self, rows_B: Ints) -> Tensor | None:
         """(B, V) True where a token may come, None where no row is restricted."""
-        if not self._constrained:
-            return None
         mask = allowed_mask([self._running[row].allowed for row in rows_B.tolist()], len(self._is_stop_V))
         return None if mask is None else self._model.tensor(mask)
 
@@ -215,9 +208,8 @@ class Running:
             turn.finish_reason = "stop" if is_stop_B[index] else "length"
             if not is_number_B[index]:
                 turn.error = PolicyError("the model's logits are not finite: nothing can be sampled")
-        constrained = zip(rows_B.tolist(), ids_B.tolist(), strict=True) if self._constrained else ()
-        for row, token in constrained:
-            if row in self._constrained:
+        for row, token in zip(rows_B.tolist(), ids_B.tolist(), strict=True):
+            if self._running[row].constraint is not None:
                 self._follow(row, token)
         for row in [row for row in rows_B[is_over_B].tolist() if row in self._running]:
             self._end(row)
@@ -265,7 +257,8 @@ class Running:
 
     def drop(self, turn: Turn) -> None:
         """Go on without this turn; its session keeps the row."""
-        self._set_running({row: other for row, other in self._running.items() if other is not turn})
+        if self._running.get(turn.slot.row) is turn:
+            del self._running[turn.slot.row]
 
     def fail(self, error: RewardKitError) -> list[Turn]:
         """End all running turns with `error`; what their rows hold is not trusted any more."""
@@ -273,7 +266,7 @@ class Running:
         for turn in failed:
             turn.error = error
             self._slots.held_R[turn.slot.row] = 0
-        self._set_running({})
+        self._running = {}
         failed, self._ended = [*self._ended, *failed], []
         return failed
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from reward_kit.environments.base import ToolSpec
 
@@ -13,7 +15,8 @@ MAX_LISTED = 10_000
 """Calls that are listed at most; of more a grammar is made."""
 
 
-class Tool(NamedTuple):
+@dataclass(frozen=True)
+class Tool:
     """One tool that can be called now.
 
     Attributes:
@@ -24,13 +27,13 @@ class Tool(NamedTuple):
     name: str
     schema: Mapping[str, Any]
 
-    @property
+    @cached_property
     def parameters(self) -> Mapping[str, Any]:
         """The schema of each parameter."""
         found: Mapping[str, Any] = self.schema.get("properties") or {}
         return found
 
-    @property
+    @cached_property
     def text_parameter(self) -> str | None:
         """The name of its parameter, where it has one alone and that takes a text."""
         if len(self.parameters) != 1:
@@ -52,7 +55,7 @@ class Tool(NamedTuple):
             choices.append([*left_out, *((name, value) for value in values)])
         if not required <= self.parameters.keys() or prod(map(len, choices)) > MAX_LISTED:
             return None
-        return [dict(pair for pair in pairs if pair is not None) for pairs in product(*choices)]
+        return [dict(filter(None, pairs)) for pairs in product(*choices)]
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:

@@ -81,4 +81,4 @@ class TurnConstraints:
 def _closed(tool: Tool) -> Tool:
     """The tool with a schema that allows no arguments beside its own, where it leaves that open."""
     schema: Mapping[str, Any] = {"type": "object", "additionalProperties": False, **tool.schema}
-    return tool._replace(schema=schema)
+    return Tool(tool.name, schema)

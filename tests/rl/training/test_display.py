@@ -1,0 +1,42 @@
+"""What is shown of a training run while it goes on: above all, how long it will take."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from reward_kit.rl.training.display import TrainingDisplay
+from reward_kit.rl.training.state import Progress
+
+
+def left_after(seconds: list[float], updates: int, begun_at: int = 0, every: int | None = None) -> list[str]:
+    """What each line says of the time that is left, where updates took so long and each evaluation 40 s."""
+    console = Console(file=io.StringIO(), width=200)
+    display = TrainingDisplay("plain", updates, console, evaluated_every=every)
+    display.begin_at(begun_at)
+    if every is not None:
+        display.updated(0, {"time/evaluate_s": 40.0}, Progress())
+    for number, took in enumerate(seconds, begun_at + 1):
+        display.updated(number, {"time/total_s": took}, Progress())
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    return [line.partition(" left")[0].split()[-1] if " left" in line else "" for line in lines]
+
+
+def test_the_first_update_of_a_process_says_nothing_about_the_others() -> None:
+    assert left_after([60.0, 2.0, 4.0], 10) == ["", "16s", "21s"]
+    assert left_after([60.0, 2.0], 100, begun_at=90) == ["", "16s"]
+    assert left_after([1.0, 1.0, 1.0], 3) == ["", "1s", ""]
+
+
+def test_only_recent_updates_count() -> None:
+    assert left_after([50.0] * 30 + [1.0] * 20, 60)[-1] == "10s"
+
+
+@pytest.mark.parametrize(("every", "left"), [(None, "18s"), (10, "1m38s"), (5, "2m18s"), (4, "2m18s"), (20, "58s")])
+def test_evaluations_that_are_still_to_come_are_counted(every: int | None, left: str) -> None:
+    """11 updates, of which 9 are left."""
+    shown = left_after([2.0, 2.0], 11, every=every)
+    assert shown[-1] == left

@@ -1,0 +1,72 @@
+"""What a line of a kept episode says besides: its score and credit, and how the update changed each of its tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.runs.report.token_rows import token_rows
+from tests.rl.training.lake import lake_folder, trained
+
+
+def kept(run: Path, update: int = 1) -> list[dict[str, Any]]:
+    lines = (run / "episodes" / f"update-{update:06d}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+async def test_a_kept_episode_has_its_score_and_the_credit_of_its_steps(tmp_path: Path) -> None:
+    path = lake_folder(tmp_path, updates=1, evaluation=None, logs={"episodes_every": 1})
+    await trained(path, tmp_path / "run")
+    records = kept(tmp_path / "run")
+    assert len(records) == 4
+    for record in records:
+        made = record["training"]
+        assert made["score"] == pytest.approx(record["environment_return"] + record["num_steps"] / 100)
+        assert [row["step"] for row in made["credit"]] == list(range(record["num_steps"]))
+        assert made["advantages"] == pytest.approx([row["A"] for row in made["credit"]])
+    by_group: dict[str, list[float]] = {}
+    for record in records:
+        by_group.setdefault(record["group_id"], []).append(record["training"]["credit"][0]["A_E"])
+    assert [sum(values) for values in by_group.values()] == pytest.approx([0.0, 0.0])
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.05])
+async def test_ratios_say_how_the_update_changed_each_sampled_token(tmp_path: Path, rate: float) -> None:
+    ppo = {"lr": rate, "epochs": 2, "minibatches": 2}
+    path = lake_folder(tmp_path, updates=1, evaluation=None, logs={"episodes_every": 1}, ppo=ppo)
+    await trained(path, tmp_path / "run")
+    found = []
+    for record in kept(tmp_path / "run"):
+        rows = token_rows(record)
+        assert rows is not None
+        for row, ratios, logprobs in zip(
+            rows["steps"], record["training"]["ratios"], record["tokens"]["logprobs"], strict=True
+        ):
+            assert len(ratios) == len(logprobs) == len(row["ids"])
+            assert row["ratios"] == pytest.approx(ratios, abs=1e-4)
+            found += ratios
+    if rate == 0.0:
+        assert found == pytest.approx([1.0] * len(found), abs=1e-5), "nothing is learned at a rate of 0"
+    else:
+        assert max(abs(ratio - 1.0) for ratio in found) > 0.01
+        better = [ratio for record in kept(tmp_path / "run") for ratio in of_sign(record, 1)]
+        worse = [ratio for record in kept(tmp_path / "run") for ratio in of_sign(record, -1)]
+        assert sum(better) / len(better) > sum(worse) / len(worse), (
+            "what was better became likelier than what was worse"
+        )
+
+
+def of_sign(record: dict[str, Any], sign: int) -> list[float]:
+    made = record["training"]
+    pairs = zip(made["advantages"], made["ratios"], strict=True)
+    return [ratio for advantage, ratios in pairs for ratio in ratios if advantage * sign > 0]
+
+
+async def test_of_updates_that_are_not_kept_nothing_is_asked(tmp_path: Path) -> None:
+    path = lake_folder(tmp_path, updates=3, evaluation=None, logs={"episodes_every": 2})
+    await trained(path, tmp_path / "run")
+    assert [file.name for file in (tmp_path / "run" / "episodes").iterdir()] == ["update-000002.jsonl"]
+    assert all("training" in record for record in kept(tmp_path / "run", 2))

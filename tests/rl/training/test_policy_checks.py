@@ -1,0 +1,118 @@
+"""What training would refuse of a policy is refused before a run has a folder, and without reading weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.rl.model_kit import build_decoder, build_tokenizer, save_model
+from reward_kit.rl.training.plan import load_plan
+from reward_kit.rl.training.policy_checks import check_policy
+from reward_kit.rl.training.saved_model import save_weights
+from tests.rl.training.lake import lake_folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "small"
+    tokenizer = build_tokenizer(level="byte")
+    save_model(folder, build_decoder(tokenizer, layers=1, width=16, heads=2, context=512, seed=1), tokenizer)
+    # Nothing of this is read: a file that nobody can read stands for weights that do not fit in memory.
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    return folder
+
+
+def hf(model: Path, options: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "hf", "action_format": "bare", "max_new_tokens": 16, **{"model": str(model), **options}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "ppo", "told"),
+    [
+        (
+            {"top_p": 0.9},
+            {},
+            "train.yaml: HFAgentPolicy cannot be trained as it samples: top_p and top_k leave tokens out",
+        ),
+        ({"temperature": 0}, {}, "the policy samples greedily"),
+        (
+            {"temperature": 0.7},
+            {"temperature": 0.5},
+            r"train.yaml:\d+: ppo.temperature is 0.5, and the policy samples at 0.7",
+        ),
+        ({}, {"value_clip": 0.2}, r"train.yaml:\d+: value_clip: of a module with a value head.* by value_head: true"),
+        (
+            {},
+            {"lr_by_name": {"*nrom*": 1.0}},
+            r"train.yaml:\d+: lr_by_name: '\*nrom\*' fits none of the \d+ parameters",
+        ),
+        ({}, {"lora": {"targets": ["nowhere"]}}, r"train.yaml:\d+: lora.targets"),
+        ({"device": "abacus"}, {}, "device: 'abacus' cannot be used"),
+        ({"model": "walker"}, {}, "model 'walker': there is no such folder.*Looked for in"),
+        ({"model": "train.yml"}, {}, r"Looked for in .*; did you mean 'train.yaml'"),
+        ({"temprature": 1}, {}, "policy.temprature: unknown key"),
+        ({"max_new_tokens": 512}, {}, "leaves no room for a prompt"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused(
+    tmp_path: Path, model: Path, policy: dict[str, Any], ppo: dict[str, Any], told: str
+) -> None:
+    plan = load_plan(lake_folder(tmp_path, policy=hf(model, policy), ppo={"lr": 1e-4, **ppo}))
+    with pytest.raises(ConfigError, match=told):
+        check_policy(plan)
+
+
+@pytest.mark.parametrize(
+    ("policy", "ppo"),
+    [
+        ({}, {"lr_by_name": {"*norm*": 1e-2}, "lora": None}),
+        ({"value_head": True}, {"value_clip": 0.2, "lr_by_name": {"value_head*": 1e-2}}),
+        ({"temperature": 0.7}, {"lora": {"rank": 2}, "lr_by_name": {"*lora_B*": 1e-2}}),
+    ],
+)
+def test_what_fits_passes_without_a_look_at_the_weights(
+    tmp_path: Path, model: Path, policy: dict[str, Any], ppo: dict[str, Any]
+) -> None:
+    check_policy(load_plan(lake_folder(tmp_path, policy=hf(model, policy), ppo={"lr": 1e-4, **ppo})))
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("random", "RandomPolicy is no TrainablePolicy"),
+        ({"type": "policy.py:NoPolicy"}, "NoPolicy"),
+        ({"type": "policy.py:TinyPolicy", "sede": 1}, "policy.sede: unknown key .*did you mean 'seed'"),
+    ],
+)
+def test_of_ones_own_policy_the_class_and_its_options_are_known(tmp_path: Path, policy: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_policy(load_plan(lake_folder(tmp_path, policy=policy)))
+
+
+def test_a_model_with_adapters_is_saved_with_them_added(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from reward_kit.agent.policies.hf_policy import HFAgentPolicy
+    from reward_kit.rl.learner.lora import LoRAOptions, add_adapters, without_adapters
+
+    tokenizer = build_tokenizer(level="byte")
+    decoder = build_decoder(tokenizer, layers=1, width=16, heads=2, context=512, seed=1)
+    policy = HFAgentPolicy(decoder, tokenizer, action_format="bare", max_new_tokens=16)
+    add_adapters(policy.module, LoRAOptions(rank=2))
+    for name, one in policy.module.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(one, generator=torch.Generator().manual_seed(0))
+    assert save_weights(tmp_path / "model", policy)
+    ids = torch.arange(4)[None]
+    with torch.no_grad():
+        adapted = policy.module(ids).logits
+        with without_adapters(policy.module):
+            plain = policy.module(ids).logits
+        saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model")(ids).logits
+    torch.testing.assert_close(saved, adapted, rtol=0, atol=1e-5)
+    assert (saved - plain).abs().max() > 1e-3
+    assert not any("lora" in name for name in AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict())

@@ -1,0 +1,59 @@
+"""What changed since a run began is told key by key, and what does not matter is no change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.rl.training.plan import load_plan
+from reward_kit.rl.training.resuming import Changes, changes_since
+from reward_kit.rl.training.run_folder import header_of
+from tests.rl.training.lake import TRAIN, lake_folder
+
+
+def changes_by(folder: Path, **changes: Any) -> Changes:
+    """What is told of a run that began with `TRAIN`, once its train file is another."""
+    header = header_of("run", load_plan(lake_folder(folder)))
+    return changes_since(header, load_plan(lake_folder(folder, **changes)), folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"ppo": {**TRAIN["ppo"], "lr": 0.02}}, "train file (ppo.lr was 0.01, is 0.02)"),
+        (
+            {"seed": 3, "rollout": None},
+            "(rollout.group_size was 2, is 8; rollout.samples_per_update was 2, is 8; seed was 0, is 3)",
+        ),
+        ({"policy": {"type": "policy.py:TinyPolicy"}}, "train file (policy.seed was 1, is not there)"),
+        ({"credit": {"estimator": "gigpo", "omega": 0.25}}, "credit.omega was 0.5, is 0.25"),
+        ({"task": {**TRAIN["task"], "max_episode_steps": 6}}, "train file (task.max_episode_steps was 5, is 6)"),
+    ],
+)
+def test_a_key_that_the_updates_were_made_with_is_named(tmp_path: Path, changes: dict[str, Any], refused: str) -> None:
+    found = changes_by(tmp_path, **changes)
+    assert refused in "; ".join(found.refused)
+    assert found.allowed == []
+
+
+def test_what_may_change_is_told_and_let_through(tmp_path: Path) -> None:
+    found = changes_by(tmp_path, updates=5, logs={"episodes_every": 2})
+    assert found.refused == []
+    assert [str(one) for one in found.allowed] == ["logs.episodes_every was not there, is 2", "updates was 2, is 5"]
+
+
+def test_a_comment_is_no_change(tmp_path: Path) -> None:
+    path = lake_folder(tmp_path)
+    header = header_of("run", load_plan(path))
+    path.write_text("# a word\n" + path.read_text())
+    assert load_plan(path).digests != header.digests
+    assert changes_since(header, load_plan(path), tmp_path) == Changes([], [])
+
+
+def test_files_that_it_names_are_told_by_name(tmp_path: Path) -> None:
+    path = lake_folder(tmp_path)
+    header = header_of("run", load_plan(path))
+    (tmp_path / "reward.py").write_text((tmp_path / "reward.py").read_text() + "\n# another\n")
+    assert changes_since(header, load_plan(path), tmp_path).refused == ["evaluation's reward", "reward"]
