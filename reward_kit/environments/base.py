@@ -72,7 +72,8 @@ class ForkableResource(ABC):
     Attributes:
         fork_kind: how `fork` works; see the module's docstring.
         deterministic: the same seed and actions give the same observations, rewards and state keys.
-        never_waits: its calls compute and wait for nothing, so that no time limit could cut one off; none is set.
+        never_waits: once it has begun, its calls compute and wait for nothing, so that no time limit could cut one off;
+            none is set.
         takes_task_folder: a configuration key `task_folder`, the folder of the task file, is added for this resource,
             so that it finds files by paths relative to it and refuses those that lead out of it.
         takes_resource_server: the task's `resource_server` is added as the configuration key of that name.

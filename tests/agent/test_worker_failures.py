@@ -285,3 +285,15 @@ async def test_a_resource_that_never_answers_is_given_up(method, monkeypatch):
     assert failure(episode)["class"] == "timeout"
     assert "limits.environment_time_s" in failure(episode)["message"]
     assert not Counter.open_worlds
+
+
+async def test_no_limit_is_set_around_a_resource_that_says_it_never_waits(monkeypatch):
+    async def linger(self):
+        await anyio.sleep(0.06)
+        return {}
+
+    monkeypatch.setattr(Counter, "get_observation", linger)
+    asked = {"resource_type": WORLD, "on_text": "end", "limits": {"environment_time_s": 0.02}}
+    assert failure(await collected([text("done")], **asked))["class"] == "timeout"
+    monkeypatch.setattr(Counter, "never_waits", True)
+    assert failure(await collected([text("done")], **asked)) is None
