@@ -1,11 +1,16 @@
-"""What `make demo` runs: the examples, each with an expert and a random agent, and their tables side by side."""
+"""What `make demo` runs: the examples, each with an expert and a random agent, and their tables side by side.
+
+Where PyTorch is there, the household's table has a third row: a small language model that learned its chores here.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.columns import Columns
 from rich.console import Console
@@ -15,27 +20,42 @@ from reward_kit.runs.tables import summary_table
 
 HERE = Path(__file__).parent
 EXAMPLES = {"alfworld_household": ["-n", "1"], "frozen_lake": [], "mcp_filesystem": ["-n", "1"], "sqlite_analyst": []}
+BOTH = ["--policy", "expert", "--policy", "random"]
+LEARNED = "alfworld_household"
+"""The example that has a language model of its own."""
 
 
-def run(name: str, more: list[str]) -> Path:
-    """Run one example with both policies; progress is shown, the summary is left in the run's directory."""
-    options = ["--policy", "expert", "--policy", "random", *more]
-    print(f"\n=== .venv/bin/reward-kit run examples/{name}/task.yaml {' '.join(options)}", flush=True)
-    command = [sys.executable, "-m", "reward_kit.cli.main", "run", str(HERE / name / "task.yaml")]
+def run(file: str, options: list[str]) -> dict[str, Any]:
+    """Run one task file; progress is shown, and the summary comes back."""
+    print(f"\n=== .venv/bin/reward-kit run examples/{file} {' '.join(options)}", flush=True)
+    command = [sys.executable, "-m", "reward_kit.cli.main", "run", str(HERE / file)]
     finished = subprocess.run([*command, *options, "--json"], stdout=subprocess.PIPE, text=True, check=True)
-    return Path(json.loads(finished.stdout)["run"])
+    path = Path(json.loads(finished.stdout)["run"])
+    summary: dict[str, Any] = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+def has_torch() -> bool:
+    """Whether a language model can run on this machine."""
+    return all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
 
 
 def main() -> None:
     """Run the examples and show what came of them."""
     tables = []
     for name, more in EXAMPLES.items():
-        path = run(name, more)
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        summary = run(f"{name}/task.yaml", [*BOTH, *more])
+        if name == LEARNED and has_torch():
+            (learned,) = run(f"{name}/agent.yaml", [])["policies"]
+            summary["policies"].append({**learned, "policy": "language model, 0.5M"})
         tables.append(summary_table(summary_from_json(summary), name))
     console = Console(width=None if sys.stdout.isatty() else 180, highlight=False, soft_wrap=False)
     console.print()
     console.print(Columns(tables, padding=(0, 4)))
+    if not has_torch():
+        print("A third agent does the household's chores, a small language model. It needs PyTorch, 300 MB more:")
+        print("  .venv/bin/pip install torch --index-url https://download.pytorch.org/whl/cpu")
+        print("  .venv/bin/pip install -e '.[train]'")
     print("The runs are in runs/. Play yourself:")
     print("  .venv/bin/reward-kit run examples/frozen_lake/task.yaml --policy human --limit 1 -n 1")
     print("The household on TextWorld's own engine, which needs 400 MB more:")

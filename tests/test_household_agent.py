@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 from reward_kit.agent.policies.hf_policy import HFAgentPolicy
+from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.cli.main import program
+from reward_kit.environments.base import ToolSpec
 from reward_kit.environments.household import generator
+from reward_kit.environments.household.expert import shortest_plan
 from reward_kit.environments.household.native import HouseholdEngine
+from reward_kit.environments.household.problem import Problem, TaskType
 from reward_kit.episodes import SingleAgentEpisode
+from reward_kit.episodes.record import episode_from_record
 from reward_kit.loading import load_module
-from reward_kit.rl.model_kit import load_model, unknown_pieces
+from reward_kit.models import Message
+from reward_kit.rl.model_kit import DemonstratingPolicy, Demonstrations, fit, load_model, unknown_pieces
 from reward_kit.runs.tasks import load_task
+from reward_kit.tokens import build_rows
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "alfworld_household"
 LOADED = load_model(EXAMPLE / "warm_start")
@@ -55,20 +68,74 @@ def test_no_word_of_other_rooms_is_unknown_and_no_two_commands_are_alike() -> No
 
 
 def test_a_step_costs_a_handful_of_tokens(script: ModuleType) -> None:
-    rows = script.demonstrations(LOADED.tokenizer, 20, seed=1)
+    rows = script.demonstrations(LOADED.tokenizer, 20, seed=1, slips=0.0)
     steps = rows.batch["action_mask"].sum() / 2
     assert rows.batch["attention_mask"].sum() / steps < 7
-    assert all(allowed is not None for allowed in rows.non_tensor_batch["allowed_ids"])
 
 
-def test_who_looks_for_things_finds_them_without_knowing_where_they_are(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(script, "SLIPS", 0.0)
-    episodes = asyncio.run(script.episodes_of(script.Searcher(), range(60)))
-    assert sum(episode.get_return() for episode in episodes) == 60
-    plain = asyncio.run(script.episodes_of(script.ExpertPolicy(), range(60)))
-    assert sum(map(len, episodes)) > 1.2 * sum(map(len, plain))  # it does not guess
+def test_who_looks_for_things_finds_them_without_knowing_where_they_are(script: ModuleType) -> None:
+    asked, draws = list(script.problems(60, seed=2)), random.Random(0)
+    found = [script.demonstration(one, draws, slips=0.0) for one in asked]
+    assert all(won(one, acts) for one, acts in zip(asked, found, strict=True))
+    shortest = [shortest_plan(HouseholdEngine(one)) or [] for one in asked]
+    assert sum(map(len, found)) > 1.2 * sum(map(len, shortest))  # it does not guess
+
+
+def won(asked: Problem, acts: Sequence[Any]) -> bool:
+    engine = HouseholdEngine(asked)
+    return [engine.step(act.command).won for act in acts][-1]
+
+
+def test_problems_of_two_things_may_have_a_greater_share(script: ModuleType) -> None:
+    plain, more = (Counter(one.task_type for one in script.problems(600, 1, twos)) for twos in (0.0, 0.4))
+    assert set(plain.values()) == {100}
+    assert 0.45 < more[TaskType.PICK_TWO] / 600 < 0.55  # 0.4 and a sixth of the rest
+
+
+class Retold(AgentPolicy):
+    """Does what a demonstration did, and says which of it were slips."""
+
+    def __init__(self, acts: Sequence[Any]) -> None:
+        self._acts = iter(acts)
+
+    async def get_action(
+        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
+    ) -> PolicyOutput:
+        act = next(self._acts, None)
+        if act is None:
+            return PolicyOutput({"type": "terminate"})
+        call = {"type": "tool_call", "name": "act", "arguments": {"command": act.command}}
+        return PolicyOutput(call, raw_policy_output="slip" if act.is_slip else None)
+
+
+async def test_the_rows_are_those_of_demonstrations(script: ModuleType) -> None:
+    """What the script writes by looking texts up is what the framework writes of the same episodes."""
+    asked, draws = list(script.problems(12, seed=3, twos=0.3)), random.Random(5)
+    played = [(one, script.demonstration(one, draws)) for one in asked]
+    writes = Demonstrations(LOADED.tokenizer, action_format="bare", tools_in_prompt=False, constrain=True)
+    episodes = []
+    for one, acts in played:
+        task = load_task(EXAMPLE / "training.yaml", {"base_resource_config.problem": one.to_json()}).definition
+        policy = DemonstratingPolicy(Retold(acts), writes, taught=lambda output: output.raw_policy_output != "slip")
+        episodes.append(await RLRolloutWorker(task, policy).collect_episode(seed=0))
+    expected = build_rows(episodes, pad_token_id=LOADED.tokenizer.pad_token_id)
+    found = script.Scribe(LOADED.tokenizer).rows(played)
+    for key, values in found.batch.items():
+        np.testing.assert_array_equal(values, expected.batch[key], key)
+    assert list(found.non_tensor_batch["allowed_ids"]) == list(expected.non_tensor_batch["allowed_ids"])
+    assert 0 < sum(act.is_slip for _, acts in played for act in acts) < sum(len(acts) for _, acts in played)
+
+
+def test_a_model_is_made_by_its_seed(script: ModuleType) -> None:
+    def made(seed: int) -> dict[str, torch.Tensor]:
+        model = script.small_llama(LOADED.tokenizer, seed)
+        rows = script.demonstrations(LOADED.tokenizer, 40, seed=seed)
+        fit(model, rows, replace(script.SFT, seed=seed))
+        return dict(model.state_dict())
+
+    first, again, other = made(0), made(0), made(1)
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
+    assert not torch.equal(first["model.norm.weight"], other["model.norm.weight"])
 
 
 def test_the_warm_start_does_chores_in_other_rooms() -> None:
@@ -85,6 +152,22 @@ def test_the_warm_start_does_chores_in_other_rooms() -> None:
     assert not any(episode.custom_data["failure"] for episode in episodes)
     assert sum(episode.get_return() for episode in episodes) >= 8  # chance does none
     assert all(len(episode.tokens.segments) == 1 for episode in episodes)
+
+
+def test_the_agent_of_the_example_plays_and_its_tokens_are_recorded(tmp_path: Path) -> None:
+    asked = ["run", str(EXAMPLE / "agent.yaml"), "--limit", "12", "--json", "--display", "none"]
+    asked += ["--log-dir", str(tmp_path), "-T", "policy.max_sessions=12"]
+    done = CliRunner().invoke(program, asked)
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    (played,) = said["policies"]
+    assert (played["scored"], played["errors"]) == (12, {})
+    lines = (Path(said["run"]) / "episodes.jsonl").read_text(encoding="utf-8").splitlines()
+    for record in map(json.loads, lines):
+        tokens = episode_from_record(record).tokens
+        sampled = [logprob for turn in tokens.turns().values() for logprob in turn.logprobs]
+        assert len(tokens.spans) == record["num_steps"]
+        assert all(logprob <= 0.0 for logprob in sampled) and min(sampled) < 0.0
 
 
 def test_the_train_file_says_what_it_will_do() -> None:

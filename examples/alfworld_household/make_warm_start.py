@@ -1,38 +1,33 @@
-"""Makes `warm_start/`: a tokenizer of the household's words, a small decoder, and what it learned from an expert.
+"""Makes `warm_start/`: a tokenizer of the household's words, a small decoder, and what it learned from a searcher.
 
     python examples/alfworld_household/make_warm_start.py
 
-The expert's episodes are of training problems, none of which is in the rooms that the agent is measured in. Now and
-then an action is drawn at random instead, so that the model also sees what a detour looks like and how it ends.
+The searcher's episodes are of training problems, none of which is in the rooms that the agent is measured in. Many of
+its commands are slips, so that the model also sees what a detour looks like and how it ends; it is taught none of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import random
-import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from reward_kit.agent.policies.expert_policy import ExpertPolicy
-from reward_kit.agent.policies.random_policy import RandomPolicy
-from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
-from reward_kit.agent.samples import derive_seed
-from reward_kit.environments.base import ToolSpec
 from reward_kit.environments.household import domain
-from reward_kit.episodes import SingleAgentEpisode
-from reward_kit.errors import PolicyError
-from reward_kit.models import Message
+from reward_kit.environments.household.expert import shortest_plan
+from reward_kit.environments.household.generator import problem
+from reward_kit.environments.household.native import HouseholdEngine
+from reward_kit.environments.household.problem import Problem, TaskType
+from reward_kit.episodes.allowed_ids import AllowedIds, Ids
 from reward_kit.rl.model_kit import (
     TERSE_TEMPLATE,
-    DemonstratingPolicy,
-    Demonstrations,
     SFTConfig,
     SFTProgress,
     build_tokenizer,
@@ -41,14 +36,13 @@ from reward_kit.rl.model_kit import (
     fit,
     save_model,
 )
-from reward_kit.runs.tasks import load_task
-from reward_kit.tokens import TokenBatch, build_rows
+from reward_kit.tokens import TokenBatch
 
 HERE = Path(__file__).parent
 CONTEXT = 1024
-CHUNK = 500
-SLIPS = 0.25
-"""The share of actions that are drawn at random: the model is to know the game and still have something to unlearn."""
+COMMANDS = 30
+SLIPS = 0.4
+"""The share of commands that are drawn at random."""
 
 MOST_OF_A_TYPE = 3
 """Things of one type in one house."""
@@ -59,8 +53,14 @@ UNITS = [rf"(?:{'|'.join(VERBS)}) [a-z]+ \d+", r"[a-z]+ \d+"]
 """A command is one token, and so is a thing: what is asked for has to be found among commands, not spelt."""
 
 SFT = SFTConfig(
-    epochs=3, max_tokens_per_batch=1_200, lr=2e-3, betas=(0.9, 0.98), min_lr_share=0.05, use_allowed_ids=True
-)  # batches of about 16 episodes
+    max_tokens_per_batch=1_500,  # about 16 episodes
+    lr=2e-3,
+    warmup_share=0.04,
+    betas=(0.9, 0.98),
+    min_lr_share=0.05,
+    use_allowed_ids=True,
+    label_smoothing=0.5,
+)
 
 _IDLE = "you a an the at and see is in it on to your quickly are of with using up"
 DROPPED = [
@@ -78,80 +78,148 @@ DROPPED = [
 ]
 """What observations and commands can do without."""
 
-_NAMED_BY_GOAL = re.compile(r"(?:two|a clean|a hot|a cool|a|look at) (\w+) (?:in|under the) (\w+)")
 
-
-class Searcher(AgentPolicy):
-    """Does what the expert does, but for what nobody can know: it has to look for things, and its hand slips.
+class Searcher:
+    """Does what the expert does, but for what nobody can know: it has to look for things.
 
     The expert knows where everything is. To imitate it is to learn to guess; who looks where nobody looked before, in
     places where such a thing may be, one after another in the order in which the room was told of, shows how it is
-    found, and can be imitated. Slips are drawn among the admissible commands.
+    found, and can be imitated.
+
+    Args:
+        engine: the game, which the searcher reads and does not play.
     """
 
-    is_free = True
+    def __init__(self, engine: HouseholdEngine) -> None:
+        self._engine, self._seen = engine, set[int]()
+        self._kinds = [item.type for item in engine.tables.receptacles]
 
-    def __init__(self, expert: AgentPolicy | None = None, seed: int = 0) -> None:
-        self._expert, self._random = expert or ExpertPolicy(), random.Random(seed)
-        self._seen: set[str] = set()
-        self._here, self._holds, self._goal = "", False, ""
-        self._places: list[str] = []
-
-    async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """A session with random numbers of its own."""
-        return Searcher(await self._expert.open(context), context.seed)
-
-    async def get_action(
-        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
-    ) -> PolicyOutput:
-        """The next command."""
-        assert available_tools_specs is not None
-        commands = available_tools_specs[0]["function"]["parameters"]["properties"]["command"]["enum"]
-        if not self._goal:
-            room, _, self._goal = observation[-1].text.partition("Your task is to: ")
-            self._places = re.findall(r"[a-z]+ \d+", room)
-        if self._here and f"open {self._here}" not in commands:
-            self._seen.add(self._here)
-        if self._random.random() < SLIPS:
-            command = self._random.choice(commands)
-        else:
-            output = await self._expert.get_action(observation, available_tools_specs)
-            command = self._searched(output.action_structured["arguments"]["command"], commands)
-        if command.startswith("go to "):
-            self._here = command.removeprefix("go to ")
-        self._holds = command.startswith("take ") or (self._holds and not command.startswith("move "))
-        return PolicyOutput({"type": "tool_call", "name": "act", "arguments": {"command": command}})
-
-    def _searched(self, command: str, commands: Sequence[str]) -> str:
-        """The expert's command, or a step of the search where it goes to what was never seen."""
-        looks_for_lamp = self._holds and self._goal.startswith("look")
-        place = command.removeprefix("go to ")
-        if place == command or place in self._seen or (self._holds and not looks_for_lamp):
+    def command(self) -> str:
+        """What it would do now."""
+        engine, tables = self._engine, self._engine.tables
+        if engine.at >= 0 and engine.is_open(engine.at):
+            self._seen.add(engine.at)
+        plan = shortest_plan(engine)
+        assert plan is not None
+        command = plan[0]
+        looks_for_lamp = engine.holding >= 0 and tables.problem.task_type is TaskType.LOOK_IN_LIGHT
+        is_known = command not in tables.go or tables.go.index(command) in self._seen
+        if is_known or (engine.holding >= 0 and not looks_for_lamp):
             return command
-        if f"open {self._here}" in commands:
-            return f"open {self._here}"
-        first = self._places.index(self._here) + 1 if self._here else 0
-        unseen = [one for one in self._places[first:] + self._places[:first] if one not in self._seen]
-        likely = [one for one in unseen if self._may_be_at(one.split()[0], is_lamp=looks_for_lamp)]
-        return f"go to {(likely or unseen)[0]}"
+        if engine.at >= 0 and not engine.is_open(engine.at):
+            return f"open {tables.receptacles[engine.at].name}"
+        return tables.go[self._next(looks_for_lamp)]
 
-    def _may_be_at(self, place: str, *, is_lamp: bool) -> bool:
+    def _next(self, looks_for_lamp: bool) -> int:
+        """The next place behind this one that was not seen yet, of a type that may have it if there is such a one."""
+        here, count = self._engine.at, len(self._kinds)
+        round_trip = [(here + 1 + step) % count for step in range(count)]
+        unseen = [place for place in round_trip if place not in self._seen and place != here]
+        return next((place for place in unseen if self._may_be_at(self._kinds[place], looks_for_lamp)), unseen[0])
+
+    def _may_be_at(self, place: str, looks_for_lamp: bool) -> bool:
         """Whether what is looked for may be in or on places of this type, but for where the goal wants it."""
-        if is_lamp:
-            return any(place in domain.LAMP_PLACES[lamp] for lamp in domain.LAMPS if lamp in self._goal)
-        thing, wanted = _NAMED_BY_GOAL.findall(self._goal)[0]
-        return domain.can_hold(place, thing) and place != wanted
+        asked = self._engine.tables.problem
+        if looks_for_lamp:
+            return place in domain.LAMP_PLACES[asked.destination]
+        return domain.can_hold(place, asked.target) and place != asked.destination
 
 
-async def episodes_of(policy: AgentPolicy, seeds: Sequence[int]) -> list[SingleAgentEpisode]:
-    """One episode for each seed, each of a training problem of its own."""
-    task = load_task(HERE / "training.yaml").definition
-    worker = RLRolloutWorker(task, policy)
-    episodes = [await worker.collect_episode(seed=seed) for seed in seeds]
-    for episode in episodes:
-        if failure := episode.custom_data["failure"]:
-            raise PolicyError(f"{episode.id_}: {failure['message']}")
-    return episodes
+class Act(NamedTuple):
+    """One command of a demonstration: what could be done, what was, whether by mistake, and what the game said."""
+
+    choices: tuple[str, ...]
+    command: str
+    is_slip: bool
+    answer: str
+
+
+def demonstration(asked: Problem, draws: random.Random, slips: float = SLIPS) -> list[Act]:
+    """What the searcher does in one problem until it is done, at most `COMMANDS` commands."""
+    engine, acts = HouseholdEngine(asked), list[Act]()
+    searcher = Searcher(engine)
+    while len(acts) < COMMANDS and not engine.won():
+        choices, is_slip, command = engine.spot.commands, draws.random() < slips, searcher.command()
+        if is_slip:
+            command = draws.choice(choices)
+        acts.append(Act(choices, command, is_slip, engine.step(command).observation))
+    return acts
+
+
+def problems(count: int, seed: int, twos: float = 0.0) -> Iterator[Problem]:
+    """Training problems, the types in turn.
+
+    Args:
+        count: how many.
+        seed: which.
+        twos: the share that is of two things whatever its turn.
+    """
+    draws = random.Random(f"types {seed}")
+    for index in range(count):
+        yield problem("train", index, seed, TaskType.PICK_TWO if draws.random() < twos else None)
+
+
+class Scribe:
+    """Writes demonstrations as rows, as `Demonstrations` does and in a tenth of the time.
+
+    This household says everything in short texts that come again and again, and it has one tool; so the ids of a text
+    and of a set of choices are looked up. `tests/test_household_agent.py` compares the rows.
+
+    Args:
+        tokenizer: of the household.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer, self._texts, self._choices = tokenizer, dict[str, list[int]](), dict[tuple[str, ...], Ids]()
+        self._asked, self._end = tokenizer.convert_tokens_to_ids(["<|assistant|>", "<|end|>"])
+
+    def rows(self, written: Sequence[tuple[Problem, list[Act]]]) -> TokenBatch:
+        """A row for each demonstration: (B,T) ids, masks of what is there and of what is taught, and the choices."""
+        made = [self._row(HouseholdEngine(asked).tables.introduction, acts) for asked, acts in written]
+        shape = (len(made), max(len(ids) for ids, _, _ in made))
+        ids_BT, real_BT, taught_BT = np.zeros(shape, np.int32), np.zeros(shape, np.int8), np.zeros(shape, np.int8)
+        allowed_B = np.empty(len(made), dtype=object)
+        ids_BT += np.int32(self._tokenizer.pad_token_id)
+        for row, (ids, places, sets) in enumerate(made):
+            ids_BT[row, : len(ids)], real_BT[row, : len(ids)] = ids, 1
+            taught_BT[row, places] = 1
+            allowed_B[row] = AllowedIds.shared(places, range(len(places)), sets)
+        batch = {"input_ids": ids_BT, "attention_mask": real_BT, "action_mask": taught_BT}
+        return TokenBatch(batch, {"allowed_ids": allowed_B}, {"padding": "right"})
+
+    def _row(self, introduction: str, acts: Sequence[Act]) -> tuple[list[int], list[int], list[Ids]]:
+        """The ids up to the last command that is taught, the places of those that are, and what was open there."""
+        ids, places, sets, stop = [*self._ids(introduction), self._asked], list[int](), list[Ids](), 0
+        for act in acts:
+            (token,) = self._ids(act.command)
+            if not act.is_slip:
+                places += [len(ids), len(ids) + 1]
+                sets += [self._allowed(act.choices), np.array([self._end], dtype=np.int32)]
+                stop = len(ids) + 2
+            ids += [token, self._end, *self._ids(act.answer), self._asked]
+        return ids[:stop], places, sets
+
+    def _ids(self, text: str) -> list[int]:
+        found = self._texts.get(text)
+        if found is None:
+            found = self._texts[text] = self._tokenizer.encode(text, add_special_tokens=False)
+        return found
+
+    def _allowed(self, choices: tuple[str, ...]) -> Ids:
+        found = self._choices.get(choices)
+        if found is None:
+            ids = sorted(self._ids(command)[0] for command in choices)
+            found = self._choices[choices] = np.array(ids, dtype=np.int32)
+        return found
+
+
+def demonstrations(
+    tokenizer: PreTrainedTokenizerFast, count: int, *, seed: int, twos: float = 0.0, slips: float = SLIPS
+) -> TokenBatch:
+    """Rows of so many demonstrations; one in which every command was a slip is left out."""
+    draws = random.Random(f"slips {seed}")
+    played = [(asked, demonstration(asked, draws, slips)) for asked in problems(count, seed, twos)]
+    return Scribe(tokenizer).rows([one for one in played if not all(act.is_slip for act in one[1])])
 
 
 def words() -> Iterator[str]:
@@ -175,12 +243,8 @@ def words() -> Iterator[str]:
 
 def household_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer that knows every word of the household."""
-    seen = [
-        *asyncio.run(episodes_of(RandomPolicy(), range(150))),
-        *asyncio.run(episodes_of(ExpertPolicy(), range(150))),
-    ]
     return build_tokenizer(
-        (message.text for episode in seen for message in episode.messages if message.role in ("user", "tool")),
+        texts(),
         words=words(),
         units=UNITS,
         spaces="none",
@@ -190,17 +254,12 @@ def household_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def demonstrations(tokenizer: PreTrainedTokenizerFast, count: int, seed: int) -> TokenBatch:
-    """Rows of what the searcher did, with what the constraint would have allowed."""
-    written = Demonstrations(tokenizer, action_format="bare", tools_in_prompt=False, constrain=True)
-    policy = DemonstratingPolicy(Searcher(), written)
-    first = derive_seed("warm start", seed)
-    parts = []
-    for start in range(0, count, CHUNK):
-        # Of some at a time: rows need a fraction of the memory of episodes.
-        episodes = asyncio.run(episodes_of(policy, range(first + start, first + min(start + CHUNK, count))))
-        parts.append(build_rows(episodes, pad_token_id=tokenizer.pad_token_id))
-    return TokenBatch.concat(parts)
+def texts() -> Iterator[str]:
+    """What the household says to somebody who does anything and to somebody who knows what to do."""
+    draws = random.Random("texts")
+    for number, asked in enumerate(problems(300, seed=0)):
+        yield HouseholdEngine(asked).tables.introduction
+        yield from (act.answer for act in demonstration(asked, draws, slips=1.0 if number % 2 else 0.2))
 
 
 def small_llama(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
@@ -227,7 +286,8 @@ def main() -> None:
     """Make the folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE / "warm_start", help="the folder to write")
-    parser.add_argument("--episodes", type=int, default=12_000, help="demonstrations")
+    parser.add_argument("--episodes", type=int, default=32_000, help="demonstrations")
+    parser.add_argument("--twos", type=float, default=0.0, help="the share of extra problems of two things")
     parser.add_argument("--seed", type=int, default=0, help="of everything random")
     given = parser.parse_args()
     torch.set_num_threads(1)  # of a model this small a second thread makes nothing quicker
@@ -236,14 +296,14 @@ def main() -> None:
     model = small_llama(tokenizer, given.seed)
     compose_embeddings(model, tokenizer, seed=given.seed)
     print(f"{len(tokenizer)} tokens; {describe(model)}")
-    rows = demonstrations(tokenizer, given.episodes, seed=given.seed)
-    print(f"{len(rows)} demonstrations after {time.process_time() - began:.0f} s of processor time")
+    rows = demonstrations(tokenizer, given.episodes, seed=given.seed, twos=given.twos)
+    print(f"{len(rows)} demonstrations after {time.process_time() - began:.0f} s of processor time", flush=True)
 
     def tell(progress: SFTProgress) -> None:
         if progress.step % 100 == 0 or progress.step == progress.steps:
             print(f"step {progress.step}/{progress.steps}  loss {progress.loss:.3f}", flush=True)
 
-    fit(model, rows, SFT, progress=tell)
+    fit(model, rows, replace(SFT, seed=given.seed), progress=tell)
     save_model(given.out, model, tokenizer)
     print(f"written to {given.out} after {time.process_time() - began:.0f} s of processor time")
 

@@ -33,6 +33,7 @@ logger = logging.getLogger("reward_kit.rl")
 
 Specs = Sequence[ToolSpec] | None
 ToolsOf = Callable[[SingleAgentEpisode, int], Specs]
+TaughtOf = Callable[[SingleAgentEpisode, int], bool]
 
 _TEXT = Plain()  # where there is no tool, everything is a text
 _ANY_LENGTH = 2**31
@@ -79,7 +80,11 @@ class Demonstrations:
         self._in_prompt = {"tools_in_prompt": tools_in_prompt, "tool_role": tool_role}
 
     def __call__(
-        self, episodes: Iterable[SingleAgentEpisode], tools: Specs | ToolsOf = None
+        self,
+        episodes: Iterable[SingleAgentEpisode],
+        tools: Specs | ToolsOf = None,
+        *,
+        taught: TaughtOf | None = None,
     ) -> list[SingleAgentEpisode]:
         """Copies of the episodes with the tokens of every action; `build_rows` makes rows of them.
 
@@ -90,12 +95,14 @@ class Demonstrations:
             episodes: with messages, as the rollout worker records them.
             tools: what `get_tools_spec` of the episodes' resource gives, or a function of an episode and a step where
                 it is not always the same; None where no calls are made.
+            taught: whether the action of an episode's step is to be learned; one that is not, such as a slip, stands
+                in the context of those after it. None: every action is.
 
         Raises:
             ConfigError: an action cannot be written in this format so that it is read as the same action.
         """
         of: ToolsOf = tools if callable(tools) else lambda episode, step: tools
-        made = [self._with_tokens(episode, of) for episode in episodes]
+        made = [self._with_tokens(episode, of, taught) for episode in episodes]
         if self._unknown is not None:
             unknown = sum(episode.tokens.ids.count(self._unknown) for episode in made)
             total = sum(len(episode.tokens) for episode in made)
@@ -103,7 +110,7 @@ class Demonstrations:
             log("%d of the %d tokens of %d demonstrations are not in the vocabulary", unknown, total, len(made))
         return made
 
-    def _with_tokens(self, episode: SingleAgentEpisode, tools: ToolsOf) -> SingleAgentEpisode:
+    def _with_tokens(self, episode: SingleAgentEpisode, tools: ToolsOf, taught: TaughtOf | None) -> SingleAgentEpisode:
         made = copy.copy(episode)
         made.tokens = EpisodeTokens()
         writer = self.begin()
@@ -115,6 +122,8 @@ class Demonstrations:
             if said is None:
                 break
             reason = said.pop("segment_reason", REWRITTEN)
+            if taught is not None and not taught(episode, step):
+                continue
             made.tokens.add_turn(step, **said, reason=reason)
         return made
 
@@ -205,17 +214,25 @@ class DemonstratingPolicy(AgentPolicy):
     Args:
         expert: who acts.
         demonstrations: how it is written.
+        taught: whether what the expert put out is to be learned; what is not, such as a slip, stands in the context of
+            what comes after it. None: everything is.
     """
 
     is_free = True
 
-    def __init__(self, expert: AgentPolicy, demonstrations: Demonstrations) -> None:
-        self._expert, self._demonstrations = expert, demonstrations
+    def __init__(
+        self,
+        expert: AgentPolicy,
+        demonstrations: Demonstrations,
+        *,
+        taught: Callable[[PolicyOutput], bool] | None = None,
+    ) -> None:
+        self._expert, self._demonstrations, self._taught = expert, demonstrations, taught
         self._writer = demonstrations.begin()
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """The expert's session, with a context of its own."""
-        return DemonstratingPolicy(await self._expert.open(context), self._demonstrations)
+        return DemonstratingPolicy(await self._expert.open(context), self._demonstrations, taught=self._taught)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
@@ -227,6 +244,8 @@ class DemonstratingPolicy(AgentPolicy):
         """
         output = await self._expert.get_action(observation, available_tools_specs)
         said = self._writer.said(output.action_structured, observation, available_tools_specs)
+        if self._taught is not None and not self._taught(output):
+            said = None
         return output._replace(log_probs={**(output.log_probs or {}), **(said or {})} or None)
 
     async def see_end(self, messages: Sequence[Message]) -> None:

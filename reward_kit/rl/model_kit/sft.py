@@ -1,7 +1,8 @@
 """Supervised training on the action tokens of episodes: the warm start of a small model, before reinforcement.
 
 What other episodes' policies did is made likelier: the loss is the mean negative log-probability of the tokens where
-`action_mask` is 1. Logits are computed at those tokens alone (`rl.learner.forward`).
+`action_mask` is 1, or of what label smoothing makes of it. Logits are computed at those tokens alone
+(`rl.learner.forward`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.learner.config import PPOConfig, Precision, lr_factor
 from reward_kit.rl.learner.forward import Scorer, restricted
 from reward_kit.rl.learner.optimizer import adamw, clip_gradients, set_lr, widen
-from reward_kit.rl.learner.training_rows import Restriction, TrainingRows
+from reward_kit.rl.learner.training_rows import MicroBatch, Restriction, TrainingRows
 from reward_kit.tokens import TokenBatch, micro_batches
 from reward_kit.tokens.columns import Array, Ints
 
@@ -45,7 +46,10 @@ class SFTConfig:
         betas: of AdamW.
         weight_decay: of AdamW, on matrices.
         max_grad_norm: the gradient is scaled down to this 2-norm; None leaves it.
-        use_allowed_ids: where rows say what a constraint allowed, the loss is of the distribution over that.
+        use_allowed_ids: where rows say what a constraint allowed, the loss is of the distribution over that, and a
+            token that had no other beside it is not trained on: its loss is 0 whatever the weights.
+        label_smoothing: the share of the target that is spread evenly over what could have come: what a constraint
+            allowed, with `use_allowed_ids` and where one was at work, else the vocabulary. A model keeps trying then.
         precision: "bfloat16" runs the model in autocast; weights and loss are float32. None: "bfloat16" for a model
             that is given in it, else "float32".
         seed: of the order.
@@ -64,6 +68,7 @@ class SFTConfig:
     weight_decay: float = 0.01
     max_grad_norm: float | None = 1.0
     use_allowed_ids: bool = False
+    label_smoothing: float = 0.0
     precision: Precision | None = None
     seed: int = 0
 
@@ -72,6 +77,8 @@ class SFTConfig:
             raise ConfigError(f"max_tokens_per_batch is at least 1; got {self.max_tokens_per_batch}")
         if not 0.0 <= self.warmup_share < 1.0:
             raise ConfigError(f"warmup_share is in [0, 1); got {self.warmup_share}")
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise ConfigError(f"label_smoothing is in [0, 1); got {self.label_smoothing}")
         self.learner_options(1)
 
     def learner_options(self, steps: int) -> PPOConfig:
@@ -120,7 +127,7 @@ class Evaluation(NamedTuple):
 
 
 class EpochReport(NamedTuple):
-    """One pass: the mean loss of its tokens while training, and the held-out rows after it, None without any."""
+    """One pass: the mean loss of the tokens that it trained, and the held-out rows after it, None without any."""
 
     epoch: int
     loss: float
@@ -185,7 +192,7 @@ class _Training:
         on_failure: OnFailure | None,
     ) -> None:
         self._rows, self._device, self._progress, self._on_failure = rows, device, progress, on_failure
-        self._flat = _flat(rows, config)
+        self._flat = _flat(rows, config).without_forced(keep_firsts=False)
         if not self._flat.count:
             raise ConfigError("no row has an action token; make rows of episodes whose tokens are recorded")
         generator = np.random.default_rng(config.seed)
@@ -195,7 +202,9 @@ class _Training:
         self._config = config.learner_options(self._steps).for_weights(next(model.parameters()).dtype)
         model.to(device).eval()
         widen(model)
-        self._scorer, self._optimizer = Scorer(model, self._config), adamw(model, self._config)
+        self._smoothing = config.label_smoothing
+        scorer = _Smoothing if self._smoothing else Scorer
+        self._scorer, self._optimizer = scorer(model, self._config), adamw(model, self._config)
         self._step = 0
 
     def epoch(self, epoch: int) -> float:
@@ -216,8 +225,7 @@ class _Training:
         self._optimizer.zero_grad(set_to_none=True)
         count, losses = int(self._flat.counts_B[chosen].sum()), []
         for part in _parts(self._flat, chosen, self._config.max_tokens_per_micro_batch):
-            scores = self._scorer(self._flat.part(part, self._device), entropies=False)
-            loss = -scores.logprobs_N.sum() / count
+            loss = self._loss(self._flat.part(part, self._device)) / count
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         parameters = [one for group in self._optimizer.param_groups for one in group["params"]]
@@ -228,6 +236,15 @@ class _Training:
         self._optimizer.step()
         self._step += 1
         return float(total)
+
+    def _loss(self, part: MicroBatch) -> Tensor:
+        """The sum over the part's tokens."""
+        scores = self._scorer(part, entropies=bool(self._smoothing))
+        loss = -scores.logprobs_N.sum()
+        if self._smoothing:
+            assert scores.entropies_N is not None
+            loss = (1.0 - self._smoothing) * loss - self._smoothing * scores.entropies_N.sum()
+        return loss
 
     def _fail(self, chosen: Ints, loss: float, norm: float) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -284,6 +301,31 @@ class _Grading(Scorer):
         logprobs_NV = logits_NV.float().log_softmax(dim=-1)
         chosen_N = logprobs_NV.gather(-1, targets_N.unsqueeze(-1)).squeeze(-1)
         return chosen_N, (chosen_N >= logprobs_NV.amax(dim=-1)).float()
+
+
+class _Smoothing(Scorer):
+    """Says in the place of the entropies the mean log-probability of what could have come, with its gradient."""
+
+    def _statistics(
+        self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
+    ) -> tuple[Tensor, Tensor]:
+        logits_NV = logits_NV.float()
+        means_N = logits_NV.mean(dim=-1)
+        if restriction is not None:
+            means_N = means_N.index_copy(0, restriction.tokens_K, _allowed_means(logits_NV, restriction))
+            logits_NV = restricted(logits_NV, restriction)
+        sums_N = logits_NV.logsumexp(dim=-1)
+        return logits_NV.gather(-1, targets_N.unsqueeze(-1)).squeeze(-1) - sums_N, means_N - sums_N
+
+
+def _allowed_means(logits_NV: Tensor, restriction: Restriction) -> Tensor:
+    """(K,) the mean logit of what each restricted token could have been."""
+    weights_SV = logits_NV.new_zeros(restriction.sets, logits_NV.shape[1])
+    weights_SV[restriction.owners_A, restriction.ids_A] = 1.0
+    weights_SV /= weights_SV.sum(dim=-1, keepdim=True)
+    rows_KV = logits_NV.index_select(0, restriction.tokens_K)
+    means: Tensor = torch.linalg.vecdot(rows_KV, weights_SV.index_select(0, restriction.sets_K))
+    return means
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import pytest
 from reward_kit.agent.policies.expert_policy import ExpertPolicy
 from reward_kit.agent.policies.hf_policy import HFAgentPolicy
 from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policy_interface import PolicyOutput
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.rl.model_kit import (
@@ -93,6 +94,28 @@ async def test_told_while_acting_is_as_told_afterwards() -> None:
     (afterwards,) = demonstrations(await walks(), TOOLS)
     assert turns_of(while_acting) == turns_of(afterwards)
     assert while_acting.tokens.get_state() == afterwards.tokens.get_state()
+
+
+async def test_what_is_not_taught_stands_in_the_context_of_what_comes_after() -> None:
+    episodes = await walks()
+    write = Demonstrations(BYTES, action_format="bare", constrain=True)
+    (whole,) = write(episodes, TOOLS)
+    (some,) = write(episodes, TOOLS, taught=lambda episode, step: step % 2 == 1)
+    turns = turns_of(whole)
+    assert turns_of(some) == turns[1::2]
+    assert len(some.tokens.segments) == 1
+    last = len(turns) - 1 if len(turns) % 2 == 0 else len(turns) - 2
+    assert list(some.tokens.ids) == turns[last][0] + turns[last][1]
+    down = {"type": "tool_call", "name": "act", "arguments": {"action": "down"}}
+
+    def is_taught(output: PolicyOutput) -> bool:
+        return output.action_structured != down
+
+    (acting,) = await walks(1, DemonstratingPolicy(ExpertPolicy(), write, taught=is_taught))
+    done = [episodes[0].get_actions(step) for step in range(len(turns))]
+    kept = [turn for turn, action in zip(turns, done, strict=True) if action["arguments"]["action"] != "down"]
+    assert 0 < len(kept) < len(turns)
+    assert turns_of(acting) == kept
 
 
 async def test_tools_may_differ_from_step_to_step() -> None:

@@ -132,6 +132,52 @@ def test_the_loss_under_a_constraint_is_of_what_it_allowed() -> None:
     assert evaluate(model, masked) == evaluate(model, rows)
 
 
+def smoothed_by_hand(model: torch.nn.Module, rows: TokenBatch, smoothing: float) -> float:
+    """The loss over the tokens that could have been others, one at a time."""
+    losses = []
+    for row in range(len(rows)):
+        real = rows.batch["attention_mask"][row] == 1
+        ids = torch.from_numpy(rows.batch["input_ids"][row][real].astype(np.int64))
+        allowed = rows.non_tensor_batch["allowed_ids"][row]
+        sets = {int(place): allowed.at(m) for m, place in enumerate(allowed.places)}
+        for place in np.flatnonzero(rows.batch["action_mask"][row][real]):
+            logits, could = model(ids[None]).logits[0, place - 1], sets.get(int(place), np.arange(VOCABULARY))
+            if len(could) == 1:
+                continue
+            logprobs = {
+                one: (logits[one] - logits[torch.from_numpy(could).long()].logsumexp(0)).item() for one in could
+            }
+            spread = sum(logprobs.values()) / len(logprobs)
+            losses.append(-(1 - smoothing) * logprobs[int(ids[place])] - smoothing * spread)
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_smoothed_labels_are_spread_over_what_could_have_come(padding: str) -> None:
+    model, rows, draw = a_model(), some_rows(count=3, padding=padding), np.random.default_rng(0)
+    allowed = []
+    for row in range(3):
+        real = rows.batch["input_ids"][row][rows.batch["attention_mask"][row] == 1]
+        places = np.flatnonzero(rows.batch["action_mask"][row][rows.batch["attention_mask"][row] == 1])[1:]
+        sets = [np.union1d(draw.choice(VOCABULARY, place % 4, replace=False), real[place]) for place in places]
+        allowed.append(AllowedIds(places, np.cumsum([0, *map(len, sets)]), np.concatenate(sets)))
+    assert {1} < {len(ids) for one in allowed for ids in one.sets}
+    masked = TokenBatch(rows.batch, {"allowed_ids": np.array(allowed, dtype=object)}, rows.meta_info)
+    expected = smoothed_by_hand(model, masked, 0.4)
+    options = {"max_tokens_per_batch": 10_000, "lr": 0.0, "use_allowed_ids": True, "label_smoothing": 0.4}
+    for budget in (None, 24):
+        (report,) = fit(model, masked, SFTConfig(**options, max_tokens_per_micro_batch=budget))
+        assert report.loss == pytest.approx(expected, abs=1e-5)
+
+
+def test_smoothed_labels_leave_something_to_the_others() -> None:
+    sure, unsure = a_model(), a_model()
+    for model, smoothing in ((sure, 0.0), (unsure, 0.5)):
+        fit(model, ROWS, SFTConfig(epochs=30, lr=1e-2, max_tokens_per_batch=80, label_smoothing=smoothing))
+    assert evaluate(sure, ROWS).loss < 0.3 < evaluate(unsure, ROWS).loss
+    assert evaluate(unsure, ROWS).token_accuracy > 0.9
+
+
 def test_a_batch_that_is_not_finite_is_kept_and_the_step_not_made(tmp_path: Path) -> None:
     model = a_model()
     with torch.no_grad():
@@ -162,7 +208,10 @@ def test_a_group_is_held_out_as_a_whole() -> None:
 
 
 def test_wrong_requests_are_refused() -> None:
-    for wrong in ({"epochs": 0}, {"lr": -1.0}, {"warmup_share": 1.0}, {"max_tokens_per_batch": 0}):
+    for wrong in (
+        *({"epochs": 0}, {"lr": -1.0}, {"warmup_share": 1.0}, {"max_tokens_per_batch": 0}),
+        *({"label_smoothing": 1.0}, {"label_smoothing": -0.1}),
+    ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             SFTConfig(**wrong)
     batch = {**ROWS.batch, "action_mask": np.zeros_like(ROWS.batch["action_mask"])}
