@@ -7,8 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
+from reward_kit.runs.statistics.bootstrap import Floats, Integers
 
 _LEAF = 128
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from reward_kit.errors import ConfigError
-from reward_kit.runs.calibration.agreement import Floats, Integers, cohens_kappa, kendall_tau_b, spearman
-from reward_kit.runs.calibration.bootstrap import Bounds, bootstrap_bounds
-from reward_kit.runs.statistics import wilson_bounds
+from reward_kit.runs.calibration.agreement import cohens_kappa, kendall_tau_b, spearman
+from reward_kit.runs.statistics import Bounds, bootstrap_bounds, wilson_bounds
+from reward_kit.runs.statistics.bootstrap import Floats, Integers
 
 _Figures = Callable[[Integers], Floats]
 _MOST_LEVELS = 10

@@ -1,77 +1,17 @@
-"""How sure a figure is: against tables, by hand, and by simulation."""
+"""A mean and how far it may be off: by hand, against a plain loop, and by simulation."""
 
-import itertools
 import math
 from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from reward_kit.runs.statistics import (
-    incomplete_beta,
-    mean_interval,
-    mean_pass_at_k,
-    mean_pass_hat_k,
-    pass_at_k,
-    pass_hat_k,
-    t_quantile,
-    wilson_bounds,
-)
+from reward_kit.runs.statistics import mean_interval, wilson_bounds
 
 finite = st.floats(-100, 100)
 pairs = st.lists(st.tuples(finite, st.integers(0, 5)), min_size=2, max_size=30)
-
-
-class TestQuantileOfStudentsT:
-    @pytest.mark.parametrize(
-        ("p", "df", "published"),
-        [
-            (0.975, 1, 12.706204736),
-            (0.975, 2, 4.302652730),
-            (0.975, 4, 2.776445105),
-            (0.975, 10, 2.228138852),
-            (0.975, 30, 2.042272456),
-            (0.975, 120, 1.979930405),
-            (0.95, 5, 2.015048373),
-            (0.90, 3, 1.637744354),
-            (0.995, 9, 3.249835542),
-            (0.9995, 1, 636.619248768),
-            (0.9995, 20, 3.849516275),
-            (0.75, 7, 0.711141778),
-        ],
-    )
-    def test_published_values(self, p, df, published):
-        assert t_quantile(p, df) == pytest.approx(published, rel=0, abs=1e-6)
-
-    @given(st.floats(0.51, 0.9999))
-    def test_closed_forms(self, p):
-        assert t_quantile(p, 1) == pytest.approx(math.tan(math.pi * (p - 0.5)), rel=1e-9)
-        assert t_quantile(p, 2) == pytest.approx((2 * p - 1) / math.sqrt(2 * p * (1 - p)), rel=1e-9)
-
-    @given(st.floats(0.001, 0.999), st.floats(0.2, 50_000))
-    def test_it_is_odd_about_the_median(self, p, df):
-        assert t_quantile(p, df) == pytest.approx(-t_quantile(1 - p, df), rel=1e-9, abs=1e-9)
-
-    def test_the_two_ways_of_computing_meet(self):
-        for p in (0.9, 0.975, 0.9999):
-            below, above = t_quantile(p, 9_999.999), t_quantile(p, 10_000.001)
-            assert below == pytest.approx(above, abs=1e-8)
-
-    def test_many_degrees_of_freedom_are_the_normal(self):
-        assert t_quantile(0.975, 1e12) == pytest.approx(NormalDist().inv_cdf(0.975), abs=1e-9)
-
-    @pytest.mark.parametrize(("p", "df"), [(0, 3), (1, 3), (math.nan, 3), (0.9, 0), (0.9, -1), (0.9, math.nan)])
-    def test_what_has_no_quantile_is_refused(self, p, df):
-        with pytest.raises(ValueError, match=r"between 0 and 1|positive"):
-            t_quantile(p, df)
-
-
-@given(st.floats(0.1, 30), st.floats(0.1, 30), st.floats(0.001, 0.999))
-def test_the_beta_function_is_symmetric(a, b, x):
-    assert incomplete_beta(a, b, x) == pytest.approx(1 - incomplete_beta(b, a, 1 - x), abs=1e-10)
-    assert incomplete_beta(a, 1, x) == pytest.approx(x**a, rel=1e-9, abs=1e-12)
 
 
 class TestMeanInterval:
@@ -84,6 +24,7 @@ class TestMeanInterval:
         assert interval.mean - interval.low == pytest.approx(12.706204736 / 3)
         assert (interval.n, interval.n_clusters, interval.n_unscored) == (3, 2, 0)
 
+    @settings(deadline=None)
     @given(st.lists(finite, min_size=2, max_size=20))
     def test_clusters_of_one_give_the_textbook_interval(self, scores):
         assume(np.ptp(scores) > 1e-3)
@@ -91,6 +32,7 @@ class TestMeanInterval:
         assert interval.mean == pytest.approx(np.mean(scores), abs=1e-9)
         assert interval.standard_error == pytest.approx(np.std(scores, ddof=1) / math.sqrt(len(scores)), rel=1e-6)
 
+    @settings(deadline=None)
     @given(pairs)
     def test_it_agrees_with_a_plain_loop(self, given_pairs):
         scores, clusters = zip(*given_pairs, strict=True)
@@ -104,6 +46,7 @@ class TestMeanInterval:
         expected = math.sqrt(len(groups) / (len(groups) - 1) * total) / len(scores)
         assert mean_interval(scores, clusters).standard_error == pytest.approx(expected, abs=1e-9)
 
+    @settings(deadline=None)
     @given(pairs, finite, st.randoms(use_true_random=False))
     def test_shifting_moves_it_and_order_does_not_matter(self, given_pairs, shift, rng):
         assume(len({cluster for _, cluster in given_pairs}) > 1)
@@ -119,6 +62,7 @@ class TestMeanInterval:
         again = mean_interval([0.0, 0.5, 1.0] * 10, "abc" * 10)
         assert (again.low, again.high) == pytest.approx((once.low, once.high))
 
+    @settings(deadline=None)
     @given(pairs, st.sampled_from([1e120, 1e300]))
     def test_numbers_whose_squares_or_sums_are_beyond_every_float_have_one_too(self, given_pairs, factor):
         scores, clusters = zip(*given_pairs, strict=True)
@@ -200,6 +144,7 @@ class TestMeanInterval:
         assert naive / 1_000 < 0.80
 
 
+@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(1, 40))
 def test_wilsons_bounds_hold_the_share_and_stay_in_range(passes, trials):
     assume(passes <= trials)
@@ -211,49 +156,3 @@ def test_wilsons_bounds_solve_his_equation():
     z = NormalDist().inv_cdf(0.975)
     for bound in wilson_bounds(0.3, 10):
         assert abs(0.3 - bound) == pytest.approx(z * math.sqrt(bound * (1 - bound) / 10))
-
-
-counts = st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n)))
-
-
-class TestPasses:
-    @pytest.mark.parametrize(
-        ("n", "c", "k", "at_least_one", "all_of_them"),
-        [
-            (5, 5, 3, 1.0, 1.0),
-            (5, 0, 3, 0.0, 0.0),
-            (4, 2, 1, 0.5, 0.5),
-            (4, 2, 2, 5 / 6, 1 / 6),
-            (10, 3, 4, 5 / 6, 0.0),
-        ],
-    )
-    def test_by_hand(self, n, c, k, at_least_one, all_of_them):
-        assert pass_at_k(n, c, k) == pytest.approx(at_least_one)
-        assert pass_hat_k(n, c, k) == pytest.approx(all_of_them)
-
-    @given(counts)
-    def test_they_are_the_shares_of_all_choices_of_k_attempts(self, count):
-        n, c, k = count
-        choices = list(itertools.combinations([True] * c + [False] * (n - c), k))
-        assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, choices)) / len(choices))
-        assert pass_hat_k(n, c, k) == pytest.approx(sum(map(all, choices)) / len(choices))
-
-    @given(counts)
-    def test_one_is_the_others_complement(self, count):
-        n, c, k = count
-        assert pass_at_k(n, c, k) == pytest.approx(1 - pass_hat_k(n, n - c, k))
-
-    @pytest.mark.parametrize("figure", [pass_at_k, pass_hat_k])
-    @pytest.mark.parametrize(("n", "c", "k"), [(3, 4, 1), (3, -1, 1), (3, 1, 0), (3, 1, 4), (0, 0, 1)])
-    def test_impossible_counts_are_refused(self, figure, n, c, k):
-        with pytest.raises(ValueError, match=r"cannot be|k is between"):
-            figure(n, c, k)
-
-    def test_large_counts_are_exact(self):
-        assert pass_at_k(10_000, 1, 5_000) == 0.5
-
-    def test_means_leave_samples_with_too_few_attempts_out_and_count_them(self):
-        attempts = [(4, 2), (4, 4), (1, 1), (0, 0)]
-        assert mean_pass_at_k(attempts, 2) == (pytest.approx((5 / 6 + 1) / 2), 2, 2)
-        assert mean_pass_hat_k(attempts, 2) == (pytest.approx((1 / 6 + 1) / 2), 2, 2)
-        assert mean_pass_at_k([(1, 1)], 2) == (None, 0, 1)

@@ -1,22 +1,20 @@
-"""How sure a figure is: intervals that respect samples with several rollouts, and pass@k and pass^k without bias.
+"""A mean and how far it may be off, where several rollouts of one sample share their luck.
 
 Everything here is a pure function. Unscored values (None) are left out and counted; they are never zeros.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import NamedTuple
 
 import numpy as np
 
-_SERIES_FROM_DF = 10_000.0
-_TINY = 1e-300
+from reward_kit.runs.statistics.student import check_probability, t_quantile
+
 _SQUARABLE = 1e100  # sums of squares of many such numbers are finite
 
 
@@ -82,7 +80,7 @@ def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], 
     Raises:
         ValueError: the lengths differ, nothing is scored, a score is not finite, or `confidence` is not in (0, 1).
     """
-    _check_probability(confidence, "confidence")
+    check_probability(confidence, "confidence")
     pairs = [(s, c) for s, c in zip(scores, clusters, strict=True) if s is not None]
     if not pairs:
         raise ValueError("no value is scored, so there is no mean")
@@ -127,137 +125,3 @@ def wilson_bounds(share: float, trials: float, confidence: float = 0.95) -> tupl
     low = 0.0 if share == 0.0 else (centre - half) / scale
     high = 1.0 if share == 1.0 else (centre + half) / scale
     return low, high
-
-
-@functools.lru_cache(maxsize=4_096)
-def t_quantile(p: float, df: float) -> float:
-    """The value that Student's t with `df` degrees of freedom stays below with probability `p`.
-
-    By bisection of the distribution function, which is P(T <= t) = 1 − I_x(df/2, 1/2)/2 for t >= 0 and
-    x = df/(df + t²), with I the regularised incomplete beta function (Abramowitz and Stegun 26.7.1). From 10,000
-    degrees of freedom on by the expansion 26.7.5 about the normal quantile, whose error is then below 1e-9.
-
-    Raises:
-        ValueError: `p` is not in (0, 1) or `df` is not positive.
-    """
-    _check_probability(p, "p")
-    if not df > 0:
-        raise ValueError(f"degrees of freedom are positive, got {df}")
-    if p < 0.5:
-        return -_upper_quantile(p, df)
-    return 0.0 if p == 0.5 else _upper_quantile(1.0 - p, df)
-
-
-def _upper_quantile(tail: float, df: float) -> float:
-    """The t > 0 with P(T > t) = `tail`."""
-    if df >= _SERIES_FROM_DF:
-        z = -NormalDist().inv_cdf(tail)
-        return z + (z**3 + z) / (4.0 * df) + (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / (96.0 * df * df)
-    low, high = 0.0, 1.0
-    while _t_tail(high, df) > tail:
-        low, high = high, 2.0 * high
-    while True:
-        middle = (low + high) / 2.0
-        if not low < middle < high:
-            return middle
-        low, high = (middle, high) if _t_tail(middle, df) > tail else (low, middle)
-
-
-def _t_tail(t: float, df: float) -> float:
-    """P(T > t) for t > 0."""
-    return 0.5 * incomplete_beta(df / 2.0, 0.5, df / (df + t * t))
-
-
-def incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b) (Abramowitz and Stegun 26.5.8), by its continued fraction."""
-    if x <= 0.0 or x >= 1.0:
-        return float(x >= 1.0)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    if x < (a + 1.0) / (a + b + 2.0):
-        return front * _beta_fraction(a, b, x) / a
-    return 1.0 - front * _beta_fraction(b, a, 1.0 - x) / b
-
-
-def _beta_fraction(a: float, b: float, x: float) -> float:
-    """The continued fraction of the incomplete beta function, by the modified method of Lentz."""
-    c, d = 1.0, 1.0 / _away_from_zero(1.0 - (a + b) * x / (a + 1.0))
-    value = d
-    for m in range(1, 10_000):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for term in (even, odd):
-            d = 1.0 / _away_from_zero(1.0 + term * d)
-            c = _away_from_zero(1.0 + term / c)
-            value *= c * d
-        if abs(c * d - 1.0) < 1e-16:
-            break
-    return value
-
-
-def _away_from_zero(value: float) -> float:
-    return value if abs(value) > _TINY else _TINY
-
-
-def _check_probability(value: float, name: str) -> None:
-    if not 0.0 < value < 1.0:
-        raise ValueError(f"{name} lies between 0 and 1, got {value}")
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """The probability that at least one of `k` attempts passes: 1 − C(n−c, k)/C(n, k).
-
-    Unbiased, from `c` passes in `n` attempts (Chen et al. 2021, "Evaluating Large Language Models Trained on Code",
-    eq. 1).
-
-    Raises:
-        ValueError: not 0 <= c <= n or not 1 <= k <= n.
-    """
-    _check_counts(n, c, k)
-    ways = math.comb(n, k)
-    return (ways - math.comb(n - c, k)) / ways
-
-
-def pass_hat_k(n: int, c: int, k: int) -> float:
-    """pass^k, the probability that all of `k` attempts pass: C(c, k)/C(n, k).
-
-    Unbiased, from `c` passes in `n` attempts (Yao et al. 2024, "τ-bench", section 3).
-
-    Raises:
-        ValueError: not 0 <= c <= n or not 1 <= k <= n.
-    """
-    _check_counts(n, c, k)
-    return math.comb(c, k) / math.comb(n, k)
-
-
-def _check_counts(n: int, c: int, k: int) -> None:
-    if not 0 <= c <= n:
-        raise ValueError(f"{c} passes of {n} attempts cannot be")
-    if not 1 <= k <= n:
-        raise ValueError(f"k is between 1 and the {n} attempts, got {k}")
-
-
-class SampleMean(NamedTuple):
-    """A mean over samples: None where no sample counts; `left_out` had too few attempts."""
-
-    mean: float | None
-    n_samples: int
-    left_out: int
-
-
-def mean_pass_at_k(attempts: Iterable[tuple[int, int]], k: int) -> SampleMean:
-    """The mean of `pass_at_k` over samples, each given as (scored attempts, passes)."""
-    return _mean_over_samples(pass_at_k, attempts, k)
-
-
-def mean_pass_hat_k(attempts: Iterable[tuple[int, int]], k: int) -> SampleMean:
-    """The mean of `pass_hat_k` over samples, each given as (scored attempts, passes)."""
-    return _mean_over_samples(pass_hat_k, attempts, k)
-
-
-def _mean_over_samples(
-    figure: Callable[[int, int, int], float], attempts: Iterable[tuple[int, int]], k: int
-) -> SampleMean:
-    counts = list(attempts)
-    values = [figure(n, c, k) for n, c in counts if n >= k]
-    mean = mean_of(values) if values else None
-    return SampleMean(mean, len(values), len(counts) - len(values))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from reward_kit.runs.calibration.agreement import spearman
-from reward_kit.runs.calibration.bootstrap import bootstrap_bounds
+from reward_kit.runs.statistics import Bounds, bootstrap_bounds, bootstrap_mean
 
 SKEWED = np.array([0.1, 0.4, 0.35, 0.8, 0.9, 0.05, 0.4, 0.7, 2.5, 3.1, 0.2, 0.15, 0.6, 0.5, 1.2, 0.3])
 ONE = np.array([1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 1, 3, 5, 2, 4], float)
@@ -85,3 +89,47 @@ def test_the_interval_covers_as_often_as_it_says():
         (found,) = bootstrap_bounds(mean_of(values), range(40), seed=trial, resamples=200, confidence=0.9)
         covered += found.low <= 1.0 <= found.high
     assert 0.83 <= covered / 100 <= 0.95
+
+
+class TestMeans:
+    @pytest.mark.parametrize("method", ["bca", "percentile"])
+    def test_it_is_the_same_as_of_any_figure(self, method):
+        """The draws are the same ones where each value is a cluster of its own, and so are the bounds."""
+        (one,) = bootstrap_bounds(mean_of(SKEWED), range(16), seed=5, resamples=500, method=method)
+        assert bootstrap_mean(SKEWED, seed=5, resamples=500, method=method) == pytest.approx(one, abs=1e-12)
+
+    def test_clusters_of_several_sizes_are_drawn_whole(self):
+        values, clusters = np.repeat(SKEWED, 2)[:27], np.repeat(np.arange(16), 2)[:27].tolist()
+        (one,) = bootstrap_bounds(mean_of(values), clusters, seed=5, resamples=500)
+        assert bootstrap_mean(values, clusters, seed=5, resamples=500) == pytest.approx(one, abs=1e-12)
+
+    def test_the_order_of_rows_does_not_matter_while_clusters_come_in_the_same_order(self):
+        clusters = ["a", "b", "a", "c", "b"]
+        one = bootstrap_mean([1.0, 2.0, 3.0, 4.0, 5.0], clusters)
+        assert bootstrap_mean([3.0, 5.0, 1.0, 4.0, 2.0], clusters) == one
+
+    @settings(deadline=None)
+    @given(st.lists(st.floats(-10, 10), min_size=3, max_size=20), st.floats(-5, 5), st.floats(0.1, 5))
+    def test_shifting_and_scaling_moves_it(self, values, shift, factor):
+        assume(np.ptp(values) > 1e-3)
+        one = bootstrap_mean(values, resamples=200)
+        other = bootstrap_mean(np.array(values) * factor + shift, resamples=200)
+        assume(one.low is not None)
+        assert other == pytest.approx((one.low * factor + shift, one.high * factor + shift), abs=1e-6)
+
+    def test_draws_in_parts_are_those_of_one_piece(self):
+        values = np.random.default_rng(1).normal(size=400)
+        drawn = np.random.default_rng(2).integers(0, 400, (1_500, 400))
+        means = values[drawn].mean(axis=1)
+        found = bootstrap_mean(values, seed=2, resamples=1_500, method="percentile")
+        assert found == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), abs=1e-12)
+
+    @pytest.mark.parametrize("values", [[0.5], [0.25] * 9], ids=["one", "all alike"])
+    def test_where_nothing_differs_there_is_no_interval(self, values):
+        assert bootstrap_mean(values) == Bounds(None, None)
+
+    def test_what_has_no_mean_is_refused(self):
+        with pytest.raises(ValueError, match="not finite"):
+            bootstrap_mean([1.0, math.inf])
+        with pytest.raises(ValueError, match="2 values have 1 clusters"):
+            bootstrap_mean([1.0, 2.0], ["a"])

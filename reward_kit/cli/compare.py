@@ -1,0 +1,125 @@
+"""`reward-kit compare`: whether a run is better than another, how sure that is, and gates for CI."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from reward_kit.cli.numbers import WholeNumber
+from reward_kit.runs.comparison.comparing import Comparison, compare, to_json
+from reward_kit.runs.comparison.gates import Gate, regression_gates, under_gate
+from reward_kit.runs.comparison.sides import read_sides
+from reward_kit.runs.comparison.table import comparison_table, notes_of
+from reward_kit.runs.report.wording import shown
+
+
+class _Margin(click.FloatRange):
+    """What a loss may be; a run that stands behind the option is taken for it, and the message says so."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            float(value)
+        except ValueError:
+            self.fail(f"{value!r} is no number; put --fail-on-regression behind the runs, or write =0", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+@click.command(name="compare")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN [RUN]...")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    envvar="REWARD_KIT_COMPARE_POLICY",
+    metavar="NAME",
+    help="Of a run with several policies, the one to compare; may be repeated.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write a page, such as compare.html."
+)
+@click.option(
+    "--fail-on-regression",
+    type=_Margin(0),
+    is_flag=False,
+    flag_value=0.0,
+    metavar="[MARGIN]",
+    help="Exit 1 where a run is shown to be worse than the baseline, by more than MARGIN (default 0).",
+)
+@click.option("--fail-under", type=float, metavar="X", help="Exit 1 where the mean score of the last run is below X.")
+@click.option("--lower-bound", is_flag=True, help="With --fail-under: the lower bound of its interval, not the mean.")
+@click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Of the bootstrap and permutations.")
+@click.option("--display", type=click.Choice(["rich", "plain"]), help="The table; default by terminal.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="REWARD_KIT_COMPARE_JSON",
+    help="Print the comparison as JSON on standard output.",
+)
+def command(
+    runs: tuple[Path, ...],
+    policies: tuple[str, ...],
+    output: Path | None,
+    fail_on_regression: float | None,
+    fail_under: float | None,
+    lower_bound: bool,
+    seed: int,
+    display: str | None,
+    as_json: bool,
+) -> None:
+    """Set each RUN beside the first, the baseline, on the samples that they share. RUN is a folder of `run` or `score`.
+
+    One RUN alone is compared by its policies.
+
+    \b
+    Examples:
+      reward-kit compare runs/before runs/after
+      reward-kit compare runs/before runs/after -o compare.html --fail-on-regression 0.02
+      reward-kit compare runs/both --policy openai/small --policy openai/large
+    """
+    if lower_bound and fail_under is None:
+        raise click.UsageError("--lower-bound goes with --fail-under")
+    comparison = compare(read_sides(runs, policies), seed)
+    gates = regression_gates(comparison, fail_on_regression) if fail_on_regression is not None else []
+    if fail_under is not None:
+        gates.append(under_gate(comparison.sides[-1], fail_under, by_lower_bound=lower_bound))
+    if as_json:
+        click.echo(json.dumps({**to_json(comparison), "gates": [gate._asdict() for gate in gates]}, allow_nan=False))
+    else:
+        _console(display).print(comparison_table(comparison, plain=_is_plain(display)))
+    _tell(comparison, gates, output)
+    sys.exit(int(any(gate.failed for gate in gates)))
+
+
+def _is_plain(display: str | None) -> bool:
+    return display == "plain" or (display is None and not sys.stdout.isatty())
+
+
+def _console(display: str | None) -> Console:
+    """Standard output; plain lines are not folded, so that other programs can read them."""
+    if _is_plain(display):
+        return Console(width=10_000, highlight=False, no_color=True, markup=False, emoji=False)
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+
+
+def _tell(comparison: Comparison, gates: list[Gate], output: Path | None) -> None:
+    """What belongs to the table but not into it: warnings, where the page is, which gates fell."""
+    note = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    for told in notes_of(comparison):
+        note.print(f"warning: {told}", style="yellow")
+    if output is not None:
+        from reward_kit.runs.comparison.page import write_comparison
+
+        note.print(f"Its page:  {write_comparison(comparison, output)}")
+    for gate in gates:
+        told = shown(gate.told, 2_000)
+        note.print(
+            f"Gate failed: {told}" if gate.failed else f"Gate passed: {told}", style="red" if gate.failed else ""
+        )

@@ -1,0 +1,190 @@
+"""`reward-kit compare` on runs of `run` and `score`: the table, JSON, the page, the gates, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.project import Project
+from tests.runs.report.made import Parsed
+
+
+def acting(answer: str) -> dict[str, Any]:
+    return {"type": "scripted", "actions": [{"type": "text", "content": answer}]}
+
+
+def run(project: Project, answer: str, name: str, *options: str, **task: Any) -> str:
+    """A run whose policy gives this answer to every question, under a name of its own."""
+    project.write_task(policy=acting(answer), **task)
+    done = project.call("run", "task.yaml", "--display", "none", "--log-dir", "new", *options)
+    assert done.returncode == 0, done.stderr
+    (made,) = (project.folder / "new").iterdir()
+    (project.folder / "runs").mkdir(exist_ok=True)
+    made.rename(project.folder / "runs" / name)
+    return f"runs/{name}"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Eight questions, and four runs: "done" is right for every second one, "no" for the others, "wrong" for none."""
+    project = Project(tmp_path_factory.mktemp("project"), rows=8)
+    for name, answer in (("wrong", "wrong"), ("done", "done"), ("no", "no")):
+        run(project, answer, name)
+    return project
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Project:
+    """A project that a test changes."""
+    return Project(tmp_path, rows=8)
+
+
+def test_two_runs_of_one_task(project: Project) -> None:
+    done = project.call("compare", "runs/wrong", "runs/done")
+    assert (done.returncode, done.stderr) == (0, ""), "no warning: only the policy differs"
+    lines = {line[:23].strip(): line[23:].split() for line in done.stdout.splitlines()}
+    assert lines["mean score"] == ["0.000", "[0.000,", "0.324]", "0.500", "[0.053,", "0.947]"]
+    assert lines["difference"] == ["+0.500", "[+0.053,", "+0.947]"]
+    assert lines["p (permutation)"] == ["0.12"]
+    assert lines["samples won, lost"] == ["4,", "0"]
+    assert "won (4): q1, q3, q5, q7" in done.stdout
+    assert "done and wrong may differ: +0.500  [+0.053, +0.947], p 0.12" in done.stdout
+    rich = project.call("compare", "runs/wrong", "runs/done", "--display", "rich").stdout
+    assert "━" in rich and "━" not in done.stdout, "plain where it is no terminal"
+
+
+def test_three_runs_as_json_with_gates_and_the_page(project: Project) -> None:
+    gates = ["--fail-on-regression", "--fail-under", "0.5", "-o", "compare.html"]
+    done = project.call("compare", "runs/done", "runs/wrong", "runs/no", "--json", *gates)
+    assert done.returncode == 1, done.stderr
+    document = json.loads(done.stdout)
+    worse, other = document["comparisons"]
+    assert [flip["sample"] for flip in other["lost"]] == ["q1", "q3", "q5", "q7"]
+    assert [flip["sample"] for flip in other["won"]] == ["q0", "q2", "q4", "q6"]
+    assert (other["difference"], other["p"], other["p_mcnemar"], other["verdict"]) == (0.0, 1.0, 1.0, "not shown")
+    assert (worse["p"], worse["p_holm"]) == (0.125, 0.25)
+    assert [(gate["gate"], gate["run"], gate["failed"]) for gate in document["gates"]] == [
+        ("fail-on-regression", "wrong", True),
+        ("fail-on-regression", "no", False),
+        ("fail-under", "no", False),
+    ]
+    assert document["runs"][0]["run"] == "runs/done"
+    assert "Its page:  compare.html" in done.stderr
+    shown = Parsed((project.folder / "compare.html").read_text(encoding="utf-8"))
+    assert shown.column("samples", "change") == ["lost"] * 8 + ["won"] * 4 + ["same"] * 4
+
+
+class TestGates:
+    @pytest.mark.parametrize(
+        ("options", "code", "told"),
+        [
+            (["--fail-on-regression", "0.05"], 1, "worse than done by more than 0.05"),
+            (["--fail-on-regression=0.06"], 0, "Gate passed: wrong is not shown to be worse than done by more than"),
+            (["--fail-under", "0.1", "--fail-on-regression", "0.5"], 1, "the mean score of wrong is 0.000, below 0.1"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_their_exit_codes(self, project: Project, options: list[str], code: int, told: str) -> None:
+        done = project.call("compare", "runs/done", "runs/wrong", *options)
+        assert done.returncode == code, done.stderr
+        assert told in done.stderr
+
+    def test_the_lower_bound_of_the_last_run(self, project: Project) -> None:
+        runs, gate = ["runs/wrong", "runs/done"], ["--fail-under", "0.06"]
+        assert project.call("compare", *runs, *gate).returncode == 0
+        done = project.call("compare", *runs, *gate, "--lower-bound")
+        assert done.returncode == 1
+        assert "the lower bound of the mean score of done is 0.053, below 0.06" in done.stderr
+
+
+OTHER = """
+from reward_kit import AgentPolicy
+
+class Other(AgentPolicy):
+    async def get_action(self, observation, available_tools_specs=None):
+        return {"type": "text", "content": "no"}, "no", None, None
+"""
+
+
+def test_policies_of_one_run(own: Project) -> None:
+    (own.folder / "other.py").write_text(OTHER)
+    path = run(own, "done", "both", "--policy", "scripted", "--policy", "other.py:Other")
+    done = own.call("compare", path, "--policy", "scripted", "--policy", "other.py:Other", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [side["label"] for side in json.loads(done.stdout)["runs"]] == ["scripted", "other.py:Other"]
+    again = own.call("compare", path, "--policy", "scriptd")
+    assert again.returncode == 2 and "did you mean 'scripted'" in again.stderr
+
+
+def test_what_else_differs_is_told(project: Project, own: Project) -> None:
+    own.write_rows([{"id": f"q{n}", "number": n + 1, "ground_truth": "done"} for n in range(6)])
+    reward = (own.folder / "reward.py").read_text()
+    (own.folder / "reward.py").write_text(reward.replace('"compared"', '"again"'))
+    after = run(own, "done", "after", "--seed", "5", pass_threshold=0.5, max_episode_steps=4)
+    done = own.call("compare", str(project.folder / "runs" / "done"), after)
+    assert done.returncode == 0
+    for word in (
+        "the dataset differs (SHA-256",
+        "the reward differs (right ",
+        "the pass_threshold differs (1 and 0.5)",
+        "the task files differ in max_episode_steps",
+        "the seed differs (0 and 5)",
+        "samples that are left out: 2 in the baseline only",
+    ):
+        assert f"warning: after: {word}" in done.stderr
+
+
+KIND = """
+
+@reward_function
+def kind(messages):
+    if "3" in str(messages[0]):
+        raise ValueError("no")
+    return {"score": 1.0, "reason": "kind"}
+"""
+
+
+def test_runs_of_score_where_a_sample_broke(project: Project, own: Project) -> None:
+    path = str(project.folder / "runs" / "done")
+    with (own.folder / "reward.py").open("a") as code:
+        code.write(KIND)
+    data = f"{path}/episodes.jsonl"
+    assert own.call("score", data, "--reward", "reward.py:kind", "--log-dir", "scored").returncode == 0
+    (scored,) = (own.folder / "scored").iterdir()
+    done = own.call("compare", path, str(scored), "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["comparisons"]
+    assert found["common_samples"] == 7 and found["left_out"]["unscored_in_run"] == 1
+    assert found["difference"] == pytest.approx(4 / 7), "what is unscored is not zero"
+    assert [mismatch["what"] for mismatch in found["mismatches"]] == ["reward"]
+    assert "2 of 16 episodes are unscored, and in no average" in done.stderr
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            (
+                ["runs/done", "runs/don"],
+                "runs/don is not the folder of a run: it has no run.json; did you mean 'done'?",
+            ),
+            (
+                ["--fail-on-regression", "runs/done"],
+                "'runs/done' is no number; put --fail-on-regression behind the runs",
+            ),
+            (["runs/done", "runs/no", "--lower-bound"], "--lower-bound goes with --fail-under"),
+        ],
+        ids=["typo", "margin", "bound"],
+    )
+    def test_usage(self, project: Project, arguments: list[str], told: str) -> None:
+        done = project.call("compare", *arguments)
+        assert done.returncode == 2 and told in done.stderr
+
+    def test_nothing_in_common(self, project: Project, own: Project) -> None:
+        own.write_rows([{"id": "x", "number": 1, "ground_truth": "done"}])
+        done = own.call("compare", str(project.folder / "runs" / "done"), run(own, "done", "after"))
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert "error: after and the baseline done have no sample in common" in done.stderr

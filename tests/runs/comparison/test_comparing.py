@@ -1,0 +1,166 @@
+"""A comparison by hand: the common samples, what is left out, what flipped, and what else differs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.runs.comparison.comparing import Difference, to_json
+from reward_kit.runs.statistics import holm, paired_figures
+from tests.runs.comparison.made import Scores, compared, make_run
+
+BEFORE: Scores = {"a": [1.0, 0.0], "b": [0.0, 0.0], "c": [1.0, 1.0], "d": [1.0], "e": [None], "f": [1.0], "only": [1.0]}
+AFTER: Scores = {"a": [1.0, 1.0], "b": [1.0, None], "c": [0.0, 0.5], "d": [1.0], "e": [0.0], "f": [None], "new": [0.0]}
+
+
+@pytest.fixture
+def difference(tmp_path: Path) -> Difference:
+    comparison = compared(make_run(tmp_path / "before", BEFORE), make_run(tmp_path / "after", AFTER))
+    (found,) = comparison.differences
+    return found
+
+
+def test_samples_count_where_both_have_a_score(difference: Difference) -> None:
+    assert [pair.sample_id for pair in difference.pairs] == ["a", "b", "c", "d"]
+    assert [pair.difference for pair in difference.pairs] == [0.5, 1.0, -0.75, 0.0]
+    assert difference.figures == paired_figures([0.5, 1.0, -0.75, 0.0], reach=1.0)
+    assert (difference.baseline_mean, difference.run_mean) == (0.625, 0.8125)
+
+
+def test_what_is_left_out_is_counted(difference: Difference) -> None:
+    assert difference.left_out._asdict() == {
+        "unscored_in_baseline": 1,
+        "unscored_in_run": 1,
+        "only_in_baseline": 1,
+        "only_in_run": 1,
+    }
+
+
+def test_what_flipped_is_named(difference: Difference) -> None:
+    # a passed in half of its rollouts before, which is no pass.
+    assert [pair.sample_id for pair in difference.flipped("won")] == ["b", "a"]
+    assert [pair.sample_id for pair in difference.flipped("lost")] == ["c"]
+    assert difference.p_mcnemar == 1.0
+
+
+def test_a_sample_counts_once_however_many_rollouts_it_has(tmp_path: Path) -> None:
+    before = make_run(tmp_path / "before", {"a": [0.0] * 50, "b": [0.0]})
+    after = make_run(tmp_path / "after", {"a": [0.0] * 50, "b": [1.0]})
+    (found,) = compared(before, after).differences
+    assert found.figures.interval.mean == 0.5 and found.figures.interval.n == 2
+
+
+def scores(values: str) -> Scores:
+    """`scores("110")`: three samples, of which the last fails."""
+    return {f"s{place:02d}": [float(value)] for place, value in enumerate(values)}
+
+
+class TestVerdict:
+    @pytest.mark.parametrize(
+        ("before", "after", "verdict"),
+        [
+            ("0" * 10 + "1" * 10, "1" * 20, "better"),
+            ("1" * 20, "0" * 10 + "1" * 10, "worse"),
+            ("1" * 20, "1" * 20, "not shown"),
+            ("10" * 10, "01" * 10, "not shown"),
+            ("1" * 4, "0" * 4, "doubtful"),  # the interval leaves 0 out, and p is 2/16
+            ("1", "0", "not shown"),
+        ],
+    )
+    def test_it_takes_the_interval_and_p(self, tmp_path: Path, before: str, after: str, verdict: str) -> None:
+        runs = make_run(tmp_path / "b", scores(before)), make_run(tmp_path / "a", scores(after))
+        assert compared(*runs).differences[0].verdict == verdict
+
+    def test_many_runs_make_a_finding_less_sure(self, tmp_path: Path) -> None:
+        """p = 2/64 alone; of three such comparisons, Holm's correction leaves none."""
+        runs = [make_run(tmp_path / name, scores("1" * 6), policy=name) for name in "xyz"]
+        alone = compared(make_run(tmp_path / "b", scores("0" * 6)), runs[0]).differences[0]
+        assert (alone.p_holm, alone.verdict) == (2 / 64, "better")
+        several = compared(tmp_path / "b", *runs).differences
+        assert [each.p_holm for each in several] == holm([2 / 64] * 3)
+        assert [each.p_bh for each in several] == [2 / 64] * 3
+        assert {each.verdict for each in several} == {"doubtful"}
+
+
+class TestNothingInCommon:
+    def test_other_samples(self, tmp_path: Path) -> None:
+        runs = make_run(tmp_path / "b", {"q1": [1.0]}), make_run(tmp_path / "a", {f"x{n}": [1.0] for n in range(9)})
+        with pytest.raises(ConfigError, match=r"no sample in common.*'x0', 'x1', 'x2' and 6 more, the other 'q1'"):
+            compared(*runs)
+
+    def test_the_same_samples_without_scores(self, tmp_path: Path) -> None:
+        runs = make_run(tmp_path / "b", {"a": [1.0], "b": [None]}), make_run(tmp_path / "a", {"a": [None], "b": [1.0]})
+        with pytest.raises(ConfigError, match="of 2 that both ran, each is unscored in one of them"):
+            compared(*runs)
+
+
+class TestWhatElseDiffers:
+    def told(self, tmp_path: Path, one: dict[str, Any], other: dict[str, Any]) -> dict[str, str]:
+        runs = make_run(tmp_path / "b", {"a": [1.0]}, **one), make_run(tmp_path / "a", {"a": [1.0]}, **other)
+        (found,) = compared(*runs).differences
+        return {mismatch.what: mismatch.told for mismatch in found.mismatches}
+
+    def test_nothing(self, tmp_path: Path) -> None:
+        assert self.told(tmp_path, {}, {"task": {"policy": {"type": "random"}, "run_limits": {"cost": 1}}}) == {}
+
+    @pytest.mark.parametrize(
+        ("change", "what", "word"),
+        [
+            (
+                {"digests": {"dataset": "ffff" * 16}},
+                "dataset",
+                r"ffffffffffff…\): samples of one name may be different",
+            ),
+            ({"task": {"pass_threshold": 0.5}}, "pass_threshold", r"differs \(1 and 0.5\)"),
+            ({"task_name": "u"}, "task", r"\(t and u\)"),
+            ({"task": {"max_episode_steps": 3}}, "task_keys", "differ in max_episode_steps"),
+            ({"digests": {"dataset": "00", "tools": "11"}}, "files", "files of the tasks differ: tools"),
+            ({"seed": 7}, "seed", r"\(0 and 7\)"),
+            ({"versions": {"reward_kit": "0.1"}}, "version", "and 0.1"),
+        ],
+        ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
+    )
+    def test_each_is_named(self, tmp_path: Path, change: dict[str, Any], what: str, word: str) -> None:
+        import re
+
+        told = self.told(tmp_path, {"digests": {"dataset": "00"}}, {"digests": {"dataset": "00"}, **change})
+        assert list(told) == [what]
+        assert re.search(word, told[what])
+
+    def test_another_reward(self, tmp_path: Path) -> None:
+        runs = [make_run(tmp_path / name, {"a": [1.0]}) for name in ("b", "a")]
+        (runs[1] / "scores.jsonl").write_text((runs[1] / "scores.jsonl").read_text().replace("abcdef", "fedcba"))
+        (found,) = compared(*runs).differences
+        assert [mismatch.what for mismatch in found.mismatches] == ["reward"]
+
+    def test_a_run_of_scores_is_not_asked_for_what_it_does_not_tell(self, tmp_path: Path) -> None:
+        told = self.told(tmp_path, {"digests": {"dataset": "00"}, "seed": 3}, {"task_path": None, "data": "x.jsonl"})
+        assert told == {}
+
+
+def test_the_json_says_all_of_it(tmp_path: Path) -> None:
+    comparison = compared(make_run(tmp_path / "before", BEFORE), make_run(tmp_path / "after", AFTER))
+    document = json.loads(json.dumps(to_json(comparison), allow_nan=False))
+    assert [run["label"] for run in document["runs"]] == ["before", "after"]
+    assert document["runs"][0]["tokens"] == 15 * 10 and document["runs"][0]["cost"] == pytest.approx(0.01)
+    (found,) = document["comparisons"]
+    assert found["common_samples"] == 4 and found["difference"] == pytest.approx(0.1875)
+    assert found["low"] < found["bootstrap_low"] < found["difference"] < found["high"]
+    assert found["won"][1] == {
+        "sample": "a",
+        "difference": 0.5,
+        "baseline": {"mean": 0.5, "scored": 2, "passed": 1},
+        "run": {"mean": 1.0, "scored": 2, "passed": 2},
+    }
+    assert found["left_out"]["unscored_in_run"] == 1 and found["mismatches"] == []
+
+
+def test_scores_beyond_1_have_no_bounds_put_on_them(tmp_path: Path) -> None:
+    """Means between 0 and 1 may be of scores that are not."""
+    runs = make_run(tmp_path / "b", {"a": [-5.0, 5.5], "b": [0.5]}), make_run(tmp_path / "a", {"a": [9.0], "b": [0.0]})
+    (found,) = compared(*runs).differences
+    assert found.figures.interval.high is not None and found.figures.interval.high > 50

@@ -1,0 +1,69 @@
+"""Where a comparison fails a CI job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reward_kit.runs.comparison.gates import regression_gates, signed, under_gate
+from tests.runs.comparison.made import compared, make_run
+
+LOST = [-0.5, -0.25, -0.25, 0.0, -0.5, -0.25, -0.25, 0.0]
+
+
+def pair(folder: Path, differences: list[float]) -> tuple[Path, Path]:
+    names = [f"s{place}" for place in range(len(differences))]
+    before = make_run(folder / "before", {name: [0.5] for name in names})
+    return before, make_run(folder / "after", {name: [0.5 + d] for name, d in zip(names, differences, strict=True)})
+
+
+class TestRegression:
+    @pytest.mark.parametrize(("margin", "fails"), [(0.0, True), (0.05, True), (0.15, False), (0.25, False)])
+    def test_it_falls_where_the_upper_bound_is_below_the_margin(
+        self, tmp_path: Path, margin: float, fails: bool
+    ) -> None:
+        """The mean is -0.25 and the interval about [-0.408, -0.092]: not the mean decides, but its bound."""
+        comparison = compared(*pair(tmp_path, LOST))
+        (gate,) = regression_gates(comparison, margin)
+        high = comparison.differences[0].figures.interval.high
+        assert high is not None and gate.failed == fails == (high < -margin)
+        assert ("is worse than" in gate.told) == fails
+
+    def test_a_gain_and_a_loss_that_is_not_shown_pass(self, tmp_path: Path) -> None:
+        for place, differences in enumerate(([-value for value in LOST], [-0.5, 0.5, -0.5, 0.0], [0.0] * 4)):
+            (gate,) = regression_gates(compared(*pair(tmp_path / str(place), differences)), 0.0)
+            assert not gate.failed and "not shown to be worse" in gate.told
+
+    def test_what_cannot_be_told_falls(self, tmp_path: Path) -> None:
+        (gate,) = regression_gates(compared(*pair(tmp_path, [0.5])), 0.0)
+        assert gate.failed and "gives no interval" in gate.told
+
+    def test_each_run_has_its_own(self, tmp_path: Path) -> None:
+        runs = pair(tmp_path, LOST)
+        third = make_run(tmp_path / "third", {f"s{place}": [0.5] for place in range(8)})
+        assert [gate.failed for gate in regression_gates(compared(*runs, third), 0.0)] == [True, False]
+
+
+class TestUnder:
+    def test_it_looks_at_the_mean_or_at_its_lower_bound(self, tmp_path: Path) -> None:
+        side = compared(*pair(tmp_path, LOST)).sides[-1]
+        assert side.summary.score is not None and side.summary.score.mean == 0.25
+        assert side.summary.score.low == pytest.approx(0.092, abs=0.001)
+        assert [under_gate(side, least).failed for least in (0.25, 0.2500001)] == [False, True]
+        assert [under_gate(side, least, by_lower_bound=True).failed for least in (0.09, 0.1)] == [False, True]
+
+    def test_what_is_unscored_or_has_no_interval_falls(self, tmp_path: Path) -> None:
+        before, after = pair(tmp_path, [0.5])
+        side = compared(before, after).sides[-1]
+        assert not under_gate(side, 0.9).failed
+        assert under_gate(side, -5.0, by_lower_bound=True).failed
+        assert "not known" in under_gate(side, -5.0, by_lower_bound=True).told
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0.25, "+0.250"), (-0.25, "−0.250"), (0.0, "0.000"), (-1e-9, "0.000"), (None, "–"), (-4e6, "−4e+06")],
+)
+def test_differences_have_their_sign(value: float | None, told: str) -> None:
+    assert signed(value) == told
