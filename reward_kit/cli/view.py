@@ -1,0 +1,54 @@
+"""`reward-kit view`: the pages of all runs of a folder in the browser, live while runs go on."""
+
+from __future__ import annotations
+
+import signal
+import webbrowser
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import click
+
+from reward_kit.errors import ConfigError
+from reward_kit.runs.header import FILE
+from reward_kit.runs.viewer.catalogue import Catalogue
+
+
+@click.command(name="view")
+@click.argument("folder", required=False, type=click.Path(path_type=Path), default=Path("runs"), metavar="[DIR]")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
+@click.option("--open/--no-open", "opens", default=False, help="Open the address in the browser of this machine.")
+def command(folder: Path, port: int, opens: bool) -> None:
+    """Serve the pages of the runs in DIR ("runs" by default), or of one run, to a browser on this machine alone.
+
+    The address has a token, without which nothing is shown. Episodes of a run that goes on appear as they finish.
+    Nothing in DIR is changed. Ctrl-C ends it.
+
+    \b
+    Examples:
+      reward-kit view
+      reward-kit view runs/clock-20260101T120000Z-ab12cd --open
+    """
+    anyio.run(_serve, _catalogue_of(folder), port, opens)
+
+
+def _catalogue_of(folder: Path) -> Catalogue:
+    if not folder.is_dir():
+        raise ConfigError(f"no folder {folder}; name the folder of the runs, or of one run")
+    if (folder / FILE).is_file():
+        whole = folder.resolve()
+        return Catalogue(whole.parent, only=whole.name)
+    return Catalogue(folder)
+
+
+async def _serve(catalogue: Catalogue, port: int, opens: bool) -> None:
+    from reward_kit.runs.viewer.server import serving
+
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with serving(catalogue, port) as address:
+            click.echo(address)
+            click.echo("Ctrl-C ends it. Whoever has this address can read these runs, on this machine alone.", err=True)
+            if opens:
+                await anyio.to_thread.run_sync(webbrowser.open, address)
+            await anext(signals)

@@ -1,0 +1,81 @@
+"""`reward-kit view` as it is started: what it prints, what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.project import Project
+from tests.cli.viewing import fetched, viewer
+from tests.runs.report.made import Parsed, episode, make_run, random_run, score
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_it_prints_an_address_serves_and_ends_quietly(project: Project, sign: signal.Signals) -> None:
+    (project.folder / "runs").mkdir()
+    make_run(project.folder / "runs", [episode("a")], [score("a", 1.0)])
+    with viewer(project) as (process, address):
+        assert address.startswith("http://127.0.0.1:") and "/?token=" in address
+        index, page = fetched(address, "/run/")
+        assert Parsed(index).tables["runs"]["rows"][0][0] == ["run", "./run/"]
+        assert Parsed(page).column("episodes", "rollout") == ["a"]
+        process.send_signal(sign)
+        rest, errors = process.communicate(timeout=30)
+    assert (process.returncode, rest) == (0, "")
+    assert errors.splitlines() == [
+        "Ctrl-C ends it. Whoever has this address can read these runs, on this machine alone."
+    ]
+
+
+def test_one_run_is_shown_alone_and_the_port_may_be_chosen(project: Project) -> None:
+    for name in ("one", "two"):
+        make_run(project.folder, [episode("a")], []).rename(project.folder / name)
+    with viewer(project, "one") as (_, address):
+        port = address.split(":")[2].split("/")[0]
+        assert [row[0][0] for row in Parsed(fetched(address)[0]).tables["runs"]["rows"]] == ["one"]
+        with viewer(project, "one", "--port", port) as (taken, _):
+            errors = taken.communicate(timeout=30)[1]
+        assert taken.returncode == 2
+        assert f"error: --port {port}:" in errors and "choose another" in errors
+    with viewer(project, "two", "--port", port) as (_, address):
+        assert f":{port}/" in address
+
+
+def test_a_folder_that_is_not_there_is_named(project: Project) -> None:
+    with viewer(project, "nosuch") as (process, _):
+        errors = process.communicate(timeout=30)[1]
+    assert process.returncode == 2
+    assert errors == "error: no folder nosuch; name the folder of the runs, or of one run\n"
+
+
+def test_a_browser_is_opened_only_where_that_is_asked(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project.folder / "runs").mkdir()
+    told = project.folder / "opened"
+    browser = project.folder / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {told}.new && mv {told}.new {told}\n')
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", str(browser))
+    with viewer(project, "--open") as (process, address):
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
+    assert told.read_text().strip() == address
+    told.unlink()
+    with viewer(project) as (process, _):
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
+    assert not told.exists()
+
+
+def test_nothing_in_the_folder_is_changed(project: Project) -> None:
+    run = random_run(project.folder, 20)
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()}
+    with viewer(project, ".") as (_, address):
+        fetched(address, "/run/", "/run/figures", "/run/episode/r00000", "/run/group/s0-a")
+    assert before == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()}
