@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.cli.numbers import WholeNumber
+from reward_kit.cli.outcome import write_page
 from reward_kit.errors import ConfigError, StoreError, did_you_mean
 from reward_kit.runs.credit import RunCredit, assign_credit, extreme_steps, headline, write_section
 from reward_kit.runs.header import FILE, RunHeader
@@ -53,6 +54,8 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
 def command(run: Path, estimator: str | None, options: tuple[str, ...], top: int, as_json: bool) -> None:
     """Say what each step of RUN was worth: write its credit.jsonl, in place of an earlier one, and show the extremes.
 
+    Its page, report.html, is written again too, with every step's credit beside it.
+
     \b
     Examples:
       reward-kit credit runs/my-run
@@ -75,6 +78,7 @@ def command(run: Path, estimator: str | None, options: tuple[str, ...], top: int
     for warning in credit.warnings:
         note.print(f"warning: {warning}", style="yellow")
     note.print(f"Written to {run / 'credit.jsonl'}")
+    write_page(run, note)
 
 
 def _header(run: Path) -> RunHeader:

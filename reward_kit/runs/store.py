@@ -224,10 +224,15 @@ def read_scores(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         StoreError: a line is damaged, or names a failure that no release knows; the message says which.
     """
-    return (record for _, record in _read_lines(path / "scores.jsonl", _check_failure))
+    return (record for _, record in placed_scores(path))
 
 
-def _check_failure(record: Mapping[str, Any]) -> None:
+def placed_scores(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """As `read_scores`, each line with the offset at which it begins."""
+    return _read_lines(path / "scores.jsonl", check_score)
+
+
+def check_score(record: Mapping[str, Any]) -> None:
     """A failure that nobody can tell would be counted as one of its own."""
     if (failure := record.get("failure")) is not None:
         with boundary(StoreError, "the failure cannot be read"):
@@ -236,7 +241,12 @@ def _check_failure(record: Mapping[str, Any]) -> None:
 
 def read_credit(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a run's `credit.jsonl`, one per step, none where no credit was assigned."""
-    return (record for _, record in _read_lines(path / "credit.jsonl"))
+    return (record for _, record in placed_credit(path))
+
+
+def placed_credit(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """As `read_credit`, each line with the offset at which it begins."""
+    return _read_lines(path / "credit.jsonl")
 
 
 def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
@@ -268,28 +278,57 @@ def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
     return episode
 
 
-def _read_lines(
-    path: Path, check: Callable[[Mapping[str, Any]], None] = lambda record: None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The whole lines of a file, each with the offset at which it begins; what `check` refuses is told of its line."""
+Check = Callable[[Mapping[str, Any]], None]
+
+
+def _anything(record: Mapping[str, Any]) -> None:
+    """Refuses nothing."""
+
+
+def _read_lines(path: Path, check: Check = _anything) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The records of a file, each with the offset at which its line begins; what `check` refuses is told of it."""
+    for number, (offset, line) in enumerate(placed_lines(path), 1):
+        yield offset, line_record(path, number, line, check)
+
+
+def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of one of a run's files as they stand there, each with the offset at which it begins.
+
+    A torn last line is left out; a file that is not there has none.
+    """
     if not path.exists():
         return
     offset = 0
     with told_of("read", path), path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+        for line in lines:
             if not line.endswith(b"\n"):
                 return
-            try:
-                record = json.loads(line.rstrip())
-            except ValueError as error:
-                raise StoreError(f"{path}:{number}: not JSON: {error}") from None
-            if not isinstance(record, dict) or not isinstance(record.get("rollout_id"), str):
-                raise StoreError(f"{path}:{number}: a line is an object with a rollout_id, a text; edited by hand?")
-            if not isinstance(record.get("attempt"), int | None):
-                raise StoreError(f"{path}:{number}: attempt is a whole number; got {record['attempt']!r}")
-            try:
-                check(record)
-            except StoreError as error:
-                raise StoreError(f"{path}:{number}: {error}") from None
-            yield offset, record
+            yield offset, line
             offset += len(line)
+
+
+def line_record(path: Path, number: int, line: bytes, check: Check = _anything) -> dict[str, Any]:
+    """What a line of a run's files says.
+
+    Args:
+        path: the file, for messages.
+        number: of the line, from 1, for messages.
+        line: as it stands in the file.
+        check: raises StoreError where the record is not what the file holds.
+
+    Raises:
+        StoreError: it is no JSON object with a `rollout_id`, or `check` refuses it; the message says where.
+    """
+    try:
+        record = json.loads(line.rstrip())
+    except ValueError as error:
+        raise StoreError(f"{path}:{number}: not JSON: {error}") from None
+    if not isinstance(record, dict) or not isinstance(record.get("rollout_id"), str):
+        raise StoreError(f"{path}:{number}: a line is an object with a rollout_id, a text; edited by hand?")
+    if not isinstance(record.get("attempt"), int | None):
+        raise StoreError(f"{path}:{number}: attempt is a whole number; got {record['attempt']!r}")
+    try:
+        check(record)
+    except StoreError as error:
+        raise StoreError(f"{path}:{number}: {error}") from None
+    return record

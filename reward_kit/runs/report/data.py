@@ -1,13 +1,13 @@
-"""The two tables at the end of the page as data for its script: episodes and samples, with what can be chosen there."""
+"""The tables at the end of the page as data for its script: samples, groups and episodes, with what can be chosen."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from reward_kit.runs.report.figures import SampleRow, error_of, outcome_of, tokens_of
+from reward_kit.runs.report.figures import GroupRow, SampleRow, error_of, outcome_of, tokens_of
 from reward_kit.runs.report.reading import EpisodeFacts
 from reward_kit.runs.report.wording import shown
 
@@ -16,17 +16,28 @@ _REASON_LENGTH = 400
 _REASONS_IN_ALL = 1_500_000  # characters; a page of more than a few megabytes is slow to open
 _SHORTEST_REASON = 60
 _MOST_CHOICES = 60
-_TEXTS = ("id", "word", "text")
-Rows = Sequence[Sequence[str | float | None]]
+_TEXTS = ("id", "link", "word", "text")
+Cell = str | float | list[str] | None
+"""A list is what is shown and what it stands for, where they differ."""
+Rows = Sequence[Sequence[Cell]]
 
 
 class Column(NamedTuple):
-    """A column; `filters` names the one of the episodes' table that a value of it selects."""
+    """A column.
+
+    Attributes:
+        key: its name in the data.
+        label: its heading.
+        kind: how its values are written.
+        filters: the column of the episodes' table in which a value of it is chosen by a click.
+        view: what a value of it opens: "episode" or "group".
+    """
 
     key: str
     label: str
     kind: str
     filters: str | None = None
+    view: str | None = None
 
     @property
     def is_number(self) -> bool:
@@ -44,6 +55,8 @@ class DataTable:
         columns: in order.
         rows: one value for each column.
         filters: the columns in which a value can be chosen, with their values.
+        key: how many of the first columns tell a row from all others.
+        is_optional: it is not shown while it has no rows.
     """
 
     name: str
@@ -51,6 +64,8 @@ class DataTable:
     columns: Sequence[Column]
     rows: Rows
     filters: Sequence[tuple[Column, Sequence[str]]] = field(default=())
+    key: int = 1
+    is_optional: bool = False
 
 
 _SAMPLE_COLUMNS = (
@@ -68,8 +83,20 @@ _SAMPLE_COLUMNS = (
     Column("cost", "cost", "cost"),
     Column("seconds", "took", "seconds"),
 )
+_GROUP_COLUMNS = (
+    Column("group", "group", "id", view="group"),
+    Column("sample", "sample", "id", "sample"),
+    Column("policy", "policy", "word"),
+    Column("episodes", "episodes", "count"),
+    Column("scored", "scored", "count"),
+    Column("mean", "mean score", "score"),
+    Column("least", "lowest", "score"),
+    Column("most", "highest", "score"),
+    Column("spread", "difference", "score"),
+    Column("steps", "steps", "mean"),
+)
 _EPISODE_COLUMNS = (
-    Column("rollout", "episode", "id"),
+    Column("rollout", "episode", "id", view="episode"),
     Column("sample", "sample", "id"),
     Column("policy", "policy", "word"),
     Column("score", "score", "score"),
@@ -88,7 +115,16 @@ _EPISODE_COLUMNS = (
 def samples_table(rows: Iterable[SampleRow]) -> DataTable:
     """A row for each sample of each policy."""
     cells = [[shown(row.sample_id, NAME_LENGTH), shown(row.policy, NAME_LENGTH), *map(_short, row[2:])] for row in rows]
-    return _with_choices(DataTable("samples", "Samples", _SAMPLE_COLUMNS, cells), ("policy",))
+    return with_choices(DataTable("samples", "Samples", _SAMPLE_COLUMNS, cells, key=2), ("policy",))
+
+
+def groups_table(rows: Iterable[GroupRow]) -> DataTable:
+    """A row for each group of several episodes."""
+    cells = [
+        [_named(row.group_id), shown(row.sample_id, NAME_LENGTH), shown(row.policy, NAME_LENGTH), *map(_short, row[3:])]
+        for row in rows
+    ]
+    return with_choices(DataTable("groups", "Groups", _GROUP_COLUMNS, cells, is_optional=True), ("policy",))
 
 
 def episodes_table(episodes: Sequence[EpisodeFacts], pass_threshold: float) -> DataTable:
@@ -97,13 +133,13 @@ def episodes_table(episodes: Sequence[EpisodeFacts], pass_threshold: float) -> D
     ordered = sorted(episodes, key=lambda facts: facts.row.rollout_id)
     cells = [_episode_cells(facts, pass_threshold, length) for facts in ordered]
     table = DataTable("episodes", "Episodes", _EPISODE_COLUMNS, cells)
-    return _with_choices(table, ("policy", "outcome", "stop", "error"))
+    return with_choices(table, ("policy", "outcome", "stop", "error"))
 
 
-def _episode_cells(facts: EpisodeFacts, pass_threshold: float, length: int) -> list[str | float | None]:
+def _episode_cells(facts: EpisodeFacts, pass_threshold: float, length: int) -> list[Cell]:
     row = facts.row
     return [
-        shown(row.rollout_id, NAME_LENGTH),
+        _named(row.rollout_id),
         shown(row.sample_id, NAME_LENGTH),
         shown(row.policy, NAME_LENGTH),
         _short(row.score),
@@ -119,20 +155,25 @@ def _episode_cells(facts: EpisodeFacts, pass_threshold: float, length: int) -> l
     ]
 
 
+def _named(name: str) -> Cell:
+    """A name as it is shown, and where that differs also as it is stored."""
+    told = shown(name, NAME_LENGTH)
+    return told if told == name else [told, name]
+
+
 def _short(value: float | None) -> float | None:
     """A number with as many digits as anybody reads."""
     return None if value is None else float(f"{value:.9g}")
 
 
-def _with_choices(table: DataTable, keys: Iterable[str]) -> DataTable:
-    """The table with a choice for each of these columns that has several values, and not too many."""
+def with_choices(table: DataTable, keys: Iterable[str]) -> DataTable:
+    """The table with a choice for each of these columns that has not too many; one of a single value is hidden."""
     filters = []
     for place, column in enumerate(table.columns):
         if column.key in keys:
             values = sorted({str(row[place]) for row in table.rows if row[place]})
-            is_choice = 1 < len(values) <= _MOST_CHOICES or column.key == "error"
-            filters += [(column, values)] if values and is_choice else []
-    return DataTable(table.name, table.title, table.columns, table.rows, filters)
+            filters += [(column, values)] if len(values) <= _MOST_CHOICES or column.key == "error" else []
+    return replace(table, filters=filters)
 
 
 def as_script_data(tables: Iterable[DataTable]) -> str:
@@ -141,6 +182,7 @@ def as_script_data(tables: Iterable[DataTable]) -> str:
         table.name: {
             "columns": [{key: value for key, value in column._asdict().items() if value} for column in table.columns],
             "rows": table.rows,
+            "key": table.key,
         }
         for table in tables
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -297,4 +298,45 @@ def _sample_row(sample_id: str, policy: str, own: Sequence[EpisodeFacts], pass_t
         tokens=sum(map(tokens_of, own)),
         cost=float(sum(costs)) if costs else None,
         seconds=_sum(facts.duration_s for facts in own),
+    )
+
+
+class GroupRow(NamedTuple):
+    """The episodes of one group together; figures of scores are None where none of them is scored."""
+
+    group_id: str
+    sample_id: str
+    policy: str
+    episodes: int
+    scored: int
+    mean: float | None
+    least: float | None
+    most: float | None
+    spread: float | None
+    steps: float
+
+
+def group_rows(episodes: Iterable[EpisodeFacts]) -> list[GroupRow]:
+    """One row for each group of several episodes, those first whose scores differ most: there credit says most."""
+    groups: dict[str, list[EpisodeFacts]] = defaultdict(list)
+    for facts in episodes:
+        groups[facts.group_id].append(facts)
+    rows = [_group_row(group_id, own) for group_id, own in groups.items() if len(own) > 1]
+    return sorted(rows, key=lambda row: (1.0 if row.spread is None else -row.spread, *row[1:3], row.group_id))
+
+
+def _group_row(group_id: str, own: Sequence[EpisodeFacts]) -> GroupRow:
+    scores = [facts.row.score for facts in own if facts.row.score is not None]
+    spread = max(scores) - min(scores) if scores else math.inf
+    return GroupRow(
+        group_id=group_id,
+        sample_id=str(own[0].row.sample_id),
+        policy=", ".join(policies_of(own)),
+        episodes=len(own),
+        scored=len(scores),
+        mean=mean_of(scores) if scores else None,
+        least=min(scores, default=None),
+        most=max(scores, default=None),
+        spread=spread if math.isfinite(spread) else None,
+        steps=sum(facts.row.num_steps for facts in own) / len(own),
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +16,14 @@ from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.reward_agent.stats import cost_of
 from reward_kit.rewards.judging.usage import METRIC
 from reward_kit.runs.header import RunHeader
-from reward_kit.runs.store import read_episodes, read_scores
+from reward_kit.runs.store import check_score, line_record, placed_lines
 from reward_kit.runs.summary import EpisodeRow
 
 _KEPT_TEXT = 2_000
+# Between these keys of a line of `episodes.jsonl` are the conversation, the steps, the tokens and the sample. Of those
+# the page's figures need errors of tools and what a simulated user took.
+_MIDDLE, _AFTER = b',"messages":[', b',"timing":'
+_TELLING = (b'"error":', b'"user_usage":')
 
 
 class Said(NamedTuple):
@@ -26,6 +31,13 @@ class Said(NamedTuple):
 
     text: str = ""
     length: int = 0
+
+
+class Place(NamedTuple):
+    """Where a line, or several that follow one another, lie in a file: from which byte on, and how many."""
+
+    offset: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,7 @@ class ScoreFacts:
         done_s: when it was there.
         usage: what a judge says that the score took; "" where nothing does.
         cost_usd: the dollars of it, None where no price is known or nothing was said.
+        place: where its line is, where somebody wants to read it again.
     """
 
     unit: str
@@ -49,6 +62,7 @@ class ScoreFacts:
     done_s: float | None = None
     usage: str = ""
     cost_usd: float | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +78,8 @@ class EpisodeFacts:
         environment_s: of that, in the environment.
         said: what broke, else why the score is what it is.
         score: of its line of `scores.jsonl`; None where it waits for one.
+        rollout_index: its place among the episodes of its group.
+        place: where its line is, where somebody wants to read it again.
     """
 
     row: EpisodeRow
@@ -74,6 +90,8 @@ class EpisodeFacts:
     environment_s: float | None
     said: Said
     score: ScoreFacts | None
+    rollout_index: int = 0
+    place: Place | None = None
 
     @property
     def end_s(self) -> float | None:
@@ -115,13 +133,15 @@ def read_run(path: Path) -> RunFacts:
     """
     header = RunHeader.read(path)
     if "training" in (header.model_extra or {}):
-        raise ConfigError(f"{path} is a training run; its figures are in metrics.jsonl, and it has no report yet")
-    scores = {(line["rollout_id"], attempt_of(line)): line for line in map(_lean, read_scores(path))}
+        raise ConfigError(f"{path} is a training run; its figures are in metrics.jsonl, and it has no episodes.jsonl")
+    scores = {(line["rollout_id"], attempt_of(line)): line for line in _scores(path)}
     latest: dict[str, EpisodeFacts] = {}
     earlier = 0
-    for record in read_episodes(path):
-        with boundary(StoreError, f"{path / 'episodes.jsonl'}: {record['rollout_id']} cannot be read as an episode"):
-            facts = _episode(record, header, scores.get((record["rollout_id"], attempt_of(record))))
+    file = path / "episodes.jsonl"
+    for number, (offset, line) in enumerate(placed_lines(file), 1):
+        record = _outlined(line) or line_record(file, number, line)
+        score = scores.get((record["rollout_id"], attempt_of(record)))
+        facts = episode_facts(record, header, score, Place(offset, len(line)))
         known = latest.get(facts.row.rollout_id)
         earlier += known is not None
         if known is None or facts.row.attempt >= known.row.attempt:
@@ -130,28 +150,71 @@ def read_run(path: Path) -> RunFacts:
     return RunFacts(path, header, finished, earlier, len(latest) - len(finished))
 
 
-def _episode(record: Mapping[str, Any], header: RunHeader, score: Mapping[str, Any] | None) -> EpisodeFacts:
-    row = EpisodeRow.of(record)
-    if score is not None:
-        row.add_score(score)
-    said = _said(row.error_message) if row.error_message else score["said"] if score is not None else Said()
-    row.error_message = said.text if row.error_message else None
-    timing = record.get("timing") or {}
-    return EpisodeFacts(
-        row=row,
-        group_id=str(from_json_value(record.get("group_id"))),
-        # Transcripts that are scored bring the times of when they were collected.
-        begin_s=_since(header, timing.get("started_at")) if header.data is None else None,
-        duration_s=_duration(timing.get("duration_s")),
-        policy_s=_duration(timing.get("policy_s")),
-        environment_s=_duration(timing.get("environment_s")),
-        said=said,
-        score=_score(score) if score is not None else None,
-    )
+def _outlined(line: bytes) -> dict[str, Any] | None:
+    """A line of `episodes.jsonl` without its long middle, which takes most of the time to parse and tells nothing here.
+
+    None where the middle is not where it should be, or tells something. A key that stood elsewhere, within another
+    value, would leave brackets open, and a text can hold none of these marks, whose quotes would be escaped in it.
+    """
+    begin, end = line.find(_MIDDLE), line.rfind(_AFTER)
+    if not 0 < begin < end or any(line.find(told, begin, end) >= 0 for told in _TELLING):
+        return None
+    try:
+        record = json.loads(line[:begin] + line[end:])
+    except ValueError:
+        return None
+    is_whole = isinstance(record.get("rollout_id"), str) and isinstance(record.get("attempt"), int | None)
+    return record | {"steps": []} if is_whole else None
 
 
-def _lean(line: Mapping[str, Any]) -> dict[str, Any]:
+def _scores(path: Path) -> Iterator[Mapping[str, Any]]:
+    file = path / "scores.jsonl"
+    for number, (offset, line) in enumerate(placed_lines(file), 1):
+        yield lean_score(line_record(file, number, line, check_score), Place(offset, len(line)))
+
+
+def episode_facts(
+    record: Mapping[str, Any], header: RunHeader, score: Mapping[str, Any] | None, place: Place | None = None
+) -> EpisodeFacts:
+    """What the page knows of one episode.
+
+    Args:
+        record: its line of `episodes.jsonl`.
+        header: of its run.
+        score: what `lean_score` left of its line of `scores.jsonl`; None where it has none.
+        place: where its line is.
+
+    Raises:
+        StoreError: the record is not one of an episode.
+    """
+    with boundary(StoreError, f"episodes.jsonl: {record['rollout_id']} cannot be read as an episode"):
+        row = EpisodeRow.of(record)
+        if score is not None:
+            row.add_score(score)
+        said = _said(row.error_message) if row.error_message else score["said"] if score is not None else Said()
+        row.error_message = said.text if row.error_message else None
+        timing = record.get("timing") or {}
+        return EpisodeFacts(
+            row=row,
+            group_id=str(from_json_value(record.get("group_id"))),
+            # Transcripts that are scored bring the times of when they were collected.
+            begin_s=_since(header, timing.get("started_at")) if header.data is None else None,
+            duration_s=_duration(timing.get("duration_s")),
+            policy_s=_duration(timing.get("policy_s")),
+            environment_s=_duration(timing.get("environment_s")),
+            said=said,
+            score=_score(score) if score is not None else None,
+            rollout_index=int(_number(record.get("rollout_index")) or 0),
+            place=place,
+        )
+
+
+def lean_score(line: Mapping[str, Any], place: Place | None = None) -> dict[str, Any]:
     """A line of `scores.jsonl` without what the page does not show, and with texts of a bounded length.
+
+    Args:
+        line: what it says.
+        place: where it is.
 
     Raises:
         StoreError: its score is no number.
@@ -164,6 +227,7 @@ def _lean(line: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: line.get(key) for key in ("rollout_id", "attempt", "score", "timing", "scored_group")}
     kept["failure"] = failure
     kept["result"] = {"is_imputed": result.get("is_imputed")}
+    kept["place"] = place
     kept["said"], kept["usage"] = _said(result.get("reason")), _said(usage.get("reason")).text
     return kept
 
@@ -179,6 +243,7 @@ def _score(line: Mapping[str, Any]) -> ScoreFacts:
         done_s=_number(timing.get("done_s")),
         usage=line["usage"],
         cost_usd=cost_of(line["usage"]),
+        place=line["place"],
     )
 
 

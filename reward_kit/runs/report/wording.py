@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from urllib.parse import quote
 
 from reward_kit.runs.tables import figure
 
@@ -14,6 +16,10 @@ _UNSHOWN = re.compile(
 )
 _ACCENTS = "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
 _STACKED = re.compile(rf"([{_ACCENTS}]{{4}})[{_ACCENTS}]+")  # more of them would climb over the lines above
+
+_HALVES = re.compile(r"[\ud800-\udfff]")  # of surrogate pairs, which no URL can hold
+_MARKED = "json:"
+_UNRESERVED = "!'()*-._~"  # what encodeURIComponent leaves
 
 
 def shown(text: object, limit: int, length: int | None = None) -> str:
@@ -35,6 +41,12 @@ def shown(text: object, limit: int, length: int | None = None) -> str:
 def _written_out(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def href(view: str, name: str) -> str:
+    """The link to an episode or a group, by its name as it is stored; `RK.href` of the page's script makes the same."""
+    is_plain = not name.startswith(_MARKED) and not _HALVES.search(name)
+    return f"#/{view}/{quote(name if is_plain else _MARKED + json.dumps(name), safe=_UNRESERVED)}"
 
 
 def number(value: float | None) -> str:

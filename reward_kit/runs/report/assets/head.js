@@ -1,0 +1,108 @@
+// What stands above the steps of an episode: its score and why it has it, how it ended, what it was about.
+(() => {
+  const { el } = RK;
+
+  const aside = (title, text) =>
+    el(
+      "details",
+      { class: "fold aside" },
+      el("summary", null, title),
+      el("div", { class: "said drawn stranger", dir: "auto" }, RK.shown(text, 20000)),
+    );
+
+  const crumbs = (episode, group) => {
+    const place = `${group.first + episode.index + 1} of ${RK.count(group.size)} in its group`;
+    return el(
+      "p",
+      { class: "faint crumbs" },
+      "sample ",
+      el("span", { class: "stranger", dir: "auto" }, episode.sample),
+      " · ",
+      el("a", { href: RK.href("group", group.id) }, group.size > 1 ? place : "alone in its group"),
+    );
+  };
+
+  const outcome = (episode) =>
+    el(
+      "p",
+      { class: "outcome" },
+      el(
+        "span",
+        { class: episode.score === null ? "big unscored" : "big" },
+        episode.score === null ? "unscored" : RK.figure(episode.score),
+      ),
+      episode.is_imputed ? el("span", { class: "tag" }, "imputed") : null,
+      episode.error ? el("span", { class: "tag bad" }, `error: ${episode.error}`) : null,
+    );
+
+  const facts = (episode) => {
+    const told = [
+      episode.policy,
+      `ended by ${episode.stop}`,
+      `${episode.steps.length} step${episode.steps.length === 1 ? "" : "s"}`,
+      episode.took_s === null ? null : `took ${RK.seconds(episode.took_s)}`,
+      episode.attempt ? `attempt ${episode.attempt + 1}` : null,
+      episode.environment_return === null ? null : `environment’s return ${RK.signed(episode.environment_return)}`,
+    ];
+    const shown = told.filter(Boolean).map((one) => el("li", { class: "stranger" }, one));
+    return el("ul", { class: "facts" }, shown);
+  };
+
+  const failure = ({ error, error_where: where, error_message: message, traceback }) =>
+    error
+      ? el(
+          "div",
+          { class: "failure" },
+          el("strong", { class: "stranger" }, where ? `${error} in ${where}` : error),
+          RK.folded(message ?? ""),
+          traceback ? RK.folded(traceback, undefined, "code") : null,
+        )
+      : null;
+
+  const metrics = (episode) => {
+    const reasonOf = (one) =>
+      one.reason ? el("span", { class: "faint stranger" }, ` ${RK.cut(one.reason, 300)}`) : null;
+    const rows = episode.metrics.map((one) => [
+      el("dt", { class: "stranger" }, one.name),
+      el("dd", null, RK.figure(one.score), reasonOf(one)),
+    ]);
+    return rows.length ? el("dl", { class: "metrics" }, rows) : null;
+  };
+
+  const asides = ({ query, response, sample_data: data, ground_truth: truth }) => {
+    const hasData = data && Object.keys(data).some((key) => key !== "id");
+    const hasTruth = truth !== null && truth !== undefined;
+    const text = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
+    return [
+      query ? aside("What the judge was asked", query) : null,
+      response ? aside("What the judge answered", response) : null,
+      hasData ? aside("The sample", text(data)) : null,
+      hasTruth ? aside("Ground truth", text(truth)) : null,
+    ];
+  };
+
+  // Where the numbers beside the steps come from, and what to do where some are missing.
+  RK.creditTold = ({ credit }) => {
+    const hint = [
+      " ",
+      el("code", null, "reward-kit credit RUN"),
+      " says what each step was worth, and writes this page again.",
+    ];
+    return el("p", { class: "faint credit-told" }, credit.told, credit.is_credited ? null : hint);
+  };
+
+  RK.episodeHead = (episode, group, heading) =>
+    el(
+      "section",
+      { class: "episode-head" },
+      crumbs(episode, group),
+      heading,
+      outcome(episode),
+      facts(episode),
+      failure(episode),
+      episode.reason ? RK.folded(episode.reason, undefined, "reason") : null,
+      metrics(episode),
+      asides(episode),
+      RK.creditTold(episode),
+    );
+})();

@@ -1,0 +1,226 @@
+// Tables to sort, filter and search: their rows are in RK.data, their frames in the page. RK.tables names them.
+(() => {
+  const PAGE = 50;
+  const LONG = 100;
+  const formats = {
+    score: RK.figure,
+    signed: RK.signed,
+    mean: (x) => x.toFixed(1),
+    count: RK.count,
+    cost: (x) => (x >= 100 ? `$${x.toFixed(2)}` : `$${x.toFixed(4)}`),
+    seconds: RK.seconds,
+  };
+  const tables = {};
+
+  // A cell may be [text, what it leads to].
+  const plain = (cell) => (Array.isArray(cell) ? cell[0] : cell);
+  const isNothing = (value) => value === null || value === "";
+  const isOwn = (href) => /^(#|\/(?!\/)|\.\/)/.test(href);
+
+  class Table {
+    constructor(section) {
+      this.section = section;
+      this.name = section.dataset.table;
+      this.columns = RK.data[this.name].columns;
+      this.rows = RK.data[this.name].rows;
+      this.body = section.querySelector("tbody");
+      this.status = section.querySelector("[role=status]");
+      this.search = section.querySelector("input[type=search]");
+      this.selects = [...section.querySelectorAll("select")];
+      this.chip = section.querySelector(".chip");
+      this.exact = null;
+      this.sort = null;
+      this.page = 0;
+      this.texts = null;
+      this.heads = [...section.querySelectorAll("th")];
+      this.heads.forEach((head, place) => head.querySelector("button").addEventListener("click", () => this.by(place)));
+      this.search.addEventListener("input", () => this.show(0));
+      this.selects.forEach((select) => select.addEventListener("change", () => this.show(0)));
+      this.chip.addEventListener("click", () => this.only(null));
+      [this.back, this.next] = section.querySelectorAll(".pager button");
+      this.back.addEventListener("click", () => this.show(this.page - 1));
+      this.next.addEventListener("click", () => this.show(this.page + 1));
+      section.querySelector("[data-clear]").addEventListener("click", () => this.clear());
+      this.show(0);
+    }
+
+    place(key) {
+      return this.columns.findIndex((column) => column.key === key);
+    }
+
+    by(place) {
+      const isNumber = this.columns[place].kind in formats;
+      const down = this.sort?.place === place ? !this.sort.down : isNumber;
+      this.sort = { place, down };
+      this.heads.forEach((head, at) => {
+        if (at === place) head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        else head.removeAttribute("aria-sort");
+      });
+      this.show(0);
+    }
+
+    only(exact) {
+      this.exact = exact;
+      this.chip.hidden = exact === null;
+      if (exact !== null) this.chip.textContent = `${exact.key}: ${exact.value} ✕`;
+      this.show(0);
+    }
+
+    clear() {
+      this.search.value = "";
+      this.selects.forEach((select) => {
+        select.value = "";
+      });
+      this.only(null);
+    }
+
+    filter(key, value) {
+      this.clear();
+      const select = this.selects.find((one) => one.dataset.column === key);
+      if (select && [...select.options].some((option) => option.value === value)) {
+        select.value = value;
+        this.show(0);
+      } else {
+        this.only({ key, value });
+      }
+    }
+
+    // Put these rows in the place of those with the same key, or at the end. What is chosen stays.
+    upsert(rows) {
+      const keyOf = (row) => JSON.stringify(row.slice(0, RK.data[this.name].key ?? 1));
+      const places = new Map(this.rows.map((row, at) => [keyOf(row), at]));
+      for (const row of rows) {
+        const key = keyOf(row);
+        if (!places.has(key)) places.set(key, this.rows.length);
+        this.rows[places.get(key)] = row;
+      }
+      this.selects.forEach((select) => this.offer(select, rows));
+      this.texts = null;
+      this.show(this.page);
+    }
+
+    remove(isGone) {
+      this.rows = this.rows.filter((row) => !isGone(row));
+      this.texts = null;
+      this.show(this.page);
+    }
+
+    offer(select, rows) {
+      const known = new Set([...select.options].map((option) => option.value));
+      const place = this.place(select.dataset.column);
+      for (const value of new Set(rows.map((row) => plain(row[place])))) {
+        if (!isNothing(value) && !known.has(value)) select.append(RK.el("option", { value }, value));
+      }
+      select.parentElement.hidden = select.options.length < 3;
+    }
+
+    chosen() {
+      const wanted = this.selects.filter((one) => one.value).map((one) => [this.place(one.dataset.column), one.value]);
+      if (this.exact) wanted.push([this.place(this.exact.key), this.exact.value]);
+      const said = this.search.value.trim().toLowerCase();
+      if (said && !this.texts) {
+        const words = (row) =>
+          row
+            .map(plain)
+            .filter((cell) => typeof cell === "string")
+            .join("\n")
+            .toLowerCase();
+        this.texts = this.rows.map(words);
+      }
+      const found = [];
+      this.rows.forEach((row, at) => {
+        if (wanted.every(([place, value]) => plain(row[place]) === value) && (!said || this.texts[at].includes(said))) {
+          found.push(row);
+        }
+      });
+      return this.sorted(found);
+    }
+
+    sorted(rows) {
+      if (!this.sort) return rows;
+      const { place, down } = this.sort;
+      return rows.sort((one, other) => {
+        const [a, b] = [plain(one[place]), plain(other[place])];
+        if (isNothing(a) || isNothing(b)) return isNothing(a) - isNothing(b); // what is not known comes last
+        const order = a < b ? -1 : Number(a > b);
+        return down ? -order : order;
+      });
+    }
+
+    show(page) {
+      this.section.hidden = "optional" in this.section.dataset && this.rows.length === 0;
+      const rows = this.chosen();
+      const last = Math.max(0, Math.ceil(rows.length / PAGE) - 1);
+      this.page = Math.min(Math.max(0, page), last);
+      const begin = this.page * PAGE;
+      const shown = rows.slice(begin, begin + PAGE);
+      this.body.replaceChildren(...shown.map((row) => this.line(row)));
+      const of = rows.length === this.rows.length ? "" : ` (of ${RK.count(this.rows.length)})`;
+      this.status.textContent = rows.length
+        ? `${begin + 1}–${begin + shown.length} of ${RK.count(rows.length)}${of}`
+        : `nothing found${of}`;
+      this.back.disabled = this.page === 0;
+      this.next.disabled = this.page === last;
+    }
+
+    line(row) {
+      return RK.el(
+        "tr",
+        null,
+        this.columns.map((column, place) => this.cell(column, row[place])),
+      );
+    }
+
+    cell(column, value) {
+      if (column.kind in formats)
+        return RK.el("td", { class: "n" }, isNothing(value) ? RK.DASH : formats[column.kind](value));
+      const text = isNothing(value) ? "" : String(plain(value));
+      return RK.el("td", { class: column.kind === "link" ? "id" : column.kind }, this.content(column, value, text));
+    }
+
+    content(column, value, text) {
+      const stranger = { class: "stranger", dir: "auto" };
+      if (!text) return null;
+      if (column.view) {
+        const id = Array.isArray(value) ? value[1] : value;
+        return RK.el("a", { ...stranger, href: RK.href(column.view, id) }, text);
+      }
+      if (column.kind === "link" && isOwn(value[1])) return RK.el("a", { ...stranger, href: value[1] }, text);
+      if (column.filters) {
+        const onclick = () => goTo("episodes", column.filters, text);
+        return RK.el("button", { type: "button", class: "link stranger", dir: "auto", onclick }, text);
+      }
+      if (text.length <= LONG) return RK.el("span", stranger, text);
+      return RK.el(
+        "details",
+        null,
+        RK.el("summary", stranger, `${RK.cut(text, LONG)}…`),
+        RK.el("span", stranger, text),
+      );
+    }
+  }
+
+  const goTo = (name, key, value) => {
+    tables[name].filter(key, value);
+    const heading = document.getElementById(name);
+    heading.scrollIntoView();
+    heading.focus({ preventScroll: true });
+  };
+
+  // What does nothing without a script waits disabled.
+  const enliven = (root) => {
+    for (const button of root.querySelectorAll("button[data-key]")) button.disabled = false;
+  };
+
+  RK.register("tables", () => {
+    for (const section of document.querySelectorAll("[data-table]")) {
+      tables[section.dataset.table] = new Table(section);
+    }
+    enliven(document);
+    document.addEventListener("click", (event) => {
+      const button = event.target.closest("button[data-key]");
+      if (button) goTo("episodes", button.dataset.key, button.dataset.value);
+    });
+  });
+  Object.assign(RK, { Table, enliven, tables });
+})();

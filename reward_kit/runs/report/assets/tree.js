@@ -1,0 +1,303 @@
+// The whole group in one picture. Each lane is an episode, each cell a step, coloured by what the step was worth. Lanes
+// run together while the episodes are in one state, part where they do different things, and meet in shared states.
+(() => {
+  const AHEAD = 700; // pixels drawn beyond what is seen
+  const LEAST = 0.8; // what is just too wide is made so much smaller, which can still be read
+  const MANY = 24; // lanes shown at first
+  const FIELDS = [
+    ["A", "A, the advantage"], ["A_S", "A_S, the step's part of it"], ["A_E", "A_E, the episode's part of it"],
+    ["ret", "G, the return from here on"], ["reward", "the reward of the step"],
+  ];
+  const choice = { field: "A", all: false, whole: false }; // stays as it was from step to step
+  const trees = new WeakMap(); // what is drawn in a container
+  const placed = new WeakMap(); // where a group's cells stand
+  const { el, svg } = RK;
+  const { CELL } = RK.TreePlaces;
+
+  const round = (x) => Math.round(x * 10) / 10;
+  const isNumber = (value) => typeof value === "number";
+  // The largest of the numbers in a field of all steps, whatever their sign; 0 where there is none.
+  const largest = (group, field) => group.episodes.reduce((most, one) => one.steps.reduce(
+    (larger, step) => (isNumber(step[field]) ? Math.max(larger, Math.abs(step[field])) : larger), most), 0);
+
+  // The lanes that are shown of a large group: the one looked at, and others from the best to the worst evenly.
+  const chosen = (group, own) => {
+    const all = group.episodes.map((_, place) => place);
+    if (all.length <= MANY || choice.all) return all;
+    const score = (place) => group.episodes[place].score ?? -Infinity;
+    const others = all.filter((place) => place !== own).sort((a, b) => score(b) - score(a) || a - b);
+    const some = Array.from({ length: MANY - 1 }, (_, place) => others[Math.floor((place * others.length) / (MANY - 1))]);
+    return [own, ...some].sort((a, b) => a - b);
+  };
+
+  // What is placed once serves every step of the group.
+  const placesOf = (group, shown, names) => {
+    const key = shown.join();
+    if (placed.get(group)?.key !== key) placed.set(group, { key, places: new RK.TreePlaces(group, shown, names) });
+    return placed.get(group).places;
+  };
+
+  class Tree {
+    constructor(container, group) {
+      this.container = container;
+      this.group = group;
+      this.names = RK.actionNames(group);
+      // A part of the advantage that is 0 everywhere, as A_S is of many estimators, says nothing.
+      this.fields = FIELDS.filter(([key]) => largest(group, key) > 0);
+      if (!this.fields.length) this.fields = FIELDS.filter(([key]) => key === "reward");
+    }
+
+    build(own, step) {
+      this.at = [own, step];
+      this.field = this.fields.some(([key]) => key === choice.field) ? choice.field : this.fields[0][0];
+      this.most = Math.max(1e-9, largest(this.group, this.field));
+      this.shown = chosen(this.group, own);
+      this.places = placesOf(this.group, this.shown, this.names);
+      this.panel = RK.treePanel(this.group, this.names, { most: this.most, field: this.field });
+      this.view = el("div", { class: "tree-view", onscroll: () => this.draw() }, this.canvas());
+      const words = RK.treeWords(this.group, this.names);
+      this.container.replaceChildren(el("div", { class: "tree" }, RK.treeCaption(this.group), this.head(), this.view, this.panel.element, words));
+      this.resize();
+      this.bringIntoView(...this.at);
+      this.move(step);
+    }
+
+    canvas() {
+      const told = "Lanes are episodes, cells are steps. Arrow keys go along and across the lanes, Enter opens a step.";
+      this.root = svg("svg", {
+        viewBox: `0 0 ${this.places.width} ${this.places.height}`, role: "group", "aria-label": told,
+        onkeydown: (event) => this.key(event), onfocusin: (event) => this.lookAt(event.target),
+        onmouseover: (event) => this.lookAt(event.target), onmouseleave: () => this.look(...this.at),
+        onclick: (event) => this.open(this.placeOf(event.target)),
+      });
+      this.layers = ["lanes", "stations", "labels", "cells", "marks"].map(() => this.root.appendChild(svg("g")));
+      this.drawn = new Set();
+      this.ways = new Set();
+      this.cells = new Map();
+      return this.root;
+    }
+
+    resize() {
+      const { width, height } = this.places;
+      const fitting = Math.min(1, (this.view.clientWidth - 2) / width);
+      this.scale = fitting > 0 && (choice.whole || fitting >= LEAST) ? fitting : 1;
+      this.root.setAttribute("width", Math.floor(width * this.scale));
+      this.root.setAttribute("height", Math.ceil(height * this.scale));
+    }
+
+    // Drawing, as far as it is seen
+
+    draw() {
+      const { x, columns, width } = this.places;
+      const from = this.view.scrollLeft / this.scale - AHEAD;
+      const to = (this.view.scrollLeft + this.view.clientWidth) / this.scale + AHEAD;
+      for (let column = 0; column < columns; column += 1) {
+        const end = column + 1 < columns ? x[column + 1] : width;
+        if (end < from || x[column] > to || this.drawn.has(column)) continue;
+        this.drawn.add(column);
+        this.drawColumn(column);
+      }
+    }
+
+    drawColumn(column) {
+      const [, stations, labels, cells] = this.layers;
+      for (const label of this.places.labels[column]) labels.append(this.label(label, column));
+      for (const item of this.places.items[column]) {
+        if (item.kind === "node" && item.lanes.length > 1) stations.append(this.station(item, column));
+        for (const lane of item.lanes) {
+          if (item.kind === "node") cells.append(this.cell(lane, this.places.steps[lane][column]));
+          if (item.kind === "end" && (!column || this.places.itemOf[lane][column - 1]?.kind !== "end")) cells.append(this.end(lane, column));
+          this.drawWay(lane, column);
+        }
+      }
+    }
+
+    // The lane of a step on its way into a column.
+    drawWay(lane, column) {
+      const step = this.places.before[lane][column];
+      const key = `${lane} ${step}`;
+      if (step < 0 || this.ways.has(key)) return;
+      this.ways.add(key);
+      const d = this.places.way(lane, step);
+      const isOwn = this.shown[lane] === this.at[0];
+      if (isOwn) this.layers[0].append(svg("path", { class: "rim", d }));
+      const way = svg("path", { class: `lane ${RK.heat(this.value(this.shown[lane], step), this.most)}${isOwn ? " own" : ""}`, d });
+      if (isOwn) this.layers[0].append(way);
+      else this.layers[0].prepend(way); // what is looked at stands above the others
+    }
+
+    label(label, column) {
+      const own = label.lanes.find((lane) => this.shown[lane] === this.at[0]);
+      const ys = (own === undefined ? label.lanes : [own]).map((lane) => this.places.y(lane, column));
+      const y = round((Math.min(...ys) + Math.max(...ys)) / 2 + 4);
+      return svg("text", { class: own === undefined ? "label" : "label own", x: this.places.x[column] - 7, y, "text-anchor": "end" }, label.text);
+    }
+
+    station(item, column) {
+      const height = item.size + 6;
+      const y = round(item.y + this.places.top - height / 2);
+      return svg("rect", { class: "station", x: this.places.x[column] - 4, y, width: CELL.width + 8, height, rx: 8 });
+    }
+
+    cell(lane, step) {
+      const episode = this.shown[lane];
+      const told = this.panel.told(episode, step);
+      const cell = svg("g", {
+        class: episode === this.at[0] ? "cell own" : "cell", role: "link", tabindex: "-1", "aria-label": told, data: { place: `${episode} ${step}` },
+      }, RK.heatBox(this.value(episode, step), this.most, this.places.cell(lane, step)), svg("title", null, told));
+      this.cells.set(`${episode} ${step}`, cell);
+      return cell;
+    }
+
+    end(lane, column) {
+      const [x, y] = [this.places.x[column] + 1, this.places.y(lane, column)];
+      return svg("g", null, svg("path", { class: "endline", d: `M${x},${y - 8}V${y + 8}` }),
+        svg("text", { class: "end", x: x + 7, y: y + 4 }, RK.scoreText(this.group.episodes[this.shown[lane]]),
+          svg("tspan", { dx: 6 }, `#${RK.numberOf(this.group, this.shown[lane])}`)));
+    }
+
+    value(episode, step) {
+      return this.group.episodes[episode].steps[step]?.[this.field];
+    }
+
+    // Looking and choosing
+
+    // Another step of the episode that is looked at.
+    move(step) {
+      this.at = [this.at[0], step];
+      this.bringIntoView(...this.at);
+      this.draw();
+      this.tab(...this.at);
+      this.look(...this.at);
+    }
+
+    place(episode, step) {
+      const lane = this.shown.indexOf(episode);
+      return this.places.nodeOf[lane]?.[step] ? this.places.cell(lane, step) : null;
+    }
+
+    bringIntoView(episode, step) {
+      const place = this.place(episode, step);
+      const [left, width] = [this.view.scrollLeft, this.view.clientWidth];
+      if (place && (place.x * this.scale < left + 40 || place.x * this.scale > left + width - 110)) {
+        this.view.scrollLeft = place.x * this.scale - width / 2;
+      }
+    }
+
+    tab(episode, step) {
+      this.tabbed?.setAttribute("tabindex", "-1");
+      this.tabbed = this.cells.get(`${episode} ${step}`) ?? this.cells.values().next().value;
+      this.tabbed?.setAttribute("tabindex", "0");
+    }
+
+    look(episode, step) {
+      this.panel.show(episode, step);
+      const [marks, own] = [this.layers[4], this.place(...this.at)];
+      marks.replaceChildren(...this.together(episode, step).map((box) => svg("rect", { class: "peer", ...box, rx: 9 })));
+      if (!own) return;
+      marks.append(svg("rect", { class: "ring", x: own.x - 3, y: own.y - 3, width: CELL.width + 6, height: CELL.height + 6, rx: 6 }));
+    }
+
+    // Around the cells of the state of a step, neighbours in one box.
+    together(episode, step) {
+      const peers = this.group.episodes[episode]?.steps[step]?.peers ?? [];
+      const places = peers.length ? [[episode, step], ...peers].map((peer) => this.place(...peer)).filter(Boolean) : [];
+      places.sort((a, b) => a.x - b.x || a.y - b.y);
+      const boxes = [];
+      for (const { x, y } of places) {
+        const last = boxes[boxes.length - 1];
+        if (last && last.x === x - 5 && y < last.y + last.height) last.height = y + CELL.height + 4 - last.y;
+        else boxes.push({ x: x - 5, y: y - 4, width: CELL.width + 10, height: CELL.height + 8 });
+      }
+      return boxes;
+    }
+
+    placeOf(element) {
+      return element.closest?.(".cell")?.dataset.place?.split(" ").map(Number) ?? null;
+    }
+
+    lookAt(element) {
+      const place = this.placeOf(element);
+      if (place) this.look(...place);
+    }
+
+    open(place) {
+      if (place) RK.go(RK.href("episode", this.group.episodes[place[0]].id, place[1]));
+    }
+
+    key(event) {
+      const at = this.placeOf(event.target);
+      if (!at || event.ctrlKey || event.metaKey || event.altKey) return;
+      const to = this.after(event.key, at);
+      if (!to && event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      event.stopPropagation();
+      if (to) this.focus(...to);
+      else this.open(at);
+    }
+
+    after(key, [episode, step]) {
+      const last = this.group.episodes[episode].steps.length - 1;
+      const along = { ArrowLeft: Math.max(0, step - 1), ArrowRight: Math.min(last, step + 1), Home: 0, End: last }[key];
+      if (along !== undefined) return [episode, along];
+      if (key !== "ArrowUp" && key !== "ArrowDown") return null;
+      const { x, y } = this.place(episode, step);
+      const sign = key === "ArrowUp" ? -1 : 1;
+      const near = this.shown.filter((other) => other !== episode).map((other) => this.nearest(other, x)).filter(Boolean)
+        .map((found) => ({ ...found, below: (found.y - y) * sign })).filter((found) => found.below > 0);
+      near.sort((a, b) => a.below - b.below);
+      return near.length ? near[0].place : [episode, step];
+    }
+
+    // The step of an episode that stands nearest to a column.
+    nearest(episode, x) {
+      const all = this.group.episodes[episode].steps.map((_, step) => ({ ...this.place(episode, step), place: [episode, step] }));
+      return all.sort((a, b) => Math.abs(a.x - x) - Math.abs(b.x - x))[0];
+    }
+
+    focus(episode, step) {
+      this.bringIntoView(episode, step);
+      this.draw();
+      this.tab(episode, step);
+      this.tabbed.focus({ preventScroll: true });
+    }
+
+    // Above it
+
+    head() {
+      const options = this.fields.map(([key, name]) => el("option", { value: key, selected: key === this.field }, name));
+      const again = (change) => (event) => {
+        change(event.target);
+        this.build(...this.at);
+        this.container.querySelector(`[data-control=${event.target.dataset.control}]`)?.focus();
+      };
+      const [all, some] = [this.group.episodes.length, this.shown.length];
+      const more = choice.all ? `all ${all} episodes: show fewer` : `${some} of ${all} episodes, from the best to the worst: show all`;
+      return el("div", { class: "tree-head" }, RK.treeScale(this.most, this.field), el("div", null,
+        all > MANY ? el("button", { type: "button", data: { control: "all" }, onclick: again(() => { choice.all = !choice.all; }) }, more) : null,
+        el("label", null, el("input", { type: "checkbox", checked: choice.whole, data: { control: "whole" }, onchange: again((box) => { choice.whole = box.checked; }) }), "the whole width"),
+        el("label", null, "colour", el("select", { data: { control: "field" }, onchange: again((box) => { choice.field = box.value; }) }, options))));
+    }
+  }
+
+  // The step at which what was done mattered most: the best one in the state whose actions' returns are widest apart.
+  const crossroads = (group) => {
+    const found = group.anchors.filter((anchor) => anchor.actions.length > 1).map((anchor) => {
+      const sorted = anchor.actions.filter((one) => one.mean_return !== null).sort((a, b) => b.mean_return - a.mean_return);
+      return { place: sorted[0]?.members[0], spread: sorted.length ? sorted[0].mean_return - sorted.at(-1).mean_return : -1 };
+    });
+    found.sort((a, b) => b.spread - a.spread);
+    return found.find((one) => one.place)?.place ?? [group.episodes.findIndex((one) => one.steps.length), 0];
+  };
+
+  // Without an episode the picture begins at the widest crossroads.
+  RK.tree = (container, group, episodeIndex, stepIndex) => {
+    if (episodeIndex === undefined || episodeIndex === null) return RK.tree(container, group, ...crossroads(group));
+    const step = stepIndex ?? 0;
+    const known = trees.get(container);
+    if (known && known.group === group && known.at[0] === episodeIndex && known.root.isConnected) return known.move(step);
+    const tree = new Tree(container, group);
+    trees.set(container, tree);
+    tree.build(episodeIndex, step);
+  };
+})();

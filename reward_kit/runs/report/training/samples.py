@@ -1,0 +1,107 @@
+"""Episodes along the way: of the updates whose episodes were kept, a few, each with a few, as short texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reward_kit.episodes.json_codec import from_json_value
+from reward_kit.errors import StoreError
+from reward_kit.runs.files import told_of
+from reward_kit.runs.report.wording import number, shown
+
+FOLDER = "episodes"
+_MOST_UPDATES, _MOST_EPISODES, _MOST_MESSAGES = 8, 2, 24
+_TEXT, _NAME = 700, 120
+
+
+class Said(NamedTuple):
+    """One message, in words that are harmless."""
+
+    role: str
+    text: str
+
+
+class KeptEpisode(NamedTuple):
+    """One episode: its name, how it ended, what its environment gave, and what was said."""
+
+    rollout_id: str
+    facts: str
+    messages: Sequence[Said]
+
+
+class KeptUpdate(NamedTuple):
+    """The episodes of one update: how many there are, and a few of them."""
+
+    update: int
+    total: int
+    episodes: Sequence[KeptEpisode]
+
+
+def kept_updates(run: Path) -> list[KeptUpdate]:
+    """Some of the updates whose episodes were kept, the first and the last among them.
+
+    Args:
+        run: the folder of a training run.
+
+    Raises:
+        StoreError: a file of them is damaged.
+    """
+    files = sorted((run / FOLDER).glob("update-*.jsonl"))
+    files = [file for file in files if file.stem.removeprefix("update-").isdecimal()]
+    last = len(files) - 1
+    chosen = (
+        sorted({round(place * last / max(1, _MOST_UPDATES - 1)) for place in range(_MOST_UPDATES)}) if files else []
+    )
+    return [_update(files[place]) for place in chosen]
+
+
+def _update(file: Path) -> KeptUpdate:
+    total, episodes = 0, list[KeptEpisode]()
+    for record in _records(file):
+        total += 1
+        if len(episodes) < _MOST_EPISODES:
+            episodes.append(_episode(record, file))
+    return KeptUpdate(int(file.stem.removeprefix("update-")), total, episodes)
+
+
+def _records(file: Path) -> Iterator[dict[str, Any]]:
+    with told_of("read", file), file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise StoreError(f"{file}:{number}: not JSON: {error}") from None
+            if not isinstance(record, dict) or not isinstance(record.get("messages"), list):
+                raise StoreError(f"{file}:{number}: a line is an episode, an object with messages; edited by hand?")
+            yield record
+
+
+def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
+    messages = record["messages"]
+    # Where it is long, the beginning says what was asked, and the end how it came out.
+    half = _MOST_MESSAGES // 2
+    cut = len(messages) - 2 * half if len(messages) > _MOST_MESSAGES else 0
+    said = [_said(message) for message in (messages[:half] if cut else messages)]
+    if cut:
+        said += [Said("…", f"{cut:,} messages are left out"), *map(_said, messages[-half:])]
+    steps, reason = record.get("num_steps"), shown(record.get("stop_reason") or "", _NAME)
+    facts = [f"{steps} steps", reason] if isinstance(steps, int) else [reason]
+    gave = record.get("environment_return")
+    facts += [f"return {number(gave)}"] if isinstance(gave, int | float) else []
+    return KeptEpisode(shown(record.get("rollout_id") or file.stem, _NAME), ", ".join(facts), said)
+
+
+def _said(message: Mapping[str, Any]) -> Said:
+    return Said(shown(message.get("role") or "", _NAME), _text(message))
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """What a message says, with its calls as they were written."""
+    content = from_json_value(message.get("content"))
+    text = content if isinstance(content, str) else "" if content is None else json.dumps(message["content"])
+    calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    parts = [text, *(f"{call.get('name')}({call.get('arguments')})" for call in calls)]
+    return shown("\n".join(part for part in parts if part), _TEXT)
