@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs bench campaign learning-campaign sandbox-campaign text-games-campaign integrations clean
+.PHONY: help demo test check format docs pictures bench campaign learning-campaign browser-campaign sandbox-campaign \
+	text-games-campaign integrations clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +29,9 @@ format: $(VENV)/.dev  ## Format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+pictures: $(VENV)/.browser  ## Take the pictures of the docs anew, from real runs (needs Chromium)
+	@$(BIN)/python docs/take_pictures.py
+
 docs: $(VENV)/.docs  ## Build the docs site; a broken link fails
 	@$(BIN)/mkdocs build --strict
 
@@ -41,16 +45,22 @@ bench: $(VENV)/.dev .integrations/.learners  ## Run the benchmarks, beside inspe
 	@$(BIN)/python benchmarks/tokens.py
 	@$(BIN)/python benchmarks/episodes.py
 	@$(BIN)/python benchmarks/managers.py
+	@$(BIN)/python benchmarks/report.py
 	@$(BIN)/python benchmarks/reward_agent.py
 	@$(BIN)/python benchmarks/generate.py
 	@.integrations/learners/bin/python benchmarks/train_step.py
 	@$(BIN)/python benchmarks/pipeline.py
 
-campaign: $(VENV)/.dev  ## The long tests: kill -9 and resume
+campaign: $(VENV)/.dev $(VENV)/.statistics $(VENV)/.browser  ## The long tests: kill -9 and resume, coverage of intervals, pages
 	@$(BIN)/python -m pytest -m campaign
 
-learning-campaign: $(VENV)/.dev  ## The lakes learned from three seeds, each with its own warm start
+browser-campaign: $(VENV)/.browser  ## The pages in a headless Chromium (of the system: apt install chromium)
+	@$(BIN)/python -m pytest -m "" tests/browser
+
+learning-campaign: $(VENV)/.dev  ## The lakes from three seeds; chores by GiGPO, GRPO and PPO, five seeds each (resumable, 1 h)
 	@$(BIN)/python -m pytest -s -m campaign tests/rl/training/test_frozen_lake_example.py
+	@$(BIN)/python benchmarks/learning.py
+	@$(BIN)/python benchmarks/learning.py --report
 
 CASES ?= tests/sandbox/cases
 USER_PYTHON ?= /usr/bin/python3
@@ -88,6 +98,17 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
 $(VENV)/.text-games: $(VENV)/.dev
 	@echo "Installing TextWorld and ALFWorld (about 400 MB)"
 	@$(PIP) --editable '.[text-games]'
+	@touch $@
+
+# What the statistics are compared with.
+$(VENV)/.statistics: $(VENV)/.dev
+	@echo "Installing SciPy and statsmodels (about 150 MB)"
+	@$(PIP) scipy==1.17.1 statsmodels==0.15.0
+	@touch $@
+
+$(VENV)/.browser: $(VENV)/.dev
+	@echo "Installing what drives a browser (about 50 MB)"
+	@$(PIP) 'playwright==1.65.2' 'pillow>=11,<14'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev

@@ -11,12 +11,17 @@ from typing import NoReturn
 
 import click
 
+from reward_kit.cli import operator_log
 from reward_kit.errors import ConfigError, RewardKitError, did_you_mean, how_to_install
 
 VERBS: dict[str, str] = {
     "run": "Run a task file: collect episodes, score them, show a table.",
     "score": "Score transcripts you already have.",
+    "rescore": "Score the episodes of a run again by another reward, and show what changed.",
+    "export": "Write a run as tables or as chats for fine-tuning: Parquet, CSV, JSON lines.",
     "report": "Write one page on a run: scores, failures, cost, times, every episode.",
+    "view": "Show the pages of all runs of a folder in a browser, live while runs go on.",
+    "compare": "Set runs beside the first: differences with intervals, samples won and lost, gates for CI.",
     "credit": "Say what each step of a run was worth, by any estimator.",
     "train": "Train a policy as a train file says, with everything on disk that a resume needs.",
     "explain": "Say what a train file comes to: batches, credit and loss, with their values.",
@@ -51,7 +56,7 @@ class LazyGroup(click.Group):
             if name not in LEARNING or (error.name or "").startswith("reward_kit"):
                 raise
             raise ConfigError(f"{name} needs {error.name}; {how_to_install('train')}") from error
-        return command
+        return _with_verbose(command)
 
     def resolve_command(
         self, context: click.Context, args: list[str]
@@ -67,7 +72,31 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def _verbose() -> click.Option:
+    """`-v`, which may stand before and behind the verb."""
+    return click.Option(
+        ["-v", "--verbose"],
+        count=True,
+        expose_value=False,
+        callback=lambda context, option, times: _show_logs(context, times),
+        help="Show what is going on, on standard error; -vv shows more.",
+    )
+
+
+def _show_logs(context: click.Context, times: int) -> None:
+    told = context.find_root().meta
+    told["verbose"] = max(times, told.get("verbose", 0))
+    if not context.resilient_parsing:
+        operator_log.begin(told["verbose"])
+
+
+def _with_verbose(command: click.Command) -> click.Command:
+    if not any("--verbose" in option.opts for option in command.params):
+        command.params.append(_verbose())
+    return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, params=[_verbose()])
 @click.version_option(package_name="reward-kit", prog_name="reward-kit")
 def program() -> None:
     """Evaluate language-model agents, and train them with credit for every step.

@@ -8,20 +8,22 @@ import logging
 import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import anyio
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
 
+from reward_kit.cli import operator_log
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import RewardKitError, StoreError, boundary
 from reward_kit.processes import LOG_FOLDER
+from reward_kit.runs import events
 from reward_kit.runs.credit import RunCredit, assign_credit, headline, settings_of, write_section
 from reward_kit.runs.display import Display, DisplayKind
 from reward_kit.runs.plan import Control, Plan
@@ -41,10 +43,10 @@ logger = logging.getLogger("reward_kit.cli")
 
 
 def display_kind(asked: str | None) -> DisplayKind:
-    """What was asked for, else rich on a terminal and plain elsewhere."""
+    """What was asked for, else rich on a terminal and plain elsewhere, also where log lines come in between."""
     if asked in ("rich", "plain", "none"):
         return asked  # type: ignore[return-value]
-    return "rich" if sys.stderr.isatty() else "plain"
+    return "rich" if sys.stderr.isatty() and not operator_log.is_on() else "plain"
 
 
 class Speaker(Protocol):
@@ -93,6 +95,8 @@ def log_to(path: Path, redaction: Redaction) -> None:
     """Send what the package logs, full tracebacks among it, to a file, without secrets."""
     handler = _LogFile(path, encoding="utf-8", errors="backslashreplace", delay=True)
     handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", redaction))
+    handler.addFilter(lambda record: record.name != operator_log.EVENTS)  # the run's own files say it already
+    operator_log.also_keep_out(redaction)
     logger = logging.getLogger("reward_kit")
     logger.addHandler(handler)
     logger.propagate = False
@@ -118,6 +122,14 @@ def allow_many_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, _OPEN_FILES), hard))
 
 
+class FurtherPart(NamedTuple):
+    """A part of a result beside the table: the name of it in `summary.json`, its figures, and how it is shown."""
+
+    name: str
+    figures: Mapping[str, Any]
+    shown: RenderableType
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a command ends: what it shows, and what its exit code depends on.
@@ -130,6 +142,7 @@ class Ending:
         as_json: print the summary as JSON in place of the table.
         resume_command: what goes on with an incomplete run; None where nothing can.
         credit: how each step is credited; None where the task does not ask for it.
+        further: makes one more part of the result of the run's rows; None where there is none.
     """
 
     title: str
@@ -139,6 +152,7 @@ class Ending:
     as_json: bool = False
     resume_command: Sequence[str] | None = None
     credit: CreditModel | None = None
+    further: Callable[[Sequence[EpisodeRow]], FurtherPart] | None = None
 
 
 def carry_out(
@@ -184,6 +198,7 @@ def carry_out(
         async with interruptible(control, shown, traffic):
             with shown, contextlib.redirect_stdout(sys.stderr):
                 await execution.execute()
+        events.ended(store.path, "run", store.header.status)
         return close_run(store, list(execution.rows.values()), execution.missing(), control, ending)
 
     allow_many_connections()
@@ -191,6 +206,7 @@ def carry_out(
         log_to(store.path / "run.log", store.redaction)
         store.write_header(store.header.with_(run_limits=plan.definition.run_limits.model_dump()))
         LOG_FOLDER.set(store.path / "logs")
+        events.began(store.path, "run", plan.total)
         try:
             return anyio.run(run)
         finally:
@@ -202,31 +218,33 @@ def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control
     """Write the summary, show it, and decide the exit code; `missing` episodes are not there or wait for a score."""
     summaries = summarise(rows, ending.pass_threshold)
     document = summary_to_json(summaries)
+    further = ending.further(rows) if ending.further is not None else None
+    document |= {further.name: further.figures} if further is not None else {}
     # Where credit was assigned before, by hand perhaps, the scores may be others by now.
     credit = ending.credit or settings_of(store.path)
     store.write_summary(document)
-    note = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    note = note_console()
     credited, credit_code = _credited(store, credit, note)
     document |= {"credit": credited.section} if credited is not None else {}
     if ending.as_json:
         status = "interrupted" if missing else "complete"
         click.echo(json.dumps({"run": str(store.path), "status": status, **document}))
     elif summaries:
-        _console().print(summary_table(summaries, ending.title))
+        _console().print(summary_table(summaries, ending.title), *([further.shown] if further is not None else []))
     if missing:
         reason = control.stop_reason or "failed"
         there = f"{len(rows)} of {ending.expected} episodes are there"
         unscored = missing - (ending.expected - len(rows))
         note.print(f"Stopped ({reason}): {there}{f', {unscored} of them wait for a score' if unscored > 0 else ''}.")
     note.print(f"Written to {store.path}")
-    _write_page(store.path, note)
+    write_page(store.path, note)
     if credited is not None:
         _tell_of_credit(credited, store.path, note)
     if missing and ending.resume_command:
         more = f" -T run_limits.{control.reached.key}=MORE" if control.reached else ""
         note.print(f"Go on with:  {shlex.join(ending.resume_command)}{more}")
     elif ending.resume_command and any(summary.scored for summary in summaries):
-        again = ["reward-kit", "score", str(store.path / "episodes.jsonl"), "--reward", "FILE.py:FUNCTION"]
+        again = ["reward-kit", "rescore", str(store.path), "--reward", "FILE.py:FUNCTION"]
         note.print(f"Score these episodes with another reward:  {shlex.join(again)}")
     if broken := sum(sum(summary.errors.values()) for summary in summaries):
         log = f"; tracebacks are in {store.path / 'run.log'}" if (store.path / "run.log").exists() else ""
@@ -254,13 +272,18 @@ def _credited(store: RunStore, credit: CreditModel | None, note: Console) -> tup
     return credited, 0
 
 
-def _write_page(path: Path, note: Console) -> None:
+def note_console() -> Console:
+    """For what is told beside the result, on standard error."""
+    return Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+def write_page(path: Path, note: Console) -> None:
     """Write `report.html`. A failure leaves the run and its exit code as they are; `reward-kit report` tries again."""
-    from reward_kit.runs.report.page import write_report
+    from reward_kit.runs.report.any_page import write_any_report
 
     try:
         with boundary(StoreError, "the report"):
-            note.print(f"Its page:  {write_report(path)}")
+            note.print(f"Its page:  {write_any_report(path)}")
     except RewardKitError as error:
         logger.warning("no report: %s", error)
         note.print(f"No report was written: {error}", style="red")

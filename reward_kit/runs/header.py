@@ -56,6 +56,7 @@ class RunHeader(pydantic.BaseModel):
         task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the run's `Request`;
             `task_path` is None where transcripts are scored and nothing is run.
         data, reward: the transcripts and the reward that were named, where transcripts are scored.
+        rescored_from: where the episodes of another run were scored again, which, and by what; see `runs/rescoring.py`.
         status: "running", "complete", "interrupted" or "failed".
         timing: what the clock says.
     """
@@ -69,6 +70,7 @@ class RunHeader(pydantic.BaseModel):
     task_path: str | None = None
     data: str | None = None
     reward: str | None = None
+    rescored_from: Mapping[str, Any] | None = None
     overrides: Mapping[str, Any] = {}
     models: tuple[str, ...] = ()
     policies: tuple[str, ...] = ()

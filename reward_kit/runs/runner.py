@@ -35,15 +35,18 @@ from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats
+from reward_kit.runs import events
 from reward_kit.runs.clock import RunClock
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, Listener, Plan
+from reward_kit.runs.score_lines import score_record
 from reward_kit.runs.scoring_units import ScoringUnit, ScoringUnits, Stopped
 from reward_kit.runs.store import RunStore, episode_at, placed_episodes, read_scores
 from reward_kit.runs.summary import EpisodeRow
 from reward_kit.typed_interface import Mode
 
 logger = logging.getLogger("reward_kit.runs")
+_MOST_LOADED = 256  # units that wait in memory at a time: many more than are scored at once
 
 
 class Run:
@@ -78,7 +81,8 @@ class Run:
         self._failed: set[str] = set()
         self._broken = 0
         self._mode: Mode = plan.reward.mode if plan.reward else "pointwise"
-        self._units = ScoringUnits(self._mode, plan.rollouts)
+        # Where nothing is collected, what the store holds is all there is of a group.
+        self._units = ScoringUnits(self._mode, plan.rollouts if plan.policies else None)
         self._unscored: deque[ScoringUnit] = deque()
         self._groups: dict[str, _OpenGroup] = {}
         self._agent: AsyncRewardAgent | None = None
@@ -148,6 +152,8 @@ class Run:
         scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(self._store.path)}
         for stored in sorted(latest.values(), key=lambda stored: stored.offset):
             self._take_stored(stored, scores.get((stored.row.rollout_id, stored.row.attempt)))
+        if not self._plan.policies:
+            self._settle(self._units.rest())
         if self.missing():
             self._check_budget()
 
@@ -177,7 +183,7 @@ class Run:
         row = stored.row
         if row.is_unfinished:
             return
-        if self._only_failed and row.error_class is not None:
+        if self._only_failed and row.error_class is not None and self._plan.policies:
             self._failed.add(row.rollout_id)
             return
         self.rows[row.rollout_id] = row
@@ -214,8 +220,16 @@ class Run:
         self._agent = AsyncRewardAgent(scorer_of(reward, deadline_s), max_concurrency=width)
         async with self._agent as scorer, anyio.create_task_group() as takers:
             scoring = _Scoring(self, reward, scorer, takers, RunClock(self._store.header.timing.started_at))
-            await scoring.submit_all(self._unscored)
+            backlog, self._unscored = self._unscored, deque()
+            takers.start_soon(scoring.submit_stored, self._until_stopped(backlog))
             await self._collect(scoring)
+
+    def _until_stopped(self, waiting: Iterable[ScoringUnit]) -> Iterator[ScoringUnit]:
+        """What an earlier process left; of a run that only scores no further ones once it is stopped."""
+        for unit in waiting:
+            if self._control.stop_reason and not self._plan.policies:
+                return
+            yield unit
 
     async def _collect(self, scoring: _Scoring | None) -> None:
         items = self._missing()
@@ -262,6 +276,7 @@ class Run:
         episode = await item.worker.collect_episode(group.start, item.rollout_index)
         episode.custom_data["attempt"] = self._next_attempt.get(episode.id_, 0)
         row = EpisodeRow.of(self._store.append_episode(episode))
+        events.episode_stopped(row)
         if not row.is_unfinished:
             self.rows[row.rollout_id] = row
             self._tell_stopped(row)
@@ -284,6 +299,7 @@ class Run:
         record = {"attempt": row.attempt, **score_record(scored, reward, scorer_hash, group)}
         self._store.append_score({**record, "timing": {**record["timing"], **times}})
         row.add_score(record)
+        events.episode_scored(row, scored.duration_s)
         self._tell_scored(row)
 
     def _tell_stopped(self, row: EpisodeRow) -> None:
@@ -350,15 +366,31 @@ class _Scoring:
         self._run, self._reward, self._agent, self._takers, self._clock = run, reward, agent, takers, clock
         self._hash = scorer_hash(reward)
         self._group_of: dict[str, str | None] = {}
+        self._room = anyio.Semaphore(max(_MOST_LOADED, 2 * run._plan.max_concurrency))
 
     async def submit_all(self, waiting: deque[ScoringUnit]) -> None:
         """Submit what waits for its scores, and nothing twice."""
         while waiting:
-            unit = waiting.popleft()
-            requests = unit.requests()
-            self._group_of.update((request.rollout_id, unit.group) for request in requests)
-            await self._agent.submit(requests, len(requests))
+            await self._submit(waiting.popleft())
             self._takers.start_soon(self._take)
+
+    async def submit_stored(self, units: Iterable[ScoringUnit]) -> None:
+        """Submit what an earlier process left, with a bounded number of its episodes in memory."""
+        for unit in units:
+            await self._room.acquire()
+            await self._submit(unit)
+            self._takers.start_soon(self._take_stored)
+
+    async def _submit(self, unit: ScoringUnit) -> None:
+        requests = unit.requests()
+        self._group_of.update((request.rollout_id, unit.group) for request in requests)
+        await self._agent.submit(requests, len(requests))
+
+    async def _take_stored(self) -> None:
+        try:
+            await self._take()
+        finally:
+            self._room.release()
 
     async def _take(self) -> None:
         chunk = await self._agent.get_group()
@@ -366,26 +398,3 @@ class _Scoring:
             group = self._group_of.pop(scored.rollout_id)
             times = self._clock.times_of(chunk.ticket, index)
             self._run.take_score(scored, self._reward, self._hash, group, times)
-
-
-def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | None = None) -> dict[str, Any]:
-    """The line of `scores.jsonl` for one score. What the reward wrote is there where it wrote something.
-
-    Args:
-        scored: the score.
-        reward: what gave it.
-        scorer_hash: of its files.
-        group: names the episodes beside which a batch reward gave it.
-    """
-    output = {"stdout": scored.stdout, "stderr": scored.stderr, "is_output_cut": scored.is_output_cut}
-    return {
-        "rollout_id": scored.rollout_id,
-        "scorer": {"id": reward.id, "hash": scorer_hash},
-        **({"scored_group": group} if group is not None else {}),
-        "score": scored.score,
-        "result": scored.result.model_dump(mode="json", exclude_none=True) if scored.result else None,
-        "failure": scored.failure.to_json() if scored.failure else None,
-        "sandbox": dict(scored.sandbox) if scored.sandbox else None,
-        **({"output": output} if scored.stdout or scored.stderr else {}),
-        "timing": {"duration_s": round(scored.duration_s, 6)},
-    }

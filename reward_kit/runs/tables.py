@@ -86,17 +86,17 @@ def _counts(counts: Mapping[str, int]) -> str:
     return "\n".join(f"{name} {count}" for name, count in counts.items()) or "0"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """`text` with control characters shown: an error may quote a stranger, who must not write to the terminal."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def _first_error(summary: PolicySummary) -> RenderableType:
     """What broke first: its first line, the end of what follows it, and the user's own frames where there are any."""
-    first, *more = _printable(summary.first_error or "").splitlines()
+    first, *more = printable(summary.first_error or "").splitlines()
     if len(more) > _MOST_LINES:  # of a server's log, the end says why it ended
         more = ["…", *more[1 - _MOST_LINES :]]
-    frames = _printable(summary.first_traceback or "").splitlines()[1:]
+    frames = printable(summary.first_traceback or "").splitlines()[1:]
     parts = [Text(f"first error of {summary.policy}: {first[:500]}", style="red")]
     if more:
         parts.append(Text("\n".join(more), style="red", no_wrap=True, overflow="ellipsis"))

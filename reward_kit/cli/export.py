@@ -1,0 +1,246 @@
+"""`reward-kit export`: a run as tables for other programs, or as chats for fine-tuning."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reward_kit.errors import ConfigError, StoreError, boundary
+from reward_kit.runs.export.chats import Unfit, chat_of
+from reward_kit.runs.export.columns import STEPS, TABLES, rows_of
+from reward_kit.runs.export.selection import CreditLines, Selection, header_of_run, selected, threshold_of
+from reward_kit.runs.export.sinks import STDOUT, opened, text_file
+from reward_kit.runs.header import RunHeader
+from reward_kit.runs.results import Result
+
+CHATS = "openai-jsonl"
+
+
+@click.command(name="export")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--format", "form", type=click.Choice(["parquet", "csv", CHATS]), required=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where to; a folder for several tables; - is standard output. Default: RUN/export/.",
+)
+@click.option(
+    "--table",
+    "tables",
+    type=click.Choice(list(TABLES)),
+    multiple=True,
+    help="Of Parquet and CSV: which; may be repeated. Default: all.",
+)
+@click.option("--min-score", type=float, metavar="X", help="Episodes with a score of at least X.")
+@click.option("--only-passed", is_flag=True, help="Episodes that passed, by the run's own threshold.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Episodes of this policy; may be repeated.")
+@click.option("--raw", is_flag=True, help="Of CSV: texts as they are, also where a spreadsheet would compute them.")
+@click.option(
+    "--tools",
+    type=click.Path(path_type=Path),
+    metavar="FILE.json",
+    help=f"Of {CHATS}: the tools, a list in OpenAI's form. Default: those of the run's task.",
+)
+def command(
+    run: Path,
+    form: str,
+    output: Path | None,
+    tables: tuple[str, ...],
+    min_score: float | None,
+    only_passed: bool,
+    policies: tuple[str, ...],
+    raw: bool,
+    tools: Path | None,
+) -> None:
+    """Write RUN for other programs: tables of its episodes, scores and steps, or chats for fine-tuning.
+
+    \b
+    Examples:
+      reward-kit export runs/my-run --format parquet
+      reward-kit export runs/my-run --format csv --table episodes -o episodes.csv
+      reward-kit export runs/my-run --format openai-jsonl --only-passed -o train.jsonl
+    """
+    _refuse_useless({"--table": tables, "--raw": raw, "--tools": tools}, form)
+    header = header_of_run(run)
+    selection = Selection(threshold_of(header), min_score, only_passed, policies)
+    if form == CHATS:
+        target = output or _folder(run / "export") / "chats.jsonl"
+        _check_target(target)
+        _write_chats(run, header, selection, target, tools)
+    else:
+        _write_tables(run, selection, form, _targets(run, form, output, tables), is_raw=raw)
+
+
+def _refuse_useless(given: Mapping[str, Any], form: str) -> None:
+    of = {"--table": ("csv", "parquet"), "--raw": ("csv",), "--tools": (CHATS,)}
+    for flag, value in given.items():
+        if value and form not in of[flag]:
+            raise ConfigError(f"{flag} has no effect with --format {form}; it is for {' and '.join(of[flag])}")
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make {path}: {error.strerror}; name a file with -o") from None
+    return path
+
+
+def _check_target(path: Path) -> None:
+    if path != STDOUT and not path.parent.is_dir():
+        raise ConfigError(f"-o {path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise ConfigError(f"-o {path} is a folder; name a file")
+
+
+def _targets(run: Path, form: str, output: Path | None, tables: Sequence[str]) -> dict[str, Path]:
+    """The file of each table."""
+    chosen = list(dict.fromkeys(tables)) or list(TABLES)
+    if output is not None and len(chosen) == 1 and not output.is_dir():
+        if output == STDOUT and form == "parquet":
+            raise ConfigError("-o -: Parquet is no text; name a file")
+        _check_target(output)
+        return {chosen[0]: output}
+    if output == STDOUT:
+        raise ConfigError("-o - takes one table; choose it with --table")
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"-o {output}: there is no folder {output.parent}; make it first")
+    if output is not None and output.suffix in (".csv", ".parquet"):
+        raise ConfigError(f"-o {output}: {len(chosen)} tables need a folder; or choose one with --table")
+    folder = _folder(output or run / "export")
+    return {name: folder / f"{name}.{form}" for name in chosen}
+
+
+def _write_tables(run: Path, selection: Selection, form: str, targets: Mapping[str, Path], *, is_raw: bool) -> None:
+    credit = CreditLines(run) if STEPS.name in targets else None
+    told, count, rows = {"run": run.name, "written_by": "reward-kit"}, 0, Counter[str]()
+    with ExitStack() as files:
+        sinks = {
+            name: files.enter_context(opened(path, form, TABLES[name], told, is_raw=is_raw))
+            for name, path in targets.items()
+        }
+        for result in _some(selected(run, selection), selection):
+            count += 1
+            for name, sink in sinks.items():
+                lines = credit.of(result.episode["rollout_id"]) if credit is not None and name == STEPS.name else []
+                with _told_of(result):
+                    made = list(rows_of(TABLES[name], result, selection.pass_threshold, lines))
+                for row in made:
+                    sink.write(row)
+                rows[name] += len(made)
+    for name, path in targets.items():
+        _say(f"{name}: {rows[name]:,} rows of {count:,} episodes", path)
+    _tell_left_out(selection.left_out)
+
+
+def _told_of(result: Result) -> AbstractContextManager[None]:
+    """What a line that somebody edited does to its reader, as an error that names its episode."""
+    return boundary(StoreError, f"episodes.jsonl: {result.episode['rollout_id']} cannot be read as an episode")
+
+
+def _some(results: Iterator[Result], selection: Selection) -> Iterator[Result]:
+    """The results, of which there must be some.
+
+    Raises:
+        ConfigError: there is none, so that nothing would be written.
+    """
+    is_empty = True
+    for result in results:
+        is_empty = False
+        yield result
+    if is_empty:
+        why = ", ".join(f"{count:,} {reason}" for reason, count in selection.left_out.items()) or "the run has none"
+        raise ConfigError(f"no episode is left to export: {why}")
+
+
+def _write_chats(run: Path, header: RunHeader, selection: Selection, target: Path, given: Path | None) -> None:
+    chats = _Chats(_tools(run, header, selection, given))
+    with text_file(target) as file:
+        for result in _some(selected(run, selection), selection):
+            if (line := chats.line_of(result)) is not None:
+                file.write(line)
+        if not chats.count:
+            raise ConfigError(f"no episode can be written: {chats.reasons}")
+    _say(f"{chats.count:,} chats", target)
+    for name, times in chats.dropped.items():
+        click.echo(f"the format has no place for: {name} ({times:,} times)", err=True)
+    _tell_left_out(selection.left_out)
+    if chats.unfit:
+        click.echo(f"{sum(chats.unfit.values()):,} episodes cannot be said in it: {chats.reasons}", err=True)
+
+
+class _Chats:
+    """Makes the lines, and counts what has none.
+
+    Args:
+        tools: that each chat is written with.
+
+    Attributes:
+        count: how many lines were made.
+        unfit: why episodes have none.
+        dropped: what of the others has no place in the format.
+    """
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.count, self.unfit, self.dropped = 0, Counter[str](), Counter[str]()
+        self._tools = tools
+        self._first: dict[str, str] = {}
+
+    def line_of(self, result: Result) -> str | None:
+        """The line of an episode; None where it cannot be said in the format."""
+        try:
+            if result.episode.get("failure"):
+                raise Unfit("broke")
+            with _told_of(result):
+                chat = chat_of(result.episode["messages"])
+                line = chat.line(self._tools)
+        except Unfit as reason:
+            self.unfit[str(reason)] += 1
+            self._first.setdefault(str(reason), result.episode["rollout_id"])
+            return None
+        self.dropped += chat.dropped
+        self.count += 1
+        return line
+
+    @property
+    def reasons(self) -> str:
+        """Why some episodes have no line, each with an example."""
+        most = self.unfit.most_common(10)
+        return "; ".join(f"{count:,} {reason} (such as {self._first[reason]})" for reason, count in most)
+
+
+def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | None) -> Sequence[Mapping[str, Any]]:
+    """What stands in the file, else what the task offers, where an episode calls anything."""
+    from reward_kit.runs.export.task_tools import tools_of_file, tools_of_task
+
+    if given is not None:
+        return tools_of_file(given)
+    wanted = replace(selection, left_out=Counter(), seen=set())  # what it counts is counted when they are written
+    if not any(message.get("tool_calls") for one in selected(run, wanted) for message in one.episode["messages"]):
+        return []
+    with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
+        found = tools_of_task(header)
+    if found.changed:
+        told = f"the tools may be others than in the run, since these changed: {', '.join(found.changed)}"
+        click.echo(told, err=True)
+    return found.tools
+
+
+def _say(told: str, path: Path) -> None:
+    click.echo(f"{told}: {'standard output' if path == STDOUT else path}", err=True)
+
+
+def _tell_left_out(left_out: Counter[str]) -> None:
+    if left_out:
+        told = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+        click.echo(f"left out: {told}", err=True)

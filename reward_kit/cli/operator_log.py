@@ -1,0 +1,219 @@
+"""Logs for whoever runs the program: what the package's loggers say, on standard error, where it is asked for.
+
+`REWARD_KIT_LOG=info:providers=debug` and `-v` say what; without them nothing is printed. `REWARD_KIT_LOG_FORMAT=json`
+makes each record one JSON object. Secrets are blotted out as in the files of a run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reward_kit.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from reward_kit.runs.redaction import Redaction
+
+VARIABLE, FORMAT_VARIABLE = "REWARD_KIT_LOG", "REWARD_KIT_LOG_FORMAT"
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL + 10,
+}
+ROOT, EVENTS = "reward_kit", "reward_kit.events"
+FORMATS = ("text", "json")
+# What every record has; the rest of it was given as `extra`.
+_OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked for.
+
+    Attributes:
+        base: from which level on records are shown.
+        named: levels of single loggers, by their whole names; they hold for the loggers below them too.
+    """
+
+    base: int
+    named: Mapping[str, int] = field(default_factory=dict)
+
+    def level_of(self, name: str) -> int:
+        """The level of a logger: its own, or that of the nearest one above it."""
+        while name:
+            if name in self.named:
+                return self.named[name]
+            name = name.rpartition(".")[0]
+        return self.base
+
+
+def parsed(text: str) -> Wanted:
+    """`info`, or `warning:providers=debug,runs=info`: a level, and others for single parts of the package.
+
+    Raises:
+        ConfigError: a level or a part does not exist; the nearest one is told.
+    """
+    base, _, rest = text.partition(":")
+    named = {}
+    for part in filter(None, rest.split(",")):
+        name, separator, level = part.partition("=")
+        if not separator:
+            raise ConfigError(f"{VARIABLE}={text}: {part!r} is no part=level, such as providers=debug")
+        named[_logger_name(name.strip(), text)] = _level(level, text)
+    return Wanted(_level(base, text), named)
+
+
+def _level(text: str, whole: str) -> int:
+    name = text.strip().lower()
+    if name not in LEVELS:
+        known = ", ".join(LEVELS)
+        raise ConfigError(f"{VARIABLE}={whole}: no level {name!r}, there are {known}{did_you_mean(name, LEVELS)}")
+    return LEVELS[name]
+
+
+def _logger_name(name: str, whole: str) -> str:
+    bare = name.removeprefix(f"{ROOT}.")
+    parts = [path.stem for path in Path(__file__).parents[1].iterdir() if not path.name.startswith(("_", "."))]
+    known = sorted({*parts, "events"})
+    if bare.partition(".")[0] not in known:
+        raise ConfigError(f"{VARIABLE}={whole}: no part of the package is called {name!r}{did_you_mean(bare, known)}")
+    return f"{ROOT}.{bare}"
+
+
+class OperatorHandler(logging.StreamHandler[Any]):
+    """Writes to standard error what is asked for, each record as one line of text or of JSON.
+
+    Args:
+        wanted: which records.
+        form: "text" or "json".
+        redaction: what is kept out.
+    """
+
+    def __init__(self, wanted: Wanted, form: str, redaction: Redaction) -> None:
+        super().__init__(sys.stderr)
+        self._wanted, self._form = wanted, form
+        self._redactions = [redaction]
+
+    def also_keep_out(self, redaction: Redaction) -> None:
+        """Keep more out, such as what a task says is secret."""
+        self._redactions.append(redaction)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is asked for."""
+        return record.levelno >= self._wanted.level_of(record.name)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line = _as_json(record) if self._form == "json" else _as_text(record)
+        for redaction in self._redactions:
+            line = redaction.of_text(line)
+            if self._form == "json":  # a secret may stand there escaped
+                line = redaction.of_line(line.encode("ascii")).decode("ascii")
+        return line
+
+
+def _extras(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in vars(record).items() if key not in _OF_EVERY_RECORD}
+
+
+def _at(record: logging.LogRecord) -> str:
+    moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    return logging.Formatter().formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
+
+
+def _as_json(record: logging.LogRecord) -> str:
+    document = {
+        "at": _at(record),
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "message": record.getMessage(),
+        "pid": record.process,
+        **{key: value for key, value in _extras(record).items() if value is not None},
+    }
+    if trace := _traceback(record):
+        document["traceback"] = trace
+    return json.dumps(document, default=repr)
+
+
+def _as_text(record: logging.LogRecord) -> str:
+    """One line, and a traceback below it, set in: nothing that a stranger says can look like another record."""
+    extras = "".join(f" {key}={value}" for key, value in _extras(record).items() if value is not None)
+    said = _written_out(f"{record.getMessage()}{extras}")
+    line = f"{_at(record)} {record.levelname.lower():7} {record.name}  {said}"
+    trace = "".join(f"\n    {_written_out(part)}" for part in _traceback(record).splitlines())
+    return line + trace
+
+
+def _written_out(text: str) -> str:
+    """Control characters as their codes: they could end the line, or paint the terminal."""
+    shown = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return shown.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+_shown: OperatorHandler | None = None
+
+
+def is_on() -> bool:
+    """Whether logs go to standard error."""
+    return _shown is not None
+
+
+def begin(verbose: int) -> None:
+    """Show logs as the environment and `-v` ask for it; told again, with more of `-v`, it shows more.
+
+    Args:
+        verbose: how often `-v` was given: once is info, twice debug.
+
+    Raises:
+        ConfigError: a variable asks for what there is not.
+    """
+    global _shown
+    logging.getLogger(EVENTS).setLevel(LEVELS["off"])
+    asked = os.environ.get(VARIABLE, "").strip()
+    form = os.environ.get(FORMAT_VARIABLE, "").strip().lower() or "text"
+    if form not in FORMATS:
+        raise ConfigError(f"{FORMAT_VARIABLE}={form}: there are {' and '.join(FORMATS)}{did_you_mean(form, FORMATS)}")
+    if not asked and not verbose:
+        return
+    wanted = parsed(asked or "off")
+    if verbose:
+        level = logging.DEBUG if verbose > 1 else logging.INFO
+        wanted = Wanted(min(wanted.base, level), wanted.named)
+    from reward_kit.runs.redaction import Redaction, known_secrets
+
+    root = logging.getLogger(ROOT)
+    if _shown is not None:
+        root.removeHandler(_shown)
+    _shown = OperatorHandler(wanted, form, Redaction(known_secrets()))
+    root.addHandler(_shown)
+    root.propagate = False
+    _let_through(wanted)
+
+
+def _let_through(wanted: Wanted) -> None:
+    """Have the loggers make what is asked for; a run's own log goes on getting all from info on."""
+    logging.getLogger(ROOT).setLevel(min(wanted.base, logging.INFO))
+    for name, level in wanted.named.items():
+        logging.getLogger(name).setLevel(min(level, logging.INFO))
+    logging.getLogger(EVENTS).setLevel(wanted.level_of(EVENTS))
+
+
+def also_keep_out(redaction: Redaction) -> None:
+    """Keep more out of what is shown, where anything is."""
+    if _shown is not None:
+        _shown.also_keep_out(redaction)

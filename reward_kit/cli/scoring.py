@@ -1,0 +1,195 @@
+"""What `score` and `rescore` share: their flags, and a reward made ready for episodes that are there already."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pydantic
+
+from reward_kit.cli.reward_flags import where_it_runs
+from reward_kit.errors import ConfigError
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
+from reward_kit.runs.header import RunHeader
+from reward_kit.runs.overrides import overlaid, parse_override
+from reward_kit.runs.redaction import Redaction, redaction_of
+from reward_kit.runs.tasks import load_tasks_reward
+from reward_kit.validation import describe_validation_error
+
+_OF_REWARD = ("sandbox", "reward_options")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the flags said.
+
+    Attributes:
+        reward: FILE.py:FUNCTION.
+        options: of the reward.
+        changes: dotted keys of a task file, with their values.
+        pass_threshold: a score of this or more passes; None is the run's, or 1.
+        log_dir: where the new run's folder is made.
+        fail_under: the gate on mean scores.
+        display: the kind of progress.
+        as_json: the summary goes to standard output as JSON.
+    """
+
+    reward: str
+    options: Mapping[str, Any]
+    changes: Mapping[str, Any]
+    pass_threshold: float | None
+    log_dir: Path
+    fail_under: float | None
+    display: str | None
+    as_json: bool
+
+
+def scoring_flags(verb: str) -> Callable[[Any], Any]:
+    """The flags by which a reward is named and set; the command gets what they say as `asked`.
+
+    Args:
+        verb: of the command, for the names of environment variables.
+    """
+    named = f"REWARD_KIT_{verb.upper()}"
+    flags = (
+        click.option("--reward", required=True, metavar="FILE.py:FUNCTION", help="The reward function."),
+        click.option(
+            "-O",
+            "--option",
+            "options",
+            multiple=True,
+            metavar="KEY=VALUE",
+            envvar=f"{named}_OPTION",
+            help="An option of the reward.",
+        ),
+        where_it_runs("the run's"),
+        click.option(
+            "-T",
+            "--set",
+            "overrides",
+            multiple=True,
+            envvar=f"{named}_SET",
+            metavar="KEY=VALUE",
+            help="Set sandbox.KEY or limits.reward_time_s, as in a task file.",
+        ),
+        click.option("--pass-threshold", type=float, help="A score of this or more passes; default 1, or the run's."),
+        click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True),
+        click.option("--fail-under", type=float, metavar="X", help="Exit 1 where a mean score is below X."),
+        click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal."),
+        click.option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            envvar=f"{named}_JSON",
+            help="Print the summary as JSON on standard output.",
+        ),
+    )
+
+    def add(command: Callable[..., None]) -> Any:
+        def gathered(**given: Any) -> None:
+            command(asked=_asked(given), **given)
+
+        flagged: Any = functools.wraps(command)(gathered)
+        for flag in reversed(flags):
+            flagged = flag(flagged)
+        return flagged
+
+    return add
+
+
+def _asked(given: dict[str, Any]) -> Asked:
+    """What the flags said, taken out of what click gives."""
+    options = dict(parse_override(item, "-O") for item in given.pop("options"))
+    changes = dict(parse_override(item) for item in given.pop("overrides"))
+    level, back_end = given.pop("sandbox"), given.pop("sandbox_back_end")
+    changes |= {"sandbox.level": level} if level else {}
+    changes |= {f"reward_options.{key}": value for key, value in options.items()}
+    changes |= {"sandbox.back_end": back_end} if back_end else {}
+    changes |= {"sandbox.install_requirements": True} if given.pop("install_requirements") else {}
+    kept = ("reward", "pass_threshold", "log_dir", "fail_under", "display", "as_json")
+    return Asked(options=options, changes=changes, **{name: given.pop(name) for name in kept})
+
+
+class Origin(NamedTuple):
+    """What episodes were collected for, as keys of a task file, and where the files lie that it names."""
+
+    task: Mapping[str, Any]
+    folder: Path
+
+
+def origin_of(header: RunHeader) -> Origin | None:
+    """The task of a run; None where it scored transcripts of which nothing is known."""
+    task_path = header.task_path or (header.rescored_from or {}).get("task_path")
+    return Origin(header.task, Path(task_path).parent) if task_path is not None else None
+
+
+class Ready(NamedTuple):
+    """What scores are given by, and what is kept out of the files."""
+
+    definition: TaskDefinitionModel
+    reward: Reward
+    redaction: Redaction
+
+
+def made_ready(origin: Origin, asked: Asked) -> Ready:
+    """Load the reward, and what redacts the run's files; what is worth knowing of it goes to standard error.
+
+    Raises:
+        ConfigError: one of them cannot be loaded, or a flag is wrong.
+    """
+    definition = _definition(origin.task, asked)
+    with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
+        loaded = load_tasks_reward(definition, Path.cwd())
+        redaction = _redaction(definition, origin.folder)
+    assert loaded is not None  # the definition names it
+    for note in loaded.notes:
+        click.echo(note, err=True)
+    return Ready(definition, loaded.reward, redaction)
+
+
+def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
+    """As `run` does of its samples: a reward that would break on every row, or could be right on none, is refused.
+
+    Args:
+        reward: the reward.
+        facts: of each episode, at least its `ground_truth` and its `sample`.
+
+    Raises:
+        ConfigError: it asks for what nobody gives.
+    """
+    check_parameters(reward)
+    truths, fields = [], {"messages"}
+    for fact in facts:
+        truths.append(fact.get("ground_truth"))
+        fields |= (fact.get("sample") or {}).keys()
+    check_truth(reward, truths, sorted(fields), "row")
+
+
+def _redaction(definition: TaskDefinitionModel, folder: Path) -> Redaction:
+    try:
+        return redaction_of(definition, folder)
+    except ConfigError as error:
+        raise ConfigError(f"the run's redact: {error}; nothing is written unredacted") from error
+
+
+def _definition(known: Mapping[str, Any], asked: Asked) -> TaskDefinitionModel:
+    """What scores are given by. Walls and options of a run were chosen for its own reward, and not for this one."""
+    known = {name: value for name, value in known.items() if name not in _OF_REWARD}
+    for key in asked.changes:
+        if key != "limits.reward_time_s" and key.partition(".")[0] not in _OF_REWARD:
+            raise ConfigError(f"-T {key}: a score has limits.reward_time_s, sandbox and reward_options, and no other")
+    named: dict[str, Any] = {"reward_function_path": asked.reward}
+    if asked.pass_threshold is not None:
+        named["pass_threshold"] = asked.pass_threshold
+    try:
+        return TaskDefinitionModel.model_validate({**overlaid(known, asked.changes), **named})
+    except pydantic.ValidationError as error:
+        problems = describe_validation_error(error, TaskDefinitionModel)
+        raise ConfigError("\n".join(f"-T {line}" for line in problems)) from None

@@ -1,0 +1,1 @@
+"""A run for other programs: tables as Parquet or CSV, chats for fine-tuning."""

@@ -1,0 +1,292 @@
+"""The episodes of a run scored again by another reward, in a folder of their own, and what that changed.
+
+The new folder holds the episodes as they were stored, byte for byte, and their final states; its `run.json` says under
+`rescored_from` where they came from. The earlier run is read and never written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reward_kit.errors import ConfigError, StoreError
+from reward_kit.runs.files import told_of, write_atomically
+from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.redaction import HIDDEN, Redaction
+from reward_kit.runs.results import Places, places_of, read_results
+from reward_kit.runs.statistics import Interval, mean_interval
+from reward_kit.runs.store import placed_scores
+from reward_kit.runs.summary import EpisodeRow, score_interval
+
+_MOST_EXAMPLES = 10
+_SAME = 1e-12  # what differs by less differs by rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The run whose episodes are scored again.
+
+    Attributes:
+        path: its folder.
+        header: its `run.json`.
+        places: of its lines that count.
+    """
+
+    path: Path
+    header: RunHeader
+    places: Places
+
+    @property
+    def redact(self) -> str | None:
+        """The function that its texts went through before they were stored, where there is one."""
+        return self.header.task.get("redact")
+
+
+def source_of(run: Path) -> Source:
+    """The run in a folder, checked.
+
+    Raises:
+        ConfigError: it is no run with episodes.
+        StoreError: a file of it is damaged.
+    """
+    if not (run / FILE).is_file():
+        raise ConfigError(f"{run} is not the folder of a run: it has no {FILE}; `reward-kit runs list` names them")
+    header = RunHeader.read(run)
+    if "training" in (header.model_extra or {}):
+        kept = sorted((run / "episodes").glob("*.jsonl"))
+        told = f"score those it kept: reward-kit score {kept[-1]}" if kept else "it kept none (logs.episodes_every)"
+        raise ConfigError(f"{run} is a training run, which has no episodes.jsonl; {told}")
+    places = places_of(run)
+    if not places.episodes:
+        raise ConfigError(f"{run} has no episode that could be scored")
+    return Source(run, header, places)
+
+
+class Copied(NamedTuple):
+    """How many episodes were copied, and in how many of them a secret is blotted out."""
+
+    episodes: int
+    blotted: int
+
+
+def copy_results(source: Source, target: Path, redaction: Redaction) -> Copied:
+    """Put the episodes of a run, and their final states, into the folder of a new one.
+
+    Secrets that are known by now are blotted out; apart from that each line is as it was.
+
+    Args:
+        source: the earlier run.
+        target: the folder of the new one.
+        redaction: keeps secrets out of it.
+
+    Raises:
+        StoreError: a final state is missing, or a file cannot be written.
+    """
+    blotted = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal blotted
+        for result in read_results(source.path, source.places):
+            if state := result.episode.get("final_state"):
+                _copy_state(source.path, target, f"{state['sha256']}.{state['kind']}", result.episode["rollout_id"])
+            line = redaction.of_line(result.line.rstrip(b"\n")) + b"\n"
+            blotted += HIDDEN.encode() in line
+            yield line
+
+    write_atomically(target / "episodes.jsonl", lines())
+    return Copied(len(source.places.episodes), blotted)
+
+
+def checked_facts(source: Source) -> Iterator[Mapping[str, Any]]:
+    """What is known of each episode, where its final state is there as well.
+
+    Raises:
+        StoreError: a final state is missing; the first one is named.
+    """
+    for result in read_results(source.path, source.places):
+        if state := result.episode.get("final_state"):
+            _state_file(source.path, f"{state['sha256']}.{state['kind']}", result.episode["rollout_id"])
+        yield {key: result.episode.get(key) for key in ("ground_truth", "sample")}
+
+
+def _state_file(run: Path, name: str, rollout_id: str) -> Path:
+    file = run / "states" / name
+    if not file.is_file():
+        raise StoreError(f"episode {rollout_id}: its final state {file} is missing, and the reward may read it")
+    return file
+
+
+def _copy_state(run: Path, target: Path, name: str, rollout_id: str) -> None:
+    """A second name for the same file where the disk can do that; states are never written twice."""
+    file, place = _state_file(run, name, rollout_id), target / "states" / name
+    if place.exists():
+        return
+    with told_of("write", place):
+        place.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):
+            os.link(file, place)
+            return
+        shutil.copyfile(file, place)
+
+
+class Counts(NamedTuple):
+    """How many went which way; each is counted among those that are scored before and after, but the last two."""
+
+    up: int
+    down: int
+    same: int
+    to_passed: int
+    to_failed: int
+    lost: int
+    gained: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChange:
+    """What another reward makes of one policy's episodes.
+
+    Attributes:
+        policy: its label.
+        before: the mean score by the earlier reward; None where nothing was scored.
+        after: by this one.
+        difference: after − before, over the episodes that both scored, clustered by sample; None without any.
+        paired: how many those are.
+        episodes: which way they went; `lost` are those that have no score any more, `gained` those that had none.
+        samples_up, samples_down, samples_same: samples by the mean of their paired episodes.
+    """
+
+    policy: str
+    before: Interval | None
+    after: Interval | None
+    difference: Interval | None
+    paired: int
+    episodes: Counts
+    samples_up: int
+    samples_down: int
+    samples_same: int
+
+
+class Moved(NamedTuple):
+    """An episode whose score is another one now."""
+
+    rollout_id: str
+    sample_id: str
+    policy: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What scoring again changed: for each policy, and the episodes that moved most."""
+
+    policies: Sequence[PolicyChange]
+    moved: Sequence[Moved]
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `summary.json`."""
+        policies = [{**asdict(one), "episodes": one.episodes._asdict()} for one in self.policies]
+        return {"policies": policies, "moved": [one._asdict() for one in self.moved]}
+
+
+def scores_of(source: Source) -> dict[str, float | None]:
+    """The scores of the earlier run; None where an episode has none."""
+    scores: dict[str, float | None] = dict.fromkeys(source.places.episodes)
+    for offset, line in placed_scores(source.path):
+        if source.places.scores.get(line["rollout_id"]) == offset:
+            scores[line["rollout_id"]] = line.get("score")
+    return scores
+
+
+def changes_of(before: Mapping[str, float | None], rows: Iterable[EpisodeRow], pass_threshold: float) -> Changes:
+    """Set the scores of the same episodes side by side.
+
+    Args:
+        before: the earlier scores by `rollout_id`.
+        rows: the episodes with their scores of now.
+        pass_threshold: a score of at least this passes, then as now.
+    """
+    by_policy: dict[str, list[EpisodeRow]] = defaultdict(list)
+    for row in rows:
+        by_policy[row.policy].append(row)
+    changes = [_change(name, before, by_policy[name], pass_threshold) for name in sorted(by_policy)]
+    moved = [
+        Moved(row.rollout_id, row.sample_id, row.policy, earlier, row.score)
+        for policy in by_policy.values()
+        for row, earlier in _paired(before, policy)
+        if row.score is not None and abs(row.score - earlier) > _SAME
+    ]
+    moved.sort(key=lambda one: (-abs(one.after - one.before), one.rollout_id))
+    return Changes(changes, moved[:_MOST_EXAMPLES])
+
+
+def _paired(before: Mapping[str, float | None], rows: Iterable[EpisodeRow]) -> list[tuple[EpisodeRow, float]]:
+    return [
+        (row, earlier) for row in rows if row.score is not None and (earlier := before.get(row.rollout_id)) is not None
+    ]
+
+
+def _change(
+    policy: str, before: Mapping[str, float | None], rows: Sequence[EpisodeRow], threshold: float
+) -> PolicyChange:
+    earlier = [before.get(row.rollout_id) for row in rows]
+    samples = [row.sample_id for row in rows]
+    pairs = _paired(before, rows)
+    differences = [(row.score or 0.0) - score for row, score in pairs]
+    of_sample: dict[str, float] = defaultdict(float)
+    for (row, _), difference in zip(pairs, differences, strict=True):
+        of_sample[row.sample_id] += difference
+    directions = Counter(map(_direction, of_sample.values()))
+    return PolicyChange(
+        policy=policy,
+        before=score_interval(earlier, samples) if any(score is not None for score in earlier) else None,
+        after=score_interval([row.score for row in rows], samples) if any(r.score is not None for r in rows) else None,
+        difference=_difference(pairs),
+        paired=len(pairs),
+        episodes=_counts(before, rows, pairs, threshold),
+        samples_up=directions[1],
+        samples_down=directions[-1],
+        samples_same=directions[0],
+    )
+
+
+def _difference(pairs: Sequence[tuple[EpisodeRow, float]]) -> Interval | None:
+    """The mean with its interval; what moved all episodes by the same amount is sure, also where that is 0 or 1."""
+    if not pairs:
+        return None
+    values = [((row.score or 0.0), earlier) for row, earlier in pairs]
+    interval = mean_interval([now - earlier for now, earlier in values], [row.sample_id for row, _ in pairs])
+    if interval.standard_error is not None and interval.standard_error < _SAME:
+        return replace(interval, low=interval.mean, high=interval.mean)
+    is_share = all(0.0 <= score <= 1.0 for both in values for score in both)
+    return interval.clipped(-1.0, 1.0) if is_share else interval
+
+
+def _counts(
+    before: Mapping[str, float | None],
+    rows: Sequence[EpisodeRow],
+    pairs: Sequence[tuple[EpisodeRow, float]],
+    threshold: float,
+) -> Counts:
+    directions = Counter(_direction((row.score or 0.0) - earlier) for row, earlier in pairs)
+    passes = Counter(((row.score or 0.0) >= threshold, earlier >= threshold) for row, earlier in pairs)
+    known = [(row.score is not None, before.get(row.rollout_id) is not None) for row in rows]
+    return Counts(
+        up=directions[1],
+        down=directions[-1],
+        same=directions[0],
+        to_passed=passes[True, False],
+        to_failed=passes[False, True],
+        lost=known.count((False, True)),
+        gained=known.count((True, False)),
+    )
+
+
+def _direction(difference: float) -> int:
+    return 0 if abs(difference) <= _SAME else (1 if difference > 0 else -1)

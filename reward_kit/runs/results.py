@@ -1,0 +1,107 @@
+"""What a run came to, an episode after the other: the latest attempt of each, with the score that counts.
+
+The files are read twice, first to learn which lines count and then those lines alone, so that memory does not grow with
+what episodes and scores hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from reward_kit.agent.models import StopReason
+from reward_kit.episodes.record import attempt_of
+from reward_kit.runs.files import told_of
+from reward_kit.runs.store import placed_episodes, placed_scores
+from reward_kit.runs.summary import EpisodeRow
+
+
+class Result(NamedTuple):
+    """One episode and its score.
+
+    Attributes:
+        line: of `episodes.jsonl`, as bytes, with its line break.
+        episode: the same, read.
+        score: its line of `scores.jsonl`; None where it waits for one.
+    """
+
+    line: bytes
+    episode: Mapping[str, Any]
+    score: Mapping[str, Any] | None
+
+    def row(self) -> EpisodeRow:
+        """What a summary needs of it."""
+        row = EpisodeRow.of(self.episode)
+        if self.score is not None:
+            row.add_score(self.score)
+        return row
+
+
+class Places(NamedTuple):
+    """Where the lines of a run begin that count; what a limit of the run cut off is no result, and has no place.
+
+    Attributes:
+        episodes: of each episode by its `rollout_id`, in the order of the file.
+        scores: of its score, where it has one.
+    """
+
+    episodes: Mapping[str, int]
+    scores: Mapping[str, int]
+
+
+def places_of(run: Path) -> Places:
+    """The lines of a run that count.
+
+    Args:
+        run: its folder; a process may still be writing the last lines.
+
+    Raises:
+        StoreError: a line is damaged; the message says which.
+    """
+    latest: dict[str, tuple[int, int, bool]] = {}
+    for offset, record in placed_episodes(run):
+        rollout_id, attempt = record["rollout_id"], attempt_of(record)
+        if rollout_id in latest and latest[rollout_id][0] > attempt:
+            continue
+        latest.pop(rollout_id, None)  # it stands where its latest line does
+        latest[rollout_id] = attempt, offset, record.get("stop_reason") != StopReason.RUN_LIMIT
+    episodes = {rollout_id: offset for rollout_id, (_, offset, is_result) in latest.items() if is_result}
+    scores = {
+        line["rollout_id"]: offset
+        for offset, line in placed_scores(run)
+        if line["rollout_id"] in episodes and attempt_of(line) == latest[line["rollout_id"]][0]
+    }
+    return Places(episodes, scores)
+
+
+def read_results(run: Path, places: Places | None = None) -> Iterator[Result]:
+    """The episodes of a run with their scores.
+
+    Args:
+        run: its folder.
+        places: as `places_of` gives them, where they are known already.
+
+    Raises:
+        StoreError: a line is damaged, or a file cannot be read.
+    """
+    places = places or places_of(run)
+    if not places.episodes:
+        return
+    with told_of("read", run / "episodes.jsonl"), (run / "episodes.jsonl").open("rb") as episodes:
+        if not places.scores:
+            for offset in places.episodes.values():
+                line = _line_at(episodes, offset)
+                yield Result(line, json.loads(line), None)
+            return
+        with (run / "scores.jsonl").open("rb") as scores:
+            for rollout_id, offset in places.episodes.items():
+                line = _line_at(episodes, offset)
+                at = places.scores.get(rollout_id)
+                yield Result(line, json.loads(line), None if at is None else json.loads(_line_at(scores, at)))
+
+
+def _line_at(file: BinaryIO, offset: int) -> bytes:
+    file.seek(offset)
+    return file.readline()

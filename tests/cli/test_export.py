@@ -1,0 +1,110 @@
+"""`reward-kit export` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from reward_kit.cli.export import command
+from reward_kit.errors import ConfigError
+from tests.cli.project import Project
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = Project(tmp_path_factory.mktemp("ran"))
+    assert made.call("run", "task.yaml").returncode == 0
+    return made
+
+
+def test_all_tables_go_into_the_run_where_nobody_says_where(project: Project) -> None:
+    for form in ("parquet", "csv"):
+        done = project.call("export", str(project.run_path()), "--format", form)
+        assert done.returncode == 0, done.stderr
+        assert "steps: 12 rows of 6 episodes" in done.stderr
+    names = {f"{table}.{form}" for table in ("episodes", "scores", "steps") for form in ("parquet", "csv")}
+    assert {file.name for file in (project.run_path() / "export").iterdir()} == names
+
+
+def test_one_table_can_go_to_standard_output(project: Project) -> None:
+    asked = ["--format", "csv", "--table", "episodes", "--only-passed", "-o", "-"]
+    done = project.call("export", str(project.run_path()), *asked)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 3
+    assert "left out: 4 below 1, which passes" in done.stderr
+
+
+def test_chats_are_written_with_the_tools_of_the_task(project: Project) -> None:
+    done = project.call("export", str(project.run_path()), "--format", "openai-jsonl", "-o", "chats.jsonl")
+    assert done.returncode == 0 and "6 chats: chats.jsonl" in done.stderr, done.stderr
+    chats = [json.loads(line) for line in (project.folder / "chats.jsonl").read_text().splitlines()]
+    assert [message["role"] for message in chats[0]["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert {tool["function"]["name"] for chat in chats for tool in chat["tools"]} == {"wait"}
+
+
+def test_tools_can_be_given_where_the_task_is_gone(project: Project, tmp_path: Path) -> None:
+    moved, chats = tmp_path / "run", str(tmp_path / "chats.jsonl")
+    project.run_path().rename(moved)
+    (project.folder / "task.yaml").rename(project.folder / "gone.yaml")
+    try:
+        done = project.call("export", str(moved), "--format", "openai-jsonl", "-o", chats)
+        assert done.returncode == 2 and "give --tools FILE.json" in done.stderr
+        for names, code, told in [
+            (["wait"], 0, "6 chats"),
+            (["other"], 2, "6 calls 'wait', which is none of the tools"),
+        ]:
+            tools = [{"type": "function", "function": {"name": name}} for name in names]
+            (tmp_path / "tools.json").write_text(json.dumps(tools))
+            asked = ["--format", "openai-jsonl", "--tools", str(tmp_path / "tools.json"), "-o", chats]
+            done = project.call("export", str(moved), *asked)
+            assert done.returncode == code and told in done.stderr, done.stderr
+        assert len(Path(chats).read_text().splitlines()) == 6, "what is refused leaves the earlier file"
+    finally:
+        (project.folder / "gone.yaml").rename(project.folder / "task.yaml")
+        moved.rename(project.folder / "runs/run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--format", "csv", "--policy", "scriptd"], "--policy scriptd: no episode is of it; did you mean 'scripted'?"),
+        (["--format", "csv", "--min-score", "2"], "no episode is left to export: 6 below 2"),
+        (["--format", "csv", "-o", "-"], "-o - takes one table; choose it with --table"),
+        (["--format", "csv", "-o", "all.csv"], "3 tables need a folder; or choose one with --table"),
+        (["--format", "csv", "-o", "no/such/place"], "there is no folder no/such; make it first"),
+        (["--format", "parquet", "--table", "steps", "-o", "-"], "Parquet is no text; name a file"),
+        (["--format", "parquet", "--raw"], "--raw has no effect with --format parquet; it is for csv"),
+        (["--format", "openai-jsonl", "--table", "steps"], "--table has no effect with --format openai-jsonl"),
+        (["--format", "openai-jsonl", "--tools", "task.yaml"], "--tools task.yaml"),
+    ],
+)
+def test_what_cannot_be_done_is_told(
+    project: Project, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
+) -> None:
+    monkeypatch.chdir(project.folder)
+    with pytest.raises(ConfigError) as caught:
+        command.main([str(project.run_path()), *arguments], standalone_mode=False)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "asked", [["--format", "csv", "--table", "steps"], ["--format", "openai-jsonl", "--tools", "tools.json"]]
+)
+def test_a_line_that_somebody_edited_is_named(project: Project, tmp_path: Path, asked: list[str]) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(project.run_path(), run)
+    (project.folder / "tools.json").write_text('[{"type": "function", "function": {"name": "wait"}}]')
+    first, *others = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+    first |= {"messages": [1], "steps": [2]}
+    (run / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*others, first]))
+    done = project.call("export", str(run), *asked, "-o", str(tmp_path / "out"))
+    assert done.returncode == 3, done.stderr
+    assert f"episodes.jsonl: {first['rollout_id']} cannot be read as an episode" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        command.main([str(tmp_path), "--format", "csv"], standalone_mode=False)

@@ -1,0 +1,179 @@
+"""Logs on standard error: none by default, and what is asked for with `-v`, REWARD_KIT_LOG and its format."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.cli.operator_log import EVENTS, LEVELS, OperatorHandler, Wanted, begin, parsed
+from reward_kit.errors import ConfigError
+from reward_kit.runs.redaction import Redaction
+from tests.cli.project import Project
+
+SECRET = "sk-a-long-secret-0123456789"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def record(message: str, *arguments: Any, name: str = "reward_kit.runs", **extra: Any) -> logging.LogRecord:
+    made = logging.LogRecord(name, logging.INFO, __file__, 1, message, arguments, None)
+    vars(made).update(extra)
+    return made
+
+
+def as_told(form: str, told: logging.LogRecord, *secrets: str) -> str:
+    return OperatorHandler(Wanted(logging.DEBUG), form, Redaction(secrets)).format(told)
+
+
+def events_of(stderr: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stderr.splitlines() if line.startswith("{")]
+
+
+class TestWhatIsAskedFor:
+    """`REWARD_KIT_LOG=level:part=level,…`."""
+
+    @pytest.mark.parametrize(
+        ("text", "name", "level"),
+        [
+            ("info", "reward_kit.runs", "info"),
+            ("DEBUG", "reward_kit.providers.retry", "debug"),
+            ("warning:providers=debug", "reward_kit.providers.retry", "debug"),
+            ("warning:providers=debug", "reward_kit.runs", "warning"),
+            ("off:reward_kit.providers.retry=info, runs=error", "reward_kit.providers.retry", "info"),
+            ("off:reward_kit.providers.retry=info, runs=error", "reward_kit.providers.lane", "off"),
+            ("info:events=off", EVENTS, "off"),
+        ],
+    )
+    def test_the_nearest_logger_above_decides(self, text: str, name: str, level: str) -> None:
+        assert parsed(text).level_of(name) == LEVELS[level]
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("inf", "no level 'inf', there are debug, info, warning, error, off; did you mean 'info'?"),
+            ("info:provider=debug", "no part of the package is called 'provider'; did you mean 'providers'?"),
+            ("info:runs", "'runs' is no part=level"),
+            ("info:runs=loud", "no level 'loud'"),
+            ("", "no level ''"),
+        ],
+    )
+    def test_what_there_is_not_is_told(self, text: str, told: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            parsed(text)
+        assert told in str(caught.value)
+
+
+class TestLines:
+    """One record, one line."""
+
+    def test_json_has_the_fields_of_its_own(self) -> None:
+        told = json.loads(as_told("json", record("episode %s", "stopped", rollout_id="r1", error=None, steps=3)))
+        assert told.pop("at").endswith("Z") and told.pop("pid")
+        assert told == {
+            "level": "info",
+            "logger": "reward_kit.runs",
+            "message": "episode stopped",
+            "rollout_id": "r1",
+            "steps": 3,
+        }
+
+    def test_text_says_the_same(self) -> None:
+        line = as_told("text", record("episode stopped", rollout_id="r1", error=None, steps=3))
+        assert line.partition(" ")[2] == "info    reward_kit.runs  episode stopped rollout_id=r1 steps=3"
+
+    @pytest.mark.parametrize("form", ["text", "json"])
+    def test_nothing_that_is_said_looks_like_another_record(self, form: str) -> None:
+        hostile = "x\n2026-01-01 error fake\r\x1b[31m\u2028half \ud83d"
+        line = as_told(form, record("%s", hostile, note=hostile))
+        assert len(line.splitlines()) == 1 and "\x1b" not in line
+        line.encode("utf-8")
+
+    @pytest.mark.parametrize("form", ["text", "json"])
+    @pytest.mark.parametrize("secret", [SECRET, 'pass"word\\\u00e9-0123'])
+    def test_secrets_are_blotted_out(self, form: str, secret: str) -> None:
+        told = record("asked with %s", secret, key=secret)
+        told.exc_info = (ValueError, ValueError(secret), None)
+        line = as_told(form, told, secret)
+        assert line.count("(hidden)") == 3 and secret not in line
+        if form == "json":
+            json.loads(line)
+
+    def test_a_traceback_is_set_in(self) -> None:
+        told = record("it broke")
+        try:
+            raise ValueError("why")
+        except ValueError as error:
+            told.exc_info = (type(error), error, error.__traceback__)
+        first, *rest = as_told("text", told).splitlines()
+        assert first.endswith("it broke") and rest[-1] == "    ValueError: why"
+        assert all(line.startswith("    ") for line in rest)
+        assert json.loads(as_told("json", told))["traceback"].endswith("ValueError: why")
+
+
+def test_nothing_is_logged_by_default(project: Project) -> None:
+    done = project.call("run", "task.yaml")
+    assert done.returncode == 0 and "reward_kit." not in done.stderr
+    assert not (project.run_path() / "run.log").exists()
+
+
+@pytest.mark.parametrize("asked", [["-v", "run", "task.yaml"], ["run", "task.yaml", "-v"]])
+def test_verbose_shows_what_happens_and_leaves_standard_output_alone(project: Project, asked: list[str]) -> None:
+    done = project.call(*asked, "--json", REWARD_KIT_LOG_FORMAT="json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == "complete"
+    told = events_of(done.stderr)
+    assert [one["message"] for one in told if one["message"].startswith("run ")] == ["run begins", "run ended"]
+    assert [one["message"] for one in told].count("episode stopped") == 6
+    scored = [one for one in told if one["message"] == "episode scored"]
+    assert (
+        sorted(one["score"] for one in scored) == [0.0] * 4 + [1.0] * 2
+        and len({one["rollout_id"] for one in scored}) == 6
+    )
+    assert told[-1]["status"] == "complete" and not (project.run_path() / "run.log").exists()
+
+
+def test_a_resume_tells_of_what_it_does_and_not_of_what_was_there(project: Project) -> None:
+    project.call("run", "task.yaml")
+    done = project.call("run", "--resume", "-v", REWARD_KIT_LOG_FORMAT="json")
+    assert [one["message"] for one in events_of(done.stderr)] == ["run begins", "run ended"], done.stderr
+
+
+def test_one_part_of_the_package_can_say_more(project: Project) -> None:
+    done = project.call("run", "task.yaml", REWARD_KIT_LOG="off:agent=debug", REWARD_KIT_LOG_FORMAT="json")
+    told = events_of(done.stderr)
+    assert {(one["logger"], one["level"]) for one in told} == {("reward_kit.agent", "debug")}
+    assert sum("step 0" in one["message"] for one in told) == 6
+
+
+def test_the_run_s_own_log_keeps_its_tracebacks_whatever_is_shown(project: Project) -> None:
+    project.write_task(reward_function_path="reward.py:broken", sandbox={"level": "in_process"})
+    done = project.call("run", "task.yaml", REWARD_KIT_LOG="error", OPENAI_API_KEY=SECRET)
+    assert done.returncode == 3 and "reward_kit." not in done.stderr
+    assert "ZeroDivisionError" in (project.run_path() / "run.log").read_text()
+
+
+def test_a_secret_of_the_environment_is_not_shown(project: Project) -> None:
+    (project.folder / "tools.py").write_text((project.folder / "tools.py").read_text().replace("waited", SECRET))
+    action = {"type": "tool_call", "name": "wait", "arguments": {"milliseconds": SECRET}}
+    project.write_task(policy={"type": "scripted", "actions": [action, {"type": "text", "content": SECRET}]})
+    done = project.call("run", "task.yaml", "-vv", OPENAI_API_KEY=SECRET)
+    assert done.returncode == 0 and "(hidden)" in done.stderr and SECRET not in done.stderr
+
+
+def test_a_typo_is_one_line_and_exit_code_2(project: Project) -> None:
+    done = project.call("run", "task.yaml", REWARD_KIT_LOG="verbose")
+    assert done.returncode == 2 and "REWARD_KIT_LOG=verbose: no level 'verbose'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not project.runs()
+
+
+def test_a_format_that_there_is_not_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REWARD_KIT_LOG_FORMAT", "jsonl")
+    with pytest.raises(ConfigError, match="=jsonl: there are text and json; did you mean 'json'"):
+        begin(0)
