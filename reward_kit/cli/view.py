@@ -18,7 +18,13 @@ from reward_kit.runs.viewer.catalogue import Catalogue
 @click.command(name="view")
 @click.argument("folder", required=False, type=click.Path(path_type=Path), default=Path("runs"), metavar="[DIR]")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
-@click.option("--open/--no-open", "opens", default=False, help="Open the address in the browser of this machine.")
+@click.option(
+    "--open/--no-open",
+    "opens",
+    default=False,
+    envvar="REWARD_KIT_VIEW_OPEN",
+    help="Open the address in the browser of this machine.",
+)
 def command(folder: Path, port: int, opens: bool) -> None:
     """Serve the pages of the runs in DIR ("runs" by default), or of one run, to a browser on this machine alone.
 
