@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from reward_kit.cli.numbers import WholeNumber
+from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.runs.comparison.comparing import Comparison, compare, to_json
 from reward_kit.runs.comparison.gates import Gate, regression_gates, under_gate
 from reward_kit.runs.comparison.sides import read_sides
@@ -18,10 +18,8 @@ from reward_kit.runs.comparison.table import comparison_table, notes_of
 from reward_kit.runs.report.wording import shown
 
 
-class _Margin(click.FloatRange):
+class _Margin(Number):
     """What a loss may be; a run that stands behind the option is taken for it, and the message says so."""
-
-    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -52,7 +50,9 @@ class _Margin(click.FloatRange):
     metavar="[MARGIN]",
     help="Exit 1 where a run is shown to be worse than the baseline, by more than MARGIN (default 0).",
 )
-@click.option("--fail-under", type=float, metavar="X", help="Exit 1 where the mean score of the last run is below X.")
+@click.option(
+    "--fail-under", type=Number(), metavar="X", help="Exit 1 where the mean score of the last run is below X."
+)
 @click.option("--lower-bound", is_flag=True, help="With --fail-under: the lower bound of its interval, not the mean.")
 @click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Of the bootstrap and permutations.")
 @click.option("--display", type=click.Choice(["rich", "plain"]), help="The table; default by terminal.")

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from reward_kit.cli.numbers import Number
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.export.chats import Unfit, chat_of
 from reward_kit.runs.export.columns import STEPS, TABLES, rows_of
@@ -49,7 +50,7 @@ CHATS = "openai-jsonl"
     envvar="REWARD_KIT_EXPORT_TABLE",
     help="Of Parquet and CSV: which; may be repeated. Default: all.",
 )
-@click.option("--min-score", type=float, metavar="X", help="Episodes with a score of at least X.")
+@click.option("--min-score", type=Number(), metavar="X", help="Episodes with a score of at least X.")
 @click.option("--only-passed", is_flag=True, help="Episodes that passed, by the run's own threshold.")
 @click.option(
     "--policy",

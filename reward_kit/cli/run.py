@@ -86,7 +86,7 @@ _LATEST = "latest"
 @click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop at X US dollars.")
 @click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Keep every answer of a model in FILE.")
 @click.option("--replay", type=click.Path(path_type=Path), metavar="FILE", help="Take answers from FILE, call nobody.")
-@click.option("--fail-under", type=float, metavar="X", help="Exit 1 where a mean score is below X.")
+@click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 where a mean score is below X.")
 @click.option("--fail-on-error", type=Number(0), metavar="X", help="Stop once more than X episodes broke.")
 @click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal.")
 @click.option(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import click
 import pydantic
 
+from reward_kit.cli.numbers import Number
 from reward_kit.cli.reward_flags import where_it_runs
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
@@ -79,9 +80,11 @@ def scoring_flags(verb: str) -> Callable[[Any], Any]:
             metavar="KEY=VALUE",
             help="Set sandbox.KEY or limits.reward_time_s, as in a task file.",
         ),
-        click.option("--pass-threshold", type=float, help="A score of this or more passes; default 1, or the run's."),
+        click.option(
+            "--pass-threshold", type=Number(), help="A score of this or more passes; default 1, or the run's."
+        ),
         click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True),
-        click.option("--fail-under", type=float, metavar="X", help="Exit 1 where a mean score is below X."),
+        click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 where a mean score is below X."),
         click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal."),
         click.option(
             "--json",

@@ -1,0 +1,29 @@
+"""What stands for a number on the command line is one: a gate that NaN opens is none."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from reward_kit.cli.main import program
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["run", "task.yaml", "--fail-under"],
+        ["run", "task.yaml", "--max-cost"],
+        ["score", "rows.jsonl", "--reward", "r.py:f", "--pass-threshold"],
+        ["compare", "a", "b", "--fail-under"],
+        ["compare", "a", "b", "--fail-on-regression"],
+        ["rescore", "a", "--reward", "r.py:f", "--fail-under"],
+        ["export", "a", "--format", "csv", "--min-score"],
+    ],
+    ids=" ".join,
+)
+def test_a_number_is_finite(line: list[str], number: str) -> None:
+    *_, option = line
+    answer = CliRunner().invoke(program, [*line[:-1], f"{option}={number}"])
+    assert answer.exit_code == 2
+    assert f"Invalid value for '{option}'" in answer.output
