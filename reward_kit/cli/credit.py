@@ -63,6 +63,11 @@ def command(run: Path, estimator: str | None, options: tuple[str, ...], top: int
       reward-kit credit runs/my-run -E omega=0.3 -E 'state_hash={name: last_messages, count: 2}'
     """
     header = _header(run)
+    if "training" in (header.model_extra or {}):
+        raise ConfigError(
+            f"{run} is a training run, which has no episodes.jsonl; the credit of the episodes that it kept "
+            "(logs.episodes_every) stands in their lines, in episodes/, under training.credit"
+        )
     asked = dict(parse_override(item, "-E") for item in options)
     settings = _settings(header, estimator, asked)
     if is_open_elsewhere(run):

@@ -8,22 +8,23 @@ from typing import Any
 import click
 
 
-def where_it_runs(default: str) -> Callable[[Any], Any]:
+def where_it_runs(default: str | None = None) -> Callable[[Any], Any]:
     """`--sandbox`, `--sandbox-back-end` and `--install-requirements`.
 
     Args:
-        default: whose level it is where none is given, as in "the task's".
+        default: whose walls hold where none are named, as in "the task's"; None where nobody's do.
     """
+    first = f"{default}, else " if default else ""
     options = (
         click.option(
             "--sandbox",
             type=click.Choice(["in_process", "warm", "isolated"]),
-            help=f"Behind which walls the reward runs; default: {default}, else warm for a file of one's own.",
+            help=f"Behind which walls the reward runs; default: {first}warm for a file of one's own.",
         ),
         click.option(
             "--sandbox-back-end",
             metavar="docker:IMAGE|ssh:HOST",
-            help="Run the reward in a container or on another machine; default: the task's, else here.",
+            help=f"Run the reward in a container or on another machine; default: {first}here.",
         ),
         click.option(
             "--install-requirements",

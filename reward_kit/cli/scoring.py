@@ -70,7 +70,7 @@ def scoring_flags(verb: str) -> Callable[[Any], Any]:
             envvar=f"{named}_OPTION",
             help="An option of the reward.",
         ),
-        where_it_runs("the run's"),
+        where_it_runs(),
         click.option(
             "-T",
             "--set",

@@ -149,7 +149,7 @@ class RunStore:
     def append_episode(self, episode: SingleAgentEpisode) -> dict[str, Any]:
         """Write one episode; its final state goes to `states/` first. Returns the line as written."""
         state = episode.custom_data.get("final_state")
-        kept = self._keep_state(self._redacted(StateSnapshot(state["kind"], state["payload"]))) if state else None
+        kept = self._keep_state(redacted_state(state, self.redaction)) if state else None
         record = episode_to_record(episode, final_state=kept)
         self._append("episodes.jsonl", record)
         return record
@@ -175,13 +175,6 @@ class RunStore:
             os.ftruncate(descriptor, before)
             raise StoreError(f"cannot write {self.path / name}: {error.strerror or error}") from error
 
-    def _redacted(self, snapshot: StateSnapshot) -> StateSnapshot:
-        """A state without secrets, where it is text; a database has a form of its own."""
-        if snapshot.kind == "composite":
-            return compose({name: self._redacted(part) for name, part in decompose(snapshot).items()})
-        is_text = snapshot.kind in ("json", "files")
-        return StateSnapshot(snapshot.kind, self.redaction.of_bytes(snapshot.payload)) if is_text else snapshot
-
     def _keep_state(self, snapshot: StateSnapshot) -> dict[str, str]:
         digest = snapshot.digest
         path = self.path / "states" / f"{digest}.{snapshot.kind}"
@@ -206,6 +199,19 @@ class RunStore:
         timing = self.header.timing
         timing = timing.model_copy(update={"worked_s": round(timing.worked_s + seconds, 3)})
         self.write_header(self.header.with_(status=status, timing=timing))
+
+
+def redacted_state(state: Mapping[str, Any], redaction: Redaction) -> StateSnapshot:
+    """An episode's final state without secrets, as it is stored."""
+    return _without_secrets(StateSnapshot(state["kind"], state["payload"]), redaction)
+
+
+def _without_secrets(snapshot: StateSnapshot, redaction: Redaction) -> StateSnapshot:
+    """A state without secrets, where it is text; a database has a form of its own."""
+    if snapshot.kind == "composite":
+        return compose({name: _without_secrets(part, redaction) for name, part in decompose(snapshot).items()})
+    is_text = snapshot.kind in ("json", "files")
+    return StateSnapshot(snapshot.kind, redaction.of_bytes(snapshot.payload)) if is_text else snapshot
 
 
 def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
@@ -263,19 +269,34 @@ def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
 def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
     """The episode of one line of the run at `path`, with its final state.
 
+    The line names the file of its state by its digest, or, as training keeps it, holds the state itself.
+
     Raises:
-        StoreError: its final state is missing or is not what its name says.
+        StoreError: its final state is missing, is not what its name says, or is none.
     """
     episode = episode_from_record(record)
-    if stored := record.get("final_state"):
-        file = path / "states" / f"{stored['sha256']}.{stored['kind']}"
-        if not file.is_file():
-            raise StoreError(f"episode {episode.id_}: its final state {file} is missing")
-        snapshot = StateSnapshot(stored["kind"], file.read_bytes())
-        if snapshot.digest != stored["sha256"]:
-            raise StoreError(f"episode {episode.id_}: its final state {file} was changed")
+    if stored := episode.custom_data["final_state"]:
+        snapshot = _stored_state(path, episode.id_, stored)
         episode.custom_data["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
     return episode
+
+
+def _stored_state(path: Path, rollout_id: str, stored: Any) -> StateSnapshot:
+    match stored:
+        case {"kind": str(kind), "payload": bytes(payload)}:
+            return StateSnapshot(kind, payload)
+        case {"kind": str(kind), "sha256": str(digest)}:
+            file = path / "states" / f"{digest}.{kind}"
+        case _:
+            raise StoreError(
+                f"episode {rollout_id}: final_state has a kind, and a sha256 or a payload of bytes; edited by hand?"
+            )
+    if not file.is_file():
+        raise StoreError(f"episode {rollout_id}: its final state {file} is missing")
+    snapshot = StateSnapshot(kind, file.read_bytes())
+    if snapshot.digest != digest:
+        raise StoreError(f"episode {rollout_id}: its final state {file} was changed")
+    return snapshot
 
 
 Check = Callable[[Mapping[str, Any]], None]

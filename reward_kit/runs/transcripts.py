@@ -15,7 +15,7 @@ from reward_kit.agent.models import StopReason
 from reward_kit.agent.samples import make_group_id, make_rollout_id
 from reward_kit.episodes.record import EpisodeFacts, attempt_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.models import Message
 from reward_kit.runs.datasets import read_rows
 from reward_kit.runs.store import load_episode
@@ -25,7 +25,7 @@ _NOT_SAMPLE = ("messages", "ground_truth")
 
 
 def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
-    """The episodes of a dataset with a `messages` field, or of a run's `episodes.jsonl`.
+    """The episodes of a dataset with a `messages` field, or of a run's `episodes.jsonl` or a kept update.
 
     A row may have `id` (rows of one id are rollouts of one sample), `ground_truth` and `policy`; everything in it is
     handed to the reward function as `sample`. Of a run's episodes only the latest attempt counts, and none that the
@@ -33,13 +33,14 @@ def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
 
     Raises:
         ConfigError: a row has no messages, or a message is none, or a rollout stands there twice; the line is named.
+        StoreError: a line of a run is damaged, or its final state is; the message says which.
     """
     rollouts: Counter[str] = Counter()
     places: dict[tuple[str, int], str] = {}
     latest: dict[str, _Attempt] = {}
     for index, (where, row) in enumerate(read_rows(path)):
         if _is_episode(row):
-            found = _stored(path.parent, row)
+            found = _stored(path.parent, row, where)
         else:
             sample_id = str(row.get("id", f"sample-{index}"))
             found = _given(row, sample_id, rollouts[sample_id], where)
@@ -64,9 +65,10 @@ def _is_episode(row: Mapping[str, Any]) -> bool:
     return "rollout_id" in row and "steps" in row
 
 
-def _stored(run: Path, row: Mapping[str, Any]) -> _Attempt:
-    is_result = row["stop_reason"] != StopReason.RUN_LIMIT
-    return _Attempt(row["rollout_id"], attempt_of(row), load_episode(run, row) if is_result else None)
+def _stored(run: Path, row: Mapping[str, Any], where: str) -> _Attempt:
+    with boundary(StoreError, f"{where}: it cannot be read as an episode"):
+        is_result = row["stop_reason"] != StopReason.RUN_LIMIT
+        return _Attempt(row["rollout_id"], attempt_of(row), load_episode(run, row) if is_result else None)
 
 
 def _given(row: Mapping[str, Any], sample_id: str, rollout_index: int, where: str) -> _Attempt:

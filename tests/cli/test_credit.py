@@ -116,6 +116,17 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(tmp_path: Path, argume
     assert not (run / "credit.jsonl").exists()
 
 
+def test_a_training_run_is_refused_and_told_where_the_credit_stands(tmp_path: Path) -> None:
+    run = stored_run(tmp_path)
+    header = read_json(run / "run.json")
+    (run / "run.json").write_text(json.dumps({**header, "training": {"train_path": "train.yaml"}}))
+    with pytest.raises(
+        ConfigError, match=r"is a training run, which has no episodes.*; the credit .* in episodes/"
+    ):
+        call(str(run))
+    assert not (run / "credit.jsonl").exists()
+
+
 def test_a_misspelt_run_is_answered_with_the_nearest(tmp_path: Path) -> None:
     run = stored_run(tmp_path)
     with pytest.raises(ConfigError, match=re.escape(f"is no run: it has no run.json; did you mean '{run}'")):

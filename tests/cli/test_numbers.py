@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from reward_kit.cli.main import program
 
 
-@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("number", ["nan", "inf"])
 @pytest.mark.parametrize(
     "line",
     [

@@ -172,6 +172,20 @@ class TestEpisodesOfARun:
         with pytest.raises(StoreError, match=r"its final state .* is missing"):
             read_transcripts(moved)
 
+    @pytest.mark.parametrize(
+        ("state", "expected"),
+        [
+            ({"kind": "json"}, "episode a-0: final_state has a kind, and a sha256 or a payload of bytes"),
+            ({"kind": "json", "payload": "{}"}, "final_state has a kind, and a sha256 or a payload of bytes"),
+            ({"kind": "json", "payload": {"__type__": "bytes", "value": "e"}}, r"episodes.jsonl:1: it cannot be read"),
+        ],
+    )
+    def test_a_damaged_final_state_is_one_line(self, tmp_path: Path, state: Any, expected: str) -> None:
+        path = self.store(tmp_path, "a-0") / "episodes.jsonl"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "final_state": state}) + "\n")
+        with pytest.raises(StoreError, match=expected):
+            read_transcripts(path)
+
     def test_an_episode_of_another_version_is_one_line(self, tmp_path: Path) -> None:
         path = self.store(tmp_path, "a-0") / "episodes.jsonl"
         record = json.loads(path.read_text())

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.episodes.record import episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.rl_processing import CreditBatch
+from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.report.token_rows import TRAINING
+from reward_kit.runs.store import redacted_state
 from reward_kit.tokens import TokenBatch
 from reward_kit.tokens.columns import Array
 
@@ -55,6 +59,19 @@ class KeptUpdate:
             advantages = np.where(rows.batch["loss_mask"][row] != 0, advantages_BT[row], np.nan)[sampled]
             self._ratios[rollout_id] += ratios.tolist()
             self._advantages[rollout_id] += advantages.tolist()
+
+    def line(self, episode: SingleAgentEpisode, redaction: Redaction) -> bytes:
+        """What is written of an episode: its `record` without secrets, and with the task's hook on its texts."""
+        record = self.record(episode)
+        if state := episode.custom_data.get("final_state"):
+            # The record has it in Base64, in which nothing is found.
+            clean = redacted_state(state, redaction)
+            record["final_state"] = to_json_value({"kind": clean.kind, "payload": clean.payload})
+        hooked = dict(redaction.of_record({key: value for key, value in record.items() if key != TRAINING}))
+        if made := record.get(TRAINING):
+            credit = {"credit": [redaction.of_record(row) for row in made["credit"]]} if "credit" in made else {}
+            hooked[TRAINING] = made | credit
+        return redaction.of_line(json.dumps(hooked).encode("ascii")) + b"\n"
 
     def record(self, episode: SingleAgentEpisode) -> dict[str, Any]:
         """The line of an episode: that of `episodes.jsonl`, and under `training` what the update made of it.

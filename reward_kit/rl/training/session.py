@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from reward_kit.rl.training.state import Progress, save_state
 from reward_kit.runs import events
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.plan import Control
+from reward_kit.runs.redaction import redaction_of
 
 INTERRUPTED = "interrupted"
 
@@ -63,6 +63,7 @@ class TrainingSession:
         self.why_stopped: str | None = None
         self._plan, self._equipment, self._folder, self._logs = plan, equipment, folder, logs
         self._control, self._watcher = control, watcher
+        self._redaction = redaction_of(plan.task.definition, plan.task.folder)
         self._saved = self.progress.updates if progress is not None else -1
         self._measured: float | None = None
         self._began = time.perf_counter() - self.progress.worked_s
@@ -184,7 +185,7 @@ class TrainingSession:
             return
         folder = self._folder.path / "episodes"
         folder.mkdir(exist_ok=True)
-        lines = [json.dumps(trainer.kept.record(episode)).encode("ascii") + b"\n" for episode in trainer.meter.episodes]
+        lines = [trainer.kept.line(episode, self._redaction) for episode in trainer.meter.episodes]
         write_atomically(folder / f"update-{number:06d}.jsonl", lines)
 
     def _note(self, status: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError
 from reward_kit.runs.comparison.mismatches import Mismatch, mismatches
-from reward_kit.runs.comparison.sides import SampleScores, Side
+from reward_kit.runs.comparison.pairing import Pairing, SamplePair, paired
+from reward_kit.runs.comparison.sides import Side
 from reward_kit.runs.statistics import (
     PairedFigures,
     benjamini_hochberg,
@@ -23,33 +24,17 @@ ALPHA = 0.05
 Verdict = Literal["better", "worse", "doubtful", "not shown"]
 
 
-class SamplePair(NamedTuple):
-    """One sample in both runs."""
-
-    sample_id: str
-    baseline: SampleScores
-    run: SampleScores
-
-    @property
-    def difference(self) -> float:
-        """The mean score of the run less that of the baseline."""
-        return self.run.mean - self.baseline.mean
-
-    @property
-    def flip(self) -> Literal["won", "lost"] | None:
-        """Whether it passes in one of the two and not in the other."""
-        if self.run.passes == self.baseline.passes:
-            return None
-        return "won" if self.run.passes else "lost"
-
-
 class LeftOut(NamedTuple):
-    """How many samples are in no comparison: with no score in one run or both, or in one run only."""
+    """How many samples are in no comparison: with no score in one run or both, or in one run only.
+
+    `no_rollout_in_both` are those that both scored, where rollouts are paired and none of theirs has both scores.
+    """
 
     unscored_in_baseline: int
     unscored_in_run: int
     only_in_baseline: int
     only_in_run: int
+    no_rollout_in_both: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +43,7 @@ class Difference:
 
     Attributes:
         side: the run.
-        pairs: the common samples, by name.
+        pairing: the common samples, and how they are paired.
         left_out: the others.
         baseline_mean: of the common samples, each counted once.
         run_mean: as `baseline_mean`.
@@ -70,7 +55,7 @@ class Difference:
     """
 
     side: Side
-    pairs: Sequence[SamplePair]
+    pairing: Pairing
     left_out: LeftOut
     baseline_mean: float
     run_mean: float
@@ -79,6 +64,11 @@ class Difference:
     p_holm: float
     p_bh: float
     mismatches: Sequence[Mismatch]
+
+    @property
+    def pairs(self) -> Sequence[SamplePair]:
+        """The common samples, by name."""
+        return self.pairing.samples
 
     def flipped(self, way: Literal["won", "lost"]) -> list[SamplePair]:
         """The samples that were won or lost, the largest difference first."""
@@ -137,16 +127,16 @@ def compare(sides: Sequence[Side], seed: int = 0) -> Comparison:
 
 
 def _difference(baseline: Side, side: Side, seed: int) -> Difference:
-    common = sorted(baseline.samples.keys() & side.samples.keys())
-    if not common:
+    pairing = paired(baseline, side)
+    pairs = pairing.samples
+    if not pairs:
         raise ConfigError(_why_nothing_is_common(baseline, side))
-    pairs = [SamplePair(name, baseline.samples[name], side.samples[name]) for name in common]
     figures = paired_figures([pair.difference for pair in pairs], reach=_reach(baseline, side), seed=seed)
     flips = [pair.flip for pair in pairs]
     return Difference(
         side=side,
-        pairs=pairs,
-        left_out=_left_out(baseline, side),
+        pairing=pairing,
+        left_out=_left_out(baseline, side, pairing),
         baseline_mean=mean_of([pair.baseline.mean for pair in pairs]),
         run_mean=mean_of([pair.run.mean for pair in pairs]),
         figures=figures,
@@ -162,19 +152,22 @@ def _reach(baseline: Side, side: Side) -> float | None:
     return 1.0 if baseline.is_unit and side.is_unit else None
 
 
-def _left_out(baseline: Side, side: Side) -> LeftOut:
+def _left_out(baseline: Side, side: Side, pairing: Pairing) -> LeftOut:
     one, other = ({*each.samples, *each.unscored} for each in (baseline, side))
     return LeftOut(
         unscored_in_baseline=len(baseline.unscored & other),
         unscored_in_run=len(side.unscored & one),
         only_in_baseline=len(one - other),
         only_in_run=len(other - one),
+        no_rollout_in_both=pairing.without_rollout,
     )
 
 
 def _why_nothing_is_common(baseline: Side, side: Side) -> str:
     one, other = ({*each.samples, *each.unscored} for each in (baseline, side))
     told = f"{side.label} and the baseline {baseline.label} have no sample in common that has a score in both"
+    if shared := baseline.samples.keys() & side.samples.keys():
+        return f"{told}: of {len(shared)} that both scored, each rollout is unscored in one of them"
     if shared := one & other:
         return f"{told}: of {len(shared)} that both ran, each is unscored in one of them"
     return f"{told}: the one has {_examples(other)}, the other {_examples(one)}; compare runs of the same dataset"
@@ -231,6 +224,9 @@ def _difference_to_json(difference: Difference) -> dict[str, Any]:
         "run": difference.side.label,
         "verdict": difference.verdict,
         "common_samples": len(difference.pairs),
+        "paired_by": difference.pairing.by,
+        "paired_rollouts": difference.pairing.rollouts,
+        "single_rollouts": difference.pairing.single_rollouts,
         "left_out": difference.left_out._asdict(),
         "baseline_mean": difference.baseline_mean,
         "run_mean": difference.run_mean,

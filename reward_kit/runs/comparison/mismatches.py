@@ -11,12 +11,16 @@ _COMPARED = {"name", "policy", "reward_function_path", "reward_options", "datase
 _HARMLESS = {"description", "run_limits", "sandbox", "credit", "redact"}  # which change no score that is given
 _OWN_LINES = {"task file", "dataset", "reward", "policy"}
 _SHORT = 12
+_SEED_TELLS = (
+    "models drew other chances, and where worlds are drawn from it, samples of one name are other problems, and the "
+    "pairing says less"
+)
 
 
 class Mismatch(NamedTuple):
     """One thing that differs; `told` is a sentence for people.
 
-    `what` is dataset, reward, pass_threshold, task, task_keys, files, seed or version.
+    `what` is dataset, reward, pass_threshold, task, task_keys, files, seed, starts or version.
     """
 
     what: str
@@ -68,11 +72,22 @@ def _task(baseline: Side, side: Side) -> Iterator[Mismatch]:
 def _chance(baseline: Side, side: Side) -> Iterator[Mismatch]:
     one, other = baseline.header, side.header
     if one.task_path is not None and other.task_path is not None and one.seed != other.seed:
-        told = f"the seed differs ({one.seed} and {other.seed}): environments and models drew other chances"
-        yield Mismatch("seed", one.seed, other.seed, told)
+        told = f"the seed differs ({one.seed} and {other.seed})"
+        yield Mismatch("seed", one.seed, other.seed, f"{told}: {_SEED_TELLS}")
+    yield from _starts(baseline, side)
     before, now = (header.versions.get("reward_kit") for header in (one, other))
     if before != now:
         yield Mismatch("version", before, now, f"the version of reward-kit differs ({before} and {now})")
+
+
+def _starts(baseline: Side, side: Side) -> Iterator[Mismatch]:
+    """Samples of one name whose environment began in another state, as far as environments tell theirs."""
+    known = baseline.starts.keys() & side.starts.keys()
+    if others := sorted(name for name in known if not baseline.starts[name] & side.starts[name]):
+        of = f"{len(others):,} of {len(known):,} samples began in another state than in the baseline"
+        told = f"{of}, such as {others[0]}: these are other problems of one name, and the pairing says less"
+        one, other = ({name: sorted(each.starts[name]) for name in others} for each in (baseline, side))
+        yield Mismatch("starts", one, other, told)
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any], without: set[str]) -> list[str]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reward_kit.errors import ConfigError
-from reward_kit.runs.comparison.comparing import CONFIDENCE, Comparison, Difference, SamplePair
+from reward_kit.runs.comparison.comparing import CONFIDENCE, Comparison, Difference
 from reward_kit.runs.comparison.drawing import draw_forest
+from reward_kit.runs.comparison.pairing import SamplePair
 from reward_kit.runs.comparison.sides import SampleScores, Side
 from reward_kit.runs.comparison.table import lines, notes_of, sentence
 from reward_kit.runs.files import write_atomically

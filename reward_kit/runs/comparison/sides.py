@@ -44,6 +44,8 @@ class Side:
         summary: its row of the run's own closing table.
         samples: of each sample that has a score, by its id.
         unscored: the samples none of whose episodes has a score.
+        rollouts: of each sample the score of each rollout, by its id; None where it has none.
+        starts: of each sample the states that its episodes began in, where an environment told them.
         is_unit: whether every score is between 0 and 1.
         scorers: what scored, each as its id and the beginning of its hash.
         unfinished: how many episodes of the run are missing.
@@ -57,6 +59,8 @@ class Side:
     summary: PolicySummary
     samples: Mapping[str, SampleScores]
     unscored: frozenset[str]
+    rollouts: Mapping[str, Mapping[str, float | None]]
+    starts: Mapping[str, frozenset[str]]
     is_unit: bool
     scorers: frozenset[str]
     unfinished: int
@@ -96,27 +100,32 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run that was read: its rows and its scorers by policy."""
+    """A run that was read: by policy its rows, its scorers, and the states in which each sample began."""
 
     path: Path
     header: RunHeader
     rows: Mapping[str, Sequence[EpisodeRow]]
     scorers: Mapping[str, frozenset[str]]
+    starts: Mapping[str, Mapping[str, frozenset[str]]]
 
     @classmethod
     def read(cls, path: Path) -> _Run:
         header = _header(path)
         rows: dict[str, list[EpisodeRow]] = defaultdict(list)
         scorers: dict[str, set[str]] = defaultdict(set)
+        starts: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)
         for result in read_results(path):
             with boundary(StoreError, f"{path}: episode {result.episode['rollout_id']} cannot be read"):
                 row = _checked(result.row(), path)
             row.error_traceback = None
             rows[row.policy].append(row)
             scorers[row.policy] |= _scorer(result)
+            if began := _start(result):
+                of_policy = starts[row.policy]
+                of_policy[row.sample_id] = of_policy.get(row.sample_id, frozenset()) | began
         if not rows:
             raise ConfigError(f"{path} has no episodes yet, so there is nothing to compare")
-        return cls(path, header, rows, {policy: frozenset(names) for policy, names in scorers.items()})
+        return cls(path, header, rows, {policy: frozenset(names) for policy, names in scorers.items()}, starts)
 
     def chosen(self, policies: Sequence[str], *, is_alone: bool) -> Sequence[str]:
         """The policies that are compared."""
@@ -131,7 +140,8 @@ class _Run:
         """One of its policies."""
         rows, threshold = self.rows[policy], pass_threshold_of(self.header)
         (summary,) = summarise(rows, threshold)
-        samples = _by_sample(rows, threshold)
+        rollouts = _by_sample(rows)
+        samples = {name: scores_of_sample(found, threshold) for name, of in rollouts.items() if (found := _scores(of))}
         return Side(
             path=self.path,
             header=self.header,
@@ -140,7 +150,9 @@ class _Run:
             pass_threshold=threshold,
             summary=summary,
             samples=samples,
-            unscored=frozenset(row.sample_id for row in rows) - samples.keys(),
+            unscored=frozenset(rollouts.keys() - samples.keys()),
+            rollouts=rollouts,
+            starts=self.starts.get(policy, {}),
             is_unit=all(0.0 <= row.score <= 1.0 for row in rows if row.score is not None),
             scorers=self.scorers[policy],
             unfinished=max(0, self.header.total - sum(map(len, self.rows.values()))),
@@ -183,15 +195,27 @@ def _scorer(result: Result) -> set[str]:
     return {f"{scorer['id']} {str(scorer.get('hash'))[:12]}…"} if scorer.get("id") else set()
 
 
-def _by_sample(rows: Iterable[EpisodeRow], threshold: float) -> dict[str, SampleScores]:
-    scores: dict[str, list[float]] = defaultdict(list)
+def _start(result: Result) -> frozenset[str]:
+    """The state in which an episode began, where its environment told one."""
+    start = result.episode.get("start")
+    key = start.get("state_key") if isinstance(start, Mapping) else None
+    return frozenset() if key is None else frozenset({str(key)})
+
+
+def _by_sample(rows: Iterable[EpisodeRow]) -> dict[str, dict[str, float | None]]:
+    rollouts: dict[str, dict[str, float | None]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: row.rollout_id):
-        if row.score is not None:
-            scores[row.sample_id].append(row.score)
-    return {
-        sample: SampleScores(mean_of(found), len(found), sum(score >= threshold for score in found))
-        for sample, found in scores.items()
-    }
+        rollouts[row.sample_id][row.rollout_id] = row.score
+    return dict(rollouts)
+
+
+def _scores(rollouts: Mapping[str, float | None]) -> list[float]:
+    return [score for score in rollouts.values() if score is not None]
+
+
+def scores_of_sample(scores: Sequence[float], threshold: float) -> SampleScores:
+    """What the scored rollouts of one sample come to; there is at least one."""
+    return SampleScores(mean_of(scores), len(scores), sum(score >= threshold for score in scores))
 
 
 def _labelled(sides: Sequence[Side]) -> list[Side]:

@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reward_kit.runs.comparison.comparing import Comparison, Difference, SamplePair
+from reward_kit.runs.comparison.comparing import Comparison, Difference
 from reward_kit.runs.comparison.gates import signed
+from reward_kit.runs.comparison.pairing import SamplePair
 from reward_kit.runs.comparison.sides import Side
 from reward_kit.runs.report.wording import shown
 from reward_kit.runs.statistics import Interval
@@ -96,9 +97,22 @@ def left_out_text(difference: Difference) -> str | None:
         (left.unscored_in_run, "unscored in the run"),
         (left.only_in_baseline, "in the baseline only"),
         (left.only_in_run, "in the run only"),
+        (left.no_rollout_in_both, "without a rollout that both scored"),
     ]
     told = ", ".join(f"{count:,} {what}" for count, what in parts if count)
     return f"{difference.side.label}: samples that are left out: {told}" if told else None
+
+
+def paired_text(difference: Difference) -> str | None:
+    """Why rollouts are paired, and how many count; None where that leaves nothing to say."""
+    pairing = difference.pairing
+    if not pairing.is_rescoring and not pairing.single_rollouts:
+        return None
+    why = "the same episodes are scored in both" if pairing.is_rescoring else "both runs have the same rollouts"
+    told = f"{difference.side.label}: {why}, so they are paired by rollout: {pairing.rollouts:,} have a score in both"
+    if pairing.single_rollouts:
+        told += f"; {pairing.single_rollouts:,} have one in one run only, and count in neither"
+    return told
 
 
 def _below(comparison: Comparison, difference: Difference) -> list[str]:
@@ -124,6 +138,8 @@ def _notes(comparison: Comparison) -> Iterable[str]:
     for difference in comparison.differences:
         for mismatch in difference.mismatches:
             yield f"{difference.side.label}: {mismatch.told}"
+        if told := paired_text(difference):
+            yield told
         if told := left_out_text(difference):
             yield told
     for side in comparison.sides:

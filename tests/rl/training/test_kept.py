@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
+from reward_kit.episodes.json_codec import from_json_value
+from reward_kit.errors import StoreError
+from reward_kit.rl.training.kept import KeptUpdate
+from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.report.token_rows import token_rows
-from tests.rl.training.lake import lake_folder, trained
+from reward_kit.runs.transcripts import read_transcripts
+from tests import command_line
+from tests.rl.training.lake import TRAIN, lake_folder, trained
+from tests.runs.test_store import make_episode
 
 
 def kept(run: Path, update: int = 1) -> list[dict[str, Any]]:
@@ -70,3 +77,62 @@ async def test_of_updates_that_are_not_kept_nothing_is_asked(tmp_path: Path) -> 
     await trained(path, tmp_path / "run")
     assert [file.name for file in (tmp_path / "run" / "episodes").iterdir()] == ["update-000002.jsonl"]
     assert all("training" in record for record in kept(tmp_path / "run", 2))
+
+
+async def test_what_training_kept_is_scored_by_score_with_its_final_states(tmp_path: Path) -> None:
+    path = lake_folder(tmp_path, updates=1, evaluation=None, logs={"episodes_every": 1})
+    await trained(path, tmp_path / "run")
+    reward = "def cell(messages, state):\n    return {'score': state['state'] / 15}\n"
+    (tmp_path / "other.py").write_text(reward)
+    arguments = ("score", "run/episodes/update-000001.jsonl", "--reward", "other.py:cell", "--log-dir", "again")
+    done = command_line.call(*arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (again,) = (tmp_path / "again").iterdir()
+    scores = [json.loads(line) for line in (again / "scores.jsonl").read_text().splitlines()]
+    ends = {
+        record["rollout_id"]: json.loads(from_json_value(record["final_state"]["payload"]))["state"]
+        for record in kept(tmp_path / "run")
+    }
+    assert len(scores) == 4 and any(ends.values())
+    assert {score["rollout_id"]: score["score"] for score in scores} == pytest.approx(
+        {rollout_id: cell / 15 for rollout_id, cell in ends.items()}
+    )
+
+
+SECRET = "sk-a-long-secret-0123456789"
+
+
+def test_a_line_has_no_secret_not_even_in_its_final_state(tmp_path: Path) -> None:
+    episode = make_episode(text=f"the key is {SECRET}")
+    payload = json.dumps({"note": SECRET}).encode()
+    episode.custom_data["final_state"] = {"kind": "json", "payload": payload}
+    path = tmp_path / "update-000001.jsonl"
+    path.write_bytes(KeptUpdate().line(episode, Redaction([SECRET])))
+    assert SECRET not in path.read_text()
+    (read,) = read_transcripts(path)
+    assert read.messages[0].text == "the key is (hidden)"
+    assert read.custom_data["final_state"] == {"kind": "json", "payload": b'{"note": "(hidden)"}'}
+
+
+async def test_secrets_and_what_the_tasks_hook_finds_are_in_no_kept_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = {**TRAIN["task"], "redact": "privacy.py:blot"}
+    path = lake_folder(tmp_path, task=task, updates=1, evaluation=None, logs={"episodes_every": 1})
+    (tmp_path / "privacy.py").write_text("def blot(text):\n    return text.replace('S', 'START')\n")
+    (tmp_path / "lakes.jsonl").write_text("".join(json.dumps({"id": i, "note": f"{SECRET} S"}) + "\n" for i in "ab"))
+    monkeypatch.setenv("LAKE_API_KEY", SECRET)
+    await trained(path, tmp_path / "run")
+    assert SECRET not in (tmp_path / "run" / "episodes" / "update-000001.jsonl").read_text()
+    for record in kept(tmp_path / "run"):
+        assert record["sample"]["note"] == "(hidden) START"
+        assert record["training"]["credit"] and record["training"]["ratios"]
+
+
+async def test_nothing_is_kept_where_the_hook_breaks(tmp_path: Path) -> None:
+    task = {**TRAIN["task"], "redact": "privacy.py:blot"}
+    path = lake_folder(tmp_path, task=task, updates=1, evaluation=None, logs={"episodes_every": 1})
+    (tmp_path / "privacy.py").write_text("def blot(text):\n    raise KeyError('names')\n")
+    with pytest.raises(StoreError, match=r"the task's redact function.*nothing is written unredacted"):
+        await trained(path, tmp_path / "run")
+    assert not list((tmp_path / "run" / "episodes").iterdir())
