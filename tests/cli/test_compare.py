@@ -131,7 +131,7 @@ def test_what_else_differs_is_told(project: Project, own: Project) -> None:
         "the reward differs (right ",
         "the pass_threshold differs (1 and 0.5)",
         "the task files differ in max_episode_steps",
-        "the seed differs (0 and 5)",
+        "the seed differs (0 and 5): models drew other chances, and where worlds are drawn from it",
         "samples that are left out: 2 in the baseline only",
     ):
         assert f"warning: after: {word}" in done.stderr
@@ -161,6 +161,46 @@ def test_runs_of_score_where_a_sample_broke(project: Project, own: Project) -> N
     assert found["difference"] == pytest.approx(4 / 7), "what is unscored is not zero"
     assert [mismatch["what"] for mismatch in found["mismatches"]] == ["reward"]
     assert "2 of 16 episodes are unscored, and in no average" in done.stderr
+
+
+COUNTING = """
+from reward_kit import AgentPolicy
+
+class Counting(AgentPolicy):
+    def __init__(self, answer="no"):
+        self.answer = answer
+
+    async def open(self, context):
+        return Counting("done" if context.rollout_index else "no")
+
+    async def get_action(self, observation, available_tools_specs=None):
+        return {"type": "text", "content": self.answer}, self.answer, None, None
+"""
+
+HALF = """
+
+@reward_function
+def half(messages, sample):
+    if (messages[-1].text == "done") == bool(sample["number"] % 4 < 2):
+        raise ValueError("not this one")
+    return {"score": 1.0, "reason": "one of two"}
+"""
+
+
+def test_a_rescoring_differs_by_as_much_as_rescore_says(own: Project) -> None:
+    """The reward raises on one of the two rollouts of each sample, which the earlier one scores otherwise."""
+    (own.folder / "counting.py").write_text(COUNTING)
+    path = run(own, "done", "first", "--policy", "counting.py:Counting")
+    with (own.folder / "reward.py").open("a") as code:
+        code.write(HALF)
+    again = own.call("rescore", path, "--reward", "reward.py:half", "-o", "runs/again", "--json")
+    (change,) = json.loads(again.stdout)["changes"]["policies"]
+    done = own.call("compare", path, "runs/again", "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["comparisons"]
+    assert found["difference"] == change["difference"]["mean"] == 0.5
+    assert (found["paired_by"], found["paired_rollouts"], found["single_rollouts"]) == ("rollout", change["paired"], 8)
+    assert "paired by rollout: 8 have a score in both; 8 have one in one run only" in done.stderr
 
 
 class TestRefused:

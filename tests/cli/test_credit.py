@@ -120,9 +120,7 @@ def test_a_training_run_is_refused_and_told_where_the_credit_stands(tmp_path: Pa
     run = stored_run(tmp_path)
     header = read_json(run / "run.json")
     (run / "run.json").write_text(json.dumps({**header, "training": {"train_path": "train.yaml"}}))
-    with pytest.raises(
-        ConfigError, match=r"is a training run, which has no episodes.*; the credit .* in episodes/"
-    ):
+    with pytest.raises(ConfigError, match=r"is a training run, which has no episodes.*; the credit .* in episodes/"):
         call(str(run))
     assert not (run / "credit.jsonl").exists()
 

@@ -134,7 +134,7 @@ def test_after_a_kill_the_same_command_goes_on(project: Project) -> None:
     (run,) = project.runs()
     asked = ["rescore", str(run), "--reward", "other.py:slow", "--sandbox", "in_process", "-o", "again"]
     process = project.start(*asked)
-    scores, deadline = project.folder / "again/scores.jsonl", time.monotonic() + 60
+    scores, deadline = project.folder / "again/scores.jsonl", time.monotonic() + 300
     while not (scores.exists() and scores.read_bytes().count(b"\n") == 2):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)

@@ -36,6 +36,6 @@ def fetched(address: str, *paths: str) -> list[str]:
     base = address.split("/?")[0]
     found = []
     for url in (address, *(base + path for path in paths)):
-        with opener.open(url, timeout=30) as answer:
+        with opener.open(url, timeout=120) as answer:
             found.append(answer.read().decode())
     return found

@@ -41,6 +41,7 @@ class TrainingHeader(pydantic.BaseModel):
         overrides: what was laid over it.
         config: the file as it counts, without secrets.
         updates: how many are done.
+        redacts: whether the task has a hook on texts, so that token ids are not made into texts again.
     """
 
     model_config = pydantic.ConfigDict(extra="allow", frozen=True)
@@ -49,6 +50,7 @@ class TrainingHeader(pydantic.BaseModel):
     overrides: Mapping[str, Any] = {}
     config: Mapping[str, Any] = {}
     updates: int = 0
+    redacts: bool = False
 
 
 def header_of(run_id: str, plan: TrainingPlan) -> RunHeader:
@@ -57,6 +59,7 @@ def header_of(run_id: str, plan: TrainingPlan) -> RunHeader:
         train_path=str(plan.path.resolve()),
         overrides=without_secrets(dict(plan.overrides)),
         config=without_secrets(resolved(plan)),
+        redacts=plan.task.definition.redact is not None,
     )
     said: dict[str, Any] = {"training": training.model_dump(mode="json")}
     return RunHeader(run_id=run_id, task_name=plan.name, seed=plan.config.seed, digests=dict(plan.digests), **said)

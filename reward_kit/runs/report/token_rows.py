@@ -75,11 +75,13 @@ def token_texts(header: RunHeader) -> TokenTexts | None:
     None where it is not, and where the task has a hook that blots texts out.
     """
     task, folder = header.task, Path(header.task_path).parent if header.task_path else Path()
+    redacts = bool(task.get("redact"))
     training = (header.model_extra or {}).get("training")
     if isinstance(training, Mapping):
         task, folder = training.get("config") or {}, Path(str(training.get("train_path"))).parent
+        redacts = bool(training.get("redacts"))
     policy = task.get("policy")
-    if not isinstance(policy, Mapping) or task.get("redact"):
+    if not isinstance(policy, Mapping) or redacts:
         return None
     place = policy.get("tokenizer") or policy.get("model")
     if not isinstance(place, str) or not place:

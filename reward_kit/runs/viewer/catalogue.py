@@ -6,8 +6,10 @@ cannot be read has a row that says why, and hides nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ from reward_kit.runs.viewer.watched_run import WatchedRun
 
 SUMMARY = "summary.json"
 _FILES = (FILE, SUMMARY, "episodes.jsonl", "scores.jsonl", METRICS)
+_FOLDERS = ("episodes",)
+"""Of files that a page reads."""
 _NAME_LENGTH = 120
 _NOTE_LENGTH = 300
 _SHARE_OF_TIME = 0.05
@@ -78,7 +82,7 @@ class _Entry:
 
 
 class Catalogue:
-    """The runs of a folder.
+    """The runs of a folder. Any thread may look and read; `held` keeps what it reads of one moment.
 
     Args:
         folder: that of the runs.
@@ -89,13 +93,21 @@ class Catalogue:
         self._folder = folder
         self._only = only
         self._entries: dict[str, _Entry] = {}
+        self._lock = threading.RLock()
         self.change = 0
         """Grows when a row is another than before."""
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside the block no other thread looks, so that rows, names and `change` belong together."""
+        with self._lock:
+            yield
 
     @property
     def rows(self) -> list[RunRow]:
         """The rows, the newest run first, as they were at the last look."""
-        rows = [row for entry in self._entries.values() for row in entry.rows]
+        with self._lock:
+            rows = [row for entry in self._entries.values() for row in entry.rows]
         return sorted(rows, key=lambda row: (row.began, row.run), reverse=True)
 
     @property
@@ -106,11 +118,13 @@ class Catalogue:
     @property
     def names(self) -> list[str]:
         """The names of the runs, as they are shown."""
-        return [shown(name, _NAME_LENGTH) for name in self._entries]
+        with self._lock:
+            return [shown(name, _NAME_LENGTH) for name in self._entries]
 
     def changed_since(self, change: int) -> list[RunRow]:
         """The rows of the runs of which one changed after that."""
-        return [row for entry in self._entries.values() if entry.change > change for row in entry.rows]
+        with self._lock:
+            return [row for entry in self._entries.values() if entry.change > change for row in entry.rows]
 
     def path_of(self, name: str) -> Path | None:
         """The folder of a run, None where there is none of this name.
@@ -120,23 +134,27 @@ class Catalogue:
         if self._only not in (None, name) or name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
             return None
         path, root = self._folder / name, self._folder.resolve()
-        parts = [path, *(path / file for file in (*_FILES, "credit.jsonl"))]
-        return path if (path / FILE).is_file() and all(root in part.resolve().parents for part in parts) else None
+        parts = [path, *(path / file for file in (*_FILES, "credit.jsonl", *_FOLDERS))]
+        if not (path / FILE).is_file() or not all(_is_inside(root, part) for part in parts):
+            return None
+        links = [link for folder in _FOLDERS for link in _links_in(path / folder)]
+        return path if all(_is_inside(root, link) for link in links) else None
 
     def look(self) -> None:
         """Read what changed in the folder since the last look, a bounded part of it for each run."""
-        names = list(self._names())
-        for name in self._entries.keys() - set(names):
-            self._forget(name)
-        for name in names:
-            self._look_at(name)
+        with self._lock:
+            names = list(self._names())
+            for name in self._entries.keys() - set(names):
+                self._forget(name)
+            for name in names:
+                self._look_at(name)
 
     def _names(self) -> Iterator[str]:
         if self._only is not None:
             return iter([self._only])
         try:
             with os.scandir(self._folder) as found:
-                names = sorted(one.name for one in found if one.is_dir())
+                names = sorted(one.name for one in found if os.path.isdir(one.path))
         except OSError:  # the folder was removed, which is as good as empty
             names = []
         return iter(names)
@@ -202,6 +220,20 @@ class Catalogue:
         if is_over:
             entry.watch = None
         return rows
+
+
+def _is_inside(root: Path, part: Path) -> bool:
+    """Whether a path leads to something in a folder; links that lead in a circle lead nowhere, and open nothing."""
+    return root in Path(os.path.realpath(part)).parents
+
+
+def _links_in(folder: Path) -> list[Path]:
+    """The links in a folder, none where there is no such folder."""
+    try:
+        with os.scandir(folder) as found:
+            return [Path(one.path) for one in found if one.is_symlink()]
+    except OSError:
+        return []
 
 
 def _signature(path: Path) -> Signature:

@@ -58,22 +58,29 @@ class Viewer:
         self._ending.set()
 
     async def _index(self, request: web.Request) -> web.Response:
-        await self._look()
-        return _html(await _in_thread(pages.index_page, self._catalogue))
+        async with self._looking:
+            return _html(await _in_thread(self._index_now))
 
     async def _index_events(self, request: web.Request) -> web.StreamResponse:
         async def told(mark: str) -> tuple[str, list[Event]]:
-            await self._look()
+            async with self._looking:
+                return await _in_thread(self._index_news, mark)
+
+        return await self._stream(request, told)
+
+    def _index_now(self) -> str:
+        with self._catalogue.held():
+            self._catalogue.look()
+            return pages.index_page(self._catalogue)
+
+    def _index_news(self, mark: str) -> tuple[str, list[Event]]:
+        # A visitor who hangs up lets go of `_looking` while the thread still looks, so the catalogue is held as well.
+        with self._catalogue.held():
+            self._catalogue.look()
             now, known = self._catalogue.change, int(mark) if mark.isdecimal() else -1
             if not 0 <= known <= now:  # of another start of the server
                 return str(now), [("reload", {})]
             return str(now), [("rows", pages.index_rows(self._catalogue, known))] if known < now else []
-
-        return await self._stream(request, told)
-
-    async def _look(self) -> None:
-        async with self._looking:
-            await _in_thread(self._catalogue.look)
 
     async def _with_slash(self, request: web.Request) -> web.Response:
         name = request.match_info["run"]

@@ -165,7 +165,7 @@ class WatchedRun:
         """
         with self._lock:
             group = [self._memory.known[name].facts for name in self._memory.groups.get(group_id, ())]
-            parts = parts_of(group)
+            parts = parts_of([facts for facts in group if not facts.row.is_unfinished])
             if not parts:
                 raise ConfigError(f"no episode of group {group_id!r} is there yet")
             return self._lines_of(next((part for part in parts if around in _names_of(part)), parts[0]))
@@ -179,7 +179,7 @@ class WatchedRun:
         """
         with self._lock:
             known = self._memory.known.get(rollout_id)
-            if known is None:
+            if known is None or known.facts.row.is_unfinished:
                 raise ConfigError(f"episode {rollout_id!r} is not there yet")
             return self.lines_of_group(known.facts.group_id, rollout_id)
 

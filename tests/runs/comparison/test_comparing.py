@@ -10,6 +10,7 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.runs.comparison.comparing import Difference, to_json
+from reward_kit.runs.comparison.table import notes_of
 from reward_kit.runs.statistics import holm, paired_figures
 from tests.runs.comparison.made import Scores, compared, make_run
 
@@ -37,6 +38,7 @@ def test_what_is_left_out_is_counted(difference: Difference) -> None:
         "unscored_in_run": 1,
         "only_in_baseline": 1,
         "only_in_run": 1,
+        "no_rollout_in_both": 0,
     }
 
 
@@ -52,6 +54,42 @@ def test_a_sample_counts_once_however_many_rollouts_it_has(tmp_path: Path) -> No
     after = make_run(tmp_path / "after", {"a": [0.0] * 50, "b": [1.0]})
     (found,) = compared(before, after).differences
     assert found.figures.interval.mean == 0.5 and found.figures.interval.n == 2
+
+
+SOME: Scores = {"a": [1.0, 0.0], "b": [0.0, 1.0], "c": [1.0, None]}
+OTHERS: Scores = {"a": [None, 1.0], "b": [1.0, None], "c": [None, 1.0]}
+
+
+class TestRollouts:
+    def found(self, tmp_path: Path, before: Scores, after: Scores, **header: Any) -> Difference:
+        runs = make_run(tmp_path / "before", before), make_run(tmp_path / "after", after, **header)
+        return compared(*runs).differences[0]
+
+    def test_those_of_one_name_count_where_both_have_a_score(self, tmp_path: Path) -> None:
+        found = self.found(tmp_path, SOME, OTHERS)
+        assert {pair.sample_id: pair.difference for pair in found.pairs} == {"a": 1.0, "b": 1.0}
+        assert (found.pairing.by, found.pairing.rollouts, found.pairing.single_rollouts) == ("rollout", 2, 4)
+        assert found.left_out.no_rollout_in_both == 1, "c is scored in both, by other rollouts"
+
+    def test_where_they_have_other_names_samples_are_paired(self, tmp_path: Path) -> None:
+        found = self.found(tmp_path, SOME, {**OTHERS, "a": [None, 1.0, 1.0]})
+        assert {pair.sample_id: pair.difference for pair in found.pairs} == {"a": 0.5, "b": 0.5, "c": 0.0}
+        assert (found.pairing.by, found.pairing.rollouts, found.left_out.no_rollout_in_both) == ("sample", 0, 0)
+
+    @pytest.mark.parametrize("one", [None, {"run_id": "first"}])
+    def test_a_rescoring_is_paired_by_rollout_though_the_run_went_on(
+        self, tmp_path: Path, one: dict[str, str] | None
+    ) -> None:
+        before = make_run(tmp_path / "before", {**SOME, "a": [1.0, 0.0, 0.0]}, rescored_from=one)
+        after = make_run(tmp_path / "after", OTHERS, rescored_from=one or {"run_id": "before"})
+        comparison = compared(before, after)
+        assert [pair.difference for pair in comparison.differences[0].pairs] == [1.0, 1.0]
+        told = "after: the same episodes are scored in both, so they are paired by rollout: 2 have a score in both; 5 "
+        assert notes_of(comparison)[0].startswith(told)
+
+    def test_none_in_both(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="of 1 that both scored, each rollout is unscored in one of them"):
+            self.found(tmp_path, {"c": [1.0, None]}, {"c": [None, 1.0]})
 
 
 def scores(values: str) -> Scores:
@@ -98,6 +136,14 @@ class TestNothingInCommon:
             compared(*runs)
 
 
+def began(run: Path, states: dict[str, str]) -> None:
+    """Let the episodes of these samples begin in these states."""
+    lines = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["start"] = {"fork": "native", "state_key": states.get(line["sample_id"]), "verified": True}
+    (run / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 class TestWhatElseDiffers:
     def told(self, tmp_path: Path, one: dict[str, Any], other: dict[str, Any]) -> dict[str, str]:
         runs = make_run(tmp_path / "b", {"a": [1.0]}, **one), make_run(tmp_path / "a", {"a": [1.0]}, **other)
@@ -119,7 +165,11 @@ class TestWhatElseDiffers:
             ({"task_name": "u"}, "task", r"\(t and u\)"),
             ({"task": {"max_episode_steps": 3}}, "task_keys", "differ in max_episode_steps"),
             ({"digests": {"dataset": "00", "tools": "11"}}, "files", "files of the tasks differ: tools"),
-            ({"seed": 7}, "seed", r"\(0 and 7\)"),
+            (
+                {"seed": 7},
+                "seed",
+                r"\(0 and 7\).*where worlds are drawn from it, samples of one name are other problems",
+            ),
             ({"versions": {"reward_kit": "0.1"}}, "version", "and 0.1"),
         ],
         ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
@@ -130,6 +180,16 @@ class TestWhatElseDiffers:
         told = self.told(tmp_path, {"digests": {"dataset": "00"}}, {"digests": {"dataset": "00"}, **change})
         assert list(told) == [what]
         assert re.search(word, told[what])
+
+    def test_samples_that_began_in_another_state_are_counted(self, tmp_path: Path) -> None:
+        samples: Scores = {"a": [1.0, 0.0], "b": [1.0, 1.0], "c": [1.0]}
+        before, after = make_run(tmp_path / "b", samples), make_run(tmp_path / "a", samples)
+        began(before, {"a": "one", "b": "two"})
+        began(after, {"a": "one", "b": "other", "c": "three"})
+        (found,) = compared(before, after).differences
+        (starts,) = found.mismatches
+        assert (starts.what, starts.baseline, starts.run) == ("starts", {"b": ["two"]}, {"b": ["other"]})
+        assert starts.told.startswith("1 of 2 samples began in another state than in the baseline, such as b")
 
     def test_another_reward(self, tmp_path: Path) -> None:
         runs = [make_run(tmp_path / name, {"a": [1.0]}) for name in ("b", "a")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,12 @@ def test_a_run_that_goes_on_is_counted_as_its_lines_come(tmp_path: Path) -> None
 
 def _looked_until(catalogue: Catalogue, holds: Any) -> list[RunRow]:
     """Figures of a run that goes on are made again now and then, not with every look."""
-    for _ in range(2_000):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
         catalogue.look()
         if holds():
             break
+        time.sleep(0.01)
     return catalogue.rows
 
 

@@ -85,14 +85,17 @@ class TrainingFacts:
     @property
     def metric(self) -> str:
         """What decides which checkpoint is the best one."""
-        return HELD_OUT if HELD_OUT in self.series else TRAINED
+        checkpoints = self.config.get("checkpoints")
+        asked = checkpoints.get("best_by") if isinstance(checkpoints, Mapping) else None
+        return asked if isinstance(asked, str) and asked else HELD_OUT if HELD_OUT in self.series else TRAINED
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """After which update it was best, and how good; of several equal ones the last, as training keeps it."""
+        """After which update it was best, and how good; of equals the first that training made."""
         if self.metric not in self.series or not len((found := self.series[self.metric].finite).values_N):
             return None
-        place = len(found.values_N) - 1 - int(np.argmax(found.values_N[::-1]))
+        highest = np.flatnonzero(found.values_N == found.values_N.max())
+        place = highest[0] if found.updates_N[highest[0]] or len(highest) == 1 else highest[1]
         return int(found.updates_N[place]), float(found.values_N[place])
 
     def last(self, name: str) -> float | None:

@@ -38,11 +38,14 @@ class TestReading:
         )
         assert (run.updates, run.resumed_at, run.best) == (2, [], (2, 0.75))
 
-    def test_of_equal_scores_the_last_is_the_best_as_training_keeps_it(self, tmp_path: Path) -> None:
-        run = read_training(
-            make_training(tmp_path, [(n, update(n, score__mean=s)) for n, s in enumerate([0, 1, 1, 0])])
-        )
-        assert run.metric == "score/mean" and run.best == (2, 1.0)
+    @pytest.mark.parametrize(
+        ("scores", "best"), [([0, 1, 1, 0], (1, 1.0)), ([1, 0, 1, 1], (2, 1.0)), ([1, 0, 0, 0], (0, 1.0))]
+    )
+    def test_of_equal_scores_the_first_that_training_made_is_the_best(
+        self, tmp_path: Path, scores: list[int], best: tuple[int, float]
+    ) -> None:
+        run = read_training(make_training(tmp_path, [(n, update(n, score__mean=s)) for n, s in enumerate(scores)]))
+        assert run.metric == "score/mean" and run.best == best
 
     def test_a_count_that_begins_again_is_a_process_that_went_on(self, tmp_path: Path) -> None:
         done = [8.0, 16.0, 8.0, 16.0, 8.0]
