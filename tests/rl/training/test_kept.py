@@ -124,6 +124,7 @@ async def test_secrets_and_what_the_tasks_hook_finds_are_in_no_kept_line(
     monkeypatch.setenv("LAKE_API_KEY", SECRET)
     await trained(path, tmp_path / "run")
     assert SECRET not in (tmp_path / "run" / "episodes" / "update-000001.jsonl").read_text()
+    assert json.loads((tmp_path / "run" / "run.json").read_bytes())["training"]["redacts"]
     for record in kept(tmp_path / "run"):
         assert record["sample"]["note"] == "(hidden) START"
         assert record["training"]["credit"] and record["training"]["ratios"]

@@ -104,6 +104,8 @@ class TestTexts:
         header = RunHeader(task_name="t", **{"training": {"train_path": str(train), "config": config}})
         texts = token_texts(header)
         assert texts is not None and texts.of([170]) == {"170": "down"}
+        blotted = {"train_path": str(train), "config": config, "redacts": True}
+        assert token_texts(RunHeader(task_name="t", **{"training": blotted})) is None
 
     def test_there_are_none_of_a_model_elsewhere(self, tmp_path: Path) -> None:
         assert token_texts(self.header({"model": "some/model"}, tmp_path / "task.yaml")) is None

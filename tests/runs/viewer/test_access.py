@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,33 @@ async def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
         for path in ("/linked/", "/linked/episode/classified", "/run/", "/run/figures", "/run/episode/classified"):
             assert (await visitor.get(path)).status == 404
         assert "outside" not in (await visitor.get("/")).body
+
+
+@pytest.mark.parametrize("linked", ["episodes", "episodes/update-000001.jsonl", "summary.json", "metrics.jsonl"])
+async def test_no_page_of_a_training_run_follows_a_link_out_of_the_folder(tmp_path: Path, linked: str) -> None:
+    (tmp_path / "runs").mkdir()
+    own, outside = make_run(tmp_path / "runs", [], [], training={"train_path": "x"}), tmp_path / "outside"
+    said = [{"role": "user", "content": "classified"}]
+    for folder in (own, outside):
+        (folder / "episodes").mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text('{"update": 1}\n')
+        (folder / "summary.json").write_text('{"stopped": "classified"}')
+        (folder / "episodes/update-000001.jsonl").write_text(json.dumps(episode("a", messages=said)) + "\n")
+    async with visiting(tmp_path / "runs") as visitor:
+        assert "classified" in (await visitor.get("/run/")).body
+        (own / linked).rename(own / "before")
+        (own / linked).symlink_to(outside / linked)
+        for path in ("/run/", "/run/figures"):
+            answer = await visitor.get(path)
+            assert answer.status == 404 and "classified" not in answer.body
+
+
+async def test_a_link_that_leads_in_a_circle_hides_no_other_run(folder: Path) -> None:
+    make_run(folder / "run", [], []).rename(folder / "broken")
+    (folder / "circle").symlink_to("circle")
+    (folder / "broken" / "metrics.jsonl").symlink_to("metrics.jsonl")
+    async with visiting(folder) as visitor:
+        assert "./run/" in (await visitor.get("/")).body
 
 
 async def test_a_link_that_stays_in_the_folder_is_a_run(folder: Path) -> None:

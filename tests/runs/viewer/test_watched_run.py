@@ -124,6 +124,15 @@ def test_the_lines_of_a_group_are_as_they_stand_in_the_files(tmp_path: Path) -> 
     assert watch.lines_of_group("x-p") == watch.lines_of_episode("a")
 
 
+def test_an_episode_that_the_budget_cut_off_is_none_of_its_group(tmp_path: Path) -> None:
+    cut = episode("cut", stop_reason="run_limit")
+    watch = WatchedRun(make_run(tmp_path, [episode("a"), cut], []))
+    watch.look_at_all()
+    assert watch.lines_of_group("x-p").size == len(watch.lines_of_episode("a").lines) == 1
+    with pytest.raises(ConfigError, match="episode 'cut' is not there yet"):
+        watch.lines_of_episode("cut")
+
+
 def test_of_a_large_group_those_beside_an_episode_are_told(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode(f"r{n:03}", rollout_index=n) for n in range(150)], [])
     watch = WatchedRun(run)
