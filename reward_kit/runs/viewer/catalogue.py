@@ -19,6 +19,7 @@ from typing import NamedTuple
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.files import read_json
 from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.report.training.samples import FOLDER
 from reward_kit.runs.report.wording import shown
 from reward_kit.runs.store import is_open_elsewhere
 from reward_kit.runs.summary import PolicySummary, summarise, summary_from_json
@@ -27,7 +28,7 @@ from reward_kit.runs.viewer.watched_run import WatchedRun
 
 SUMMARY = "summary.json"
 _FILES = (FILE, SUMMARY, "episodes.jsonl", "scores.jsonl", METRICS)
-_FOLDERS = ("episodes",)
+_FOLDERS = (FOLDER,)
 """Of files that a page reads."""
 _NAME_LENGTH = 120
 _NOTE_LENGTH = 300
@@ -154,7 +155,7 @@ class Catalogue:
             return iter([self._only])
         try:
             with os.scandir(self._folder) as found:
-                names = sorted(one.name for one in found if os.path.isdir(one.path))
+                names = sorted(one.name for one in found if Path(one.path).is_dir())
         except OSError:  # the folder was removed, which is as good as empty
             names = []
         return iter(names)

@@ -6,7 +6,9 @@ import threading
 from pathlib import Path
 
 from reward_kit.runs.header import FILE
+from reward_kit.runs.report.training.samples import FOLDER
 from reward_kit.runs.viewer import pages
+from reward_kit.runs.viewer.catalogue import SUMMARY
 from reward_kit.runs.viewer.training_tail import METRICS
 
 _MOST_PAGES = 8
@@ -37,9 +39,12 @@ class ShownTraining:
 
 
 def mark_of(run: Path) -> str:
-    """Another one where a file of the run is another: digits and dashes."""
+    """Another one where a file of the run is another: digits and dashes.
+
+    A file in the folder of episodes is put there as a whole, which the folder's own time tells.
+    """
     found = []
-    for name in (FILE, METRICS):
+    for name in (FILE, METRICS, SUMMARY, FOLDER):
         try:
             facts = (run / name).stat()
             found += [facts.st_ino, facts.st_size, facts.st_mtime_ns]
