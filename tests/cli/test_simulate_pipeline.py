@@ -138,7 +138,7 @@ def test_options_come_from_the_environment_too() -> None:
         (("--rolout", "3"), "No such option.*--rolout.*--rollout"),
         (("--rollout", "-3"), "-3.0 is not in the range x>=0"),
         (("--rollout", "much"), "'much' is not a valid number"),
-        (("--update", "nan"), "update_s is a number of seconds from 0 on, not nan"),
+        (("--update", "nan"), "'nan' is not a finite number"),
         (("--max-concurrency", "0"), "0 is not in the range x>=1"),
         (("--minibatch", "10"), "a batch of 64 samples cannot be cut into mini-batches of 10"),
         (("--latency", "gauss:1:2"), "latency 'gauss:1:2': no kind 'gauss'; known: constant, exponential, file"),
