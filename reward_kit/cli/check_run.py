@@ -50,7 +50,7 @@ def _in_runs(run: Path) -> Path:
 def is_training(run: Path) -> bool:
     """Whether a folder is that of a training run."""
     try:
-        return "training" in (RunHeader.read(run).model_extra or {})
+        return RunHeader.read(run).training is not None
     except StoreError:
         return False
 

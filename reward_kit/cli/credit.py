@@ -63,7 +63,7 @@ def command(run: Path, estimator: str | None, options: tuple[str, ...], top: int
       reward-kit credit runs/my-run -E omega=0.3 -E 'state_hash={name: last_messages, count: 2}'
     """
     header = _header(run)
-    if "training" in (header.model_extra or {}):
+    if header.training is not None:
         raise ConfigError(
             f"{run} is a training run, which has no episodes.jsonl; the credit of the episodes that it kept "
             "(logs.episodes_every) stands in their lines, in episodes/, under training.credit"

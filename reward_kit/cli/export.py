@@ -17,7 +17,7 @@ from reward_kit.cli.numbers import Number
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.export.chats import Unfit, chat_of
 from reward_kit.runs.export.columns import STEPS, TABLES, rows_of
-from reward_kit.runs.export.selection import CreditLines, Selection, header_of_run, selected, threshold_of
+from reward_kit.runs.export.selection import CreditLines, Selection, header_of_run, selected
 from reward_kit.runs.export.sinks import STDOUT, opened, text_file
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.results import Result
@@ -88,7 +88,7 @@ def command(
     """
     _refuse_useless({"--table": tables, "--raw": raw, "--tools": tools}, form)
     header = header_of_run(run)
-    selection = Selection(threshold_of(header), min_score, only_passed, policies)
+    selection = Selection(header.pass_threshold, min_score, only_passed, policies)
     if form == CHATS:
         target = output or _folder(run / "export") / "chats.jsonl"
         _check_target(target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
+import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -56,6 +57,7 @@ class RunHeader(pydantic.BaseModel):
         task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the run's `Request`;
             `task_path` is None where transcripts are scored and nothing is run.
         data, reward: the transcripts and the reward that were named, where transcripts are scored.
+        training: where a model is trained, what `rl/training/run_folder.py` says of it; None for every other run.
         rescored_from: where the episodes of another run were scored again, which, and by what; see `runs/rescoring.py`.
         status: "running", "complete", "interrupted" or "failed".
         timing: what the clock says.
@@ -70,6 +72,7 @@ class RunHeader(pydantic.BaseModel):
     task_path: str | None = None
     data: str | None = None
     reward: str | None = None
+    training: Mapping[str, Any] | None = None
     rescored_from: Mapping[str, Any] | None = None
     overrides: Mapping[str, Any] = {}
     models: tuple[str, ...] = ()
@@ -105,6 +108,14 @@ class RunHeader(pydantic.BaseModel):
             return cls.model_validate(data)
         except pydantic.ValidationError as error:
             raise StoreError(f"{run / FILE}: {'; '.join(describe_validation_error(error))}") from None
+
+    @property
+    def pass_threshold(self) -> float:
+        """A score of at least this passes."""
+        told = self.task.get("pass_threshold")
+        if isinstance(told, int | float) and not isinstance(told, bool) and abs(told) <= sys.float_info.max:
+            return float(told)
+        return 1.0
 
     def to_bytes(self) -> bytes:
         """As it stands in the file: ASCII JSON, without the keys that say nothing of this kind of run."""

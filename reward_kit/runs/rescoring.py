@@ -58,7 +58,7 @@ def source_of(run: Path) -> Source:
     if not (run / FILE).is_file():
         raise ConfigError(f"{run} is not the folder of a run: it has no {FILE}; `reward-kit runs list` names them")
     header = RunHeader.read(run)
-    if "training" in (header.model_extra or {}):
+    if header.training is not None:
         kept = sorted((run / "episodes").glob("*.jsonl"))
         told = f"score those it kept: reward-kit score {kept[-1]}" if kept else "it kept none (logs.episodes_every)"
         raise ConfigError(f"{run} is a training run, which has no episodes.jsonl; {told}")

@@ -72,7 +72,7 @@ async def carry_out(
 
 def _reached(folder: RunFolder) -> tuple[int, float]:
     """The updates that a resume would not make again, and the seconds of work so far."""
-    training = (folder.header.model_extra or {}).get("training", {})
+    training = folder.header.training or {}
     return int(training.get("updates", 0)), folder.header.timing.worked_s
 
 

@@ -61,8 +61,13 @@ def header_of(run_id: str, plan: TrainingPlan) -> RunHeader:
         config=without_secrets(resolved(plan)),
         redacts=plan.task.definition.redact is not None,
     )
-    said: dict[str, Any] = {"training": training.model_dump(mode="json")}
-    return RunHeader(run_id=run_id, task_name=plan.name, seed=plan.config.seed, digests=dict(plan.digests), **said)
+    return RunHeader(
+        run_id=run_id,
+        task_name=plan.name,
+        seed=plan.config.seed,
+        digests=dict(plan.digests),
+        training=training.model_dump(mode="json"),
+    )
 
 
 def training_of(header: RunHeader, run: Path) -> TrainingHeader:
@@ -72,11 +77,10 @@ def training_of(header: RunHeader, run: Path) -> TrainingHeader:
         ConfigError: the run in this folder is none of training.
         StoreError: it is damaged.
     """
-    data = (header.model_extra or {}).get("training")
-    if data is None:
+    if header.training is None:
         raise ConfigError(f"{run} is no run of `reward-kit train`")
     try:
-        return TrainingHeader.model_validate(data)
+        return TrainingHeader.model_validate(header.training)
     except pydantic.ValidationError as error:
         raise StoreError(f"{run / FILE}: {'; '.join(describe_validation_error(error))}") from None
 
@@ -93,7 +97,7 @@ def latest_training(log_dir: Path, name: str | None = None) -> Path:
             header = RunHeader.read(path.parent)
         except StoreError:  # one damaged run does not hide the others
             continue
-        if "training" in (header.model_extra or {}) and name in (None, header.task_name):
+        if header.training is not None and name in (None, header.task_name):
             found[path.parent] = header
     if not found:
         of_name = f" of {name!r}" if name else ""

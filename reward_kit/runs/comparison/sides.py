@@ -138,7 +138,7 @@ class _Run:
 
     def side(self, policy: str) -> Side:
         """One of its policies."""
-        rows, threshold = self.rows[policy], pass_threshold_of(self.header)
+        rows, threshold = self.rows[policy], self.header.pass_threshold
         (summary,) = summarise(rows, threshold)
         rollouts = _by_sample(rows)
         samples = {name: scores_of_sample(found, threshold) for name, of in rollouts.items() if (found := _scores(of))}
@@ -159,19 +159,13 @@ class _Run:
         )
 
 
-def pass_threshold_of(header: RunHeader) -> float:
-    """A score of at least this passes."""
-    told = header.task.get("pass_threshold")
-    return float(told) if isinstance(told, int | float) and not isinstance(told, bool) else 1.0
-
-
 def _header(path: Path) -> RunHeader:
     if not (path / FILE).is_file():
         near = [found.parent.name for found in path.parent.glob(f"*/{FILE}")]
         hint = did_you_mean(path.name, near) if near else "; `reward-kit runs list` names them"
         raise ConfigError(f"{path} is not the folder of a run: it has no {FILE}{hint}")
     header = RunHeader.read(path)
-    if "training" in (header.model_extra or {}):
+    if header.training is not None:
         raise ConfigError(
             f"{path} is a training run, whose metrics.jsonl has means and no scores of single samples: nothing can be "
             "paired; run the trained model with `reward-kit run`, and compare those runs"

@@ -80,15 +80,9 @@ def header_of_run(run: Path) -> RunHeader:
     if not (run / FILE).is_file():
         raise ConfigError(f"{run} is not the folder of a run: it has no {FILE}; `reward-kit runs list` names them")
     header = RunHeader.read(run)
-    if "training" in (header.model_extra or {}):
+    if header.training is not None:
         raise ConfigError(f"{run} is a training run; its figures are in metrics.jsonl, one JSON object a line")
     return header
-
-
-def threshold_of(header: RunHeader) -> float:
-    """From which score on an episode passes."""
-    told = header.task.get("pass_threshold")
-    return float(told) if isinstance(told, int | float) and not isinstance(told, bool) else 1.0
 
 
 class CreditLines:

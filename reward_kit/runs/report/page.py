@@ -43,16 +43,26 @@ def write_report(run: Path, target: Path | None = None) -> Path:
         ConfigError: the folder is not that of a run, or the file's folder is missing.
         StoreError: a file of the run is damaged, or the page cannot be written.
     """
-    if not (run / HEADER).is_file():
-        raise ConfigError(f"{run} is not the folder of a run: it has no {HEADER}; `reward-kit runs list` names them")
-    target = target or run / FILE
-    if not target.parent.is_dir():
-        raise ConfigError(f"-o {target}: there is no folder {target.parent}; make it first")
+    target = place_of(run, target)
     facts = read_run(run)
     with ChunkReader(facts) as reader:
         data = within(run, reader) if reader.stored_bytes <= MOST_INLINE else beside(run, reader, target)
     write_atomically(target, rendered(page_of(facts), data).encode("utf-8"))
     forget_others(target, data)
+    return target
+
+
+def place_of(run: Path, target: Path | None) -> Path:
+    """The file that the page of a run becomes: `target`, or `report.html` in its folder.
+
+    Raises:
+        ConfigError: the folder is not that of a run, or the file's folder is missing.
+    """
+    if not (run / HEADER).is_file():
+        raise ConfigError(f"{run} is not the folder of a run: it has no {HEADER}; `reward-kit runs list` names them")
+    target = target or run / FILE
+    if not target.parent.is_dir():
+        raise ConfigError(f"-o {target}: there is no folder {target.parent}; make it first")
     return target
 
 

@@ -120,8 +120,7 @@ class RunFacts:
     @property
     def pass_threshold(self) -> float:
         """A score of at least this passes."""
-        told = _number(self.header.task.get("pass_threshold"))
-        return 1.0 if told is None else told
+        return self.header.pass_threshold
 
 
 def read_run(path: Path) -> RunFacts:
@@ -132,7 +131,7 @@ def read_run(path: Path) -> RunFacts:
         StoreError: a file of it is missing or damaged; the message names it.
     """
     header = RunHeader.read(path)
-    if "training" in (header.model_extra or {}):
+    if header.training is not None:
         raise ConfigError(f"{path} is a training run; its figures are in metrics.jsonl, and it has no episodes.jsonl")
     scores = {(line["rollout_id"], attempt_of(line)): line for line in _scores(path)}
     latest: dict[str, EpisodeFacts] = {}

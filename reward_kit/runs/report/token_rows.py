@@ -76,8 +76,7 @@ def token_texts(header: RunHeader) -> TokenTexts | None:
     """
     task, folder = header.task, Path(header.task_path).parent if header.task_path else Path()
     redacts = bool(task.get("redact"))
-    training = (header.model_extra or {}).get("training")
-    if isinstance(training, Mapping):
+    if (training := header.training) is not None:
         task, folder = training.get("config") or {}, Path(str(training.get("train_path"))).parent
         redacts = bool(training.get("redacts"))
     policy = task.get("policy")

@@ -23,7 +23,7 @@ from reward_kit.runs.report.training.samples import FOLDER
 from reward_kit.runs.report.wording import shown
 from reward_kit.runs.store import is_open_elsewhere
 from reward_kit.runs.summary import PolicySummary, summarise, summary_from_json
-from reward_kit.runs.viewer.training_tail import METRICS, last_figures, training_of
+from reward_kit.runs.viewer.training_tail import METRICS, last_held_out
 from reward_kit.runs.viewer.watched_run import WatchedRun
 
 SUMMARY = "summary.json"
@@ -198,7 +198,7 @@ class Catalogue:
     def _rows_of(self, path: Path, entry: _Entry) -> Sequence[RunRow] | None:
         header = RunHeader.read(path)
         known = _of_header(path, header, is_open=entry.is_open)
-        if training_of(header) is not None:
+        if header.training is not None:
             return [_of_training(path, header, known)]
         if known.status not in ("running", "killed") and (path / SUMMARY).is_file():
             entry.watch = None
@@ -261,11 +261,9 @@ def _of_header(path: Path, header: RunHeader, *, is_open: bool) -> RunRow:
 
 
 def _of_training(path: Path, header: RunHeader, known: RunRow) -> RunRow:
-    told = training_of(header) or {}
-    last = last_figures(path)
-    done = told.get("updates")
+    done = (header.training or {}).get("updates")
     updates = f", {done:,} updates" if isinstance(done, int) else ""
-    return known._replace(policy=f"in training{updates}", total=None, mean=last.held_out)
+    return known._replace(policy=f"in training{updates}", total=None, mean=last_held_out(path))
 
 
 def _with_figures(known: RunRow, summaries: Sequence[PolicySummary]) -> list[RunRow]:

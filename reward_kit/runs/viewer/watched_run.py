@@ -220,7 +220,7 @@ class WatchedRun:
         if is_from == self._header_is_from:
             return
         self.header = RunHeader.read(self.path)
-        if "training" in (self.header.model_extra or {}):
+        if self.header.training is not None:
             raise ConfigError(f"{self.path} is a training run, which has no episodes of its own")
         self._header_is_from = is_from
         self.change += 1

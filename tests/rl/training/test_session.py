@@ -32,7 +32,7 @@ async def test_there_is_a_line_for_each_update_and_one_before_the_first(tmp_path
     assert outcome.status == "complete" and outcome.summary["updates"] == 3
     header = RunHeader.read(tmp_path / "run")
     assert (header.status, header.task_name) == ("complete", "tiny-lake")
-    assert (header.model_extra or {})["training"]["updates"] == 3
+    assert header.training is not None and header.training["updates"] == 3
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["totals"]["episodes"] == 12
 
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reward_kit.errors import StoreError
-from reward_kit.runs.files import told_of
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.report.chunks import Part, StoredLines, group_text
 from reward_kit.runs.report.episodes_data import EpisodeData
 from reward_kit.runs.report.fitting import LineFitter
 from reward_kit.runs.report.reading import EpisodeFacts, episode_facts
 from reward_kit.runs.report.token_rows import TRAINING
+from reward_kit.runs.report.training.samples import FOLDER, kept_records
 
-FOLDER = "episodes"
 _MOST_BYTES = 1_500_000
 _CREDIT = ("estimator", "step_rewards", "gamma", "omega", "combination", "step_weight", "default_step_reward")
 
@@ -61,7 +59,7 @@ def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
         return None
     latest = max(files, key=lambda file: int(file.stem.removeprefix("update-")))
     groups: dict[str, list[_Kept]] = defaultdict(list)
-    for record in _records(latest):
+    for record in kept_records(latest):
         if TRAINING in record:  # an earlier release kept the episode alone
             kept = _kept(record, header)
             groups[kept.facts.group_id].append(kept)
@@ -87,18 +85,6 @@ def _fitting(update: int, groups: Sequence[Sequence[_Kept]], header: RunHeader) 
     return KeptGroups(update, data, names, len(groups) - len(parts))
 
 
-def _records(file: Path) -> Iterable[dict[str, Any]]:
-    with told_of("read", file), file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise StoreError(f"{file}:{number}: not JSON: {error}") from None
-            if not isinstance(record, dict) or not isinstance(record.get("rollout_id"), str):
-                raise StoreError(f"{file}:{number}: a line is an episode with a rollout_id, a text; edited by hand?")
-            yield record
-
-
 def _kept(record: dict[str, Any], header: RunHeader) -> _Kept:
     made = record.get(TRAINING)
     made = dict(made) if isinstance(made, Mapping) else {}
@@ -119,6 +105,5 @@ def _spread(group: Sequence[_Kept]) -> float:
 
 def _credit_of(header: RunHeader) -> Mapping[str, Any]:
     """By what its steps are credited, as far as the train file says."""
-    training = (header.model_extra or {}).get("training") or {}
-    told = (training.get("config") or {}).get("credit") or {}
+    told = ((header.training or {}).get("config") or {}).get("credit") or {}
     return {key: told[key] for key in _CREDIT if key in told} if isinstance(told, Mapping) else {"estimator": told}

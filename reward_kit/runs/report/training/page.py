@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from reward_kit.errors import ConfigError
 from reward_kit.runs.files import write_atomically
-from reward_kit.runs.header import FILE as HEADER
 from reward_kit.runs.report.bundling import SCRIPTS, STYLES, bundle, digest
-from reward_kit.runs.report.page import FILE
+from reward_kit.runs.report.page import place_of
 from reward_kit.runs.report.training.captions import PARTS, SCORE, STOPS, STOPS_TITLE, Line, Part, Picture
 from reward_kit.runs.report.training.drawing import LARGE, Chart, draw, short
 from reward_kit.runs.report.training.kept_groups import KeptGroups, kept_groups
@@ -115,11 +113,7 @@ def write_training_report(run: Path, target: Path | None = None) -> Path:
         ConfigError: the folder is not that of a training run, or the file's folder is missing.
         StoreError: a file of the run is damaged, or the page cannot be written.
     """
-    if not (run / HEADER).is_file():
-        raise ConfigError(f"{run} is not the folder of a run: it has no {HEADER}; `reward-kit runs list` names them")
-    target = target or run / FILE
-    if not target.parent.is_dir():
-        raise ConfigError(f"-o {target}: there is no folder {target.parent}; make it first")
+    target = place_of(run, target)
     write_atomically(target, rendered_training(training_page(read_training(run))).encode("utf-8"))
     return target
 

@@ -112,7 +112,7 @@ def is_training(run: Path) -> bool:
     Raises:
         StoreError: its header is damaged.
     """
-    return "training" in (RunHeader.read(run).model_extra or {})
+    return RunHeader.read(run).training is not None
 
 
 def read_training(run: Path) -> TrainingFacts:
@@ -123,8 +123,7 @@ def read_training(run: Path) -> TrainingFacts:
         StoreError: a file of it is damaged; the message names it.
     """
     header = RunHeader.read(run)
-    training = (header.model_extra or {}).get("training")
-    if not isinstance(training, Mapping):
+    if (training := header.training) is None:
         raise ConfigError(f"{run} is no run of `reward-kit train`")
     lines = _Lines()
     if (run / METRICS).exists():

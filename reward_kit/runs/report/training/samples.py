@@ -11,6 +11,7 @@ from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import StoreError
 from reward_kit.runs.files import told_of
 from reward_kit.runs.report.wording import number, shown
+from reward_kit.runs.store import line_record
 
 FOLDER = "episodes"
 _MOST_UPDATES, _MOST_EPISODES, _MOST_MESSAGES = 8, 2, 24
@@ -60,23 +61,27 @@ def kept_updates(run: Path) -> list[KeptUpdate]:
 
 def _update(file: Path) -> KeptUpdate:
     total, episodes = 0, list[KeptEpisode]()
-    for record in _records(file):
+    for record in kept_records(file):
         total += 1
         if len(episodes) < _MOST_EPISODES:
             episodes.append(_episode(record, file))
     return KeptUpdate(int(file.stem.removeprefix("update-")), total, episodes)
 
 
-def _records(file: Path) -> Iterator[dict[str, Any]]:
+def kept_records(file: Path) -> Iterator[dict[str, Any]]:
+    """The episodes that a training run kept of one update.
+
+    Raises:
+        StoreError: a line is none; the message says where.
+    """
     with told_of("read", file), file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise StoreError(f"{file}:{number}: not JSON: {error}") from None
-            if not isinstance(record, dict) or not isinstance(record.get("messages"), list):
-                raise StoreError(f"{file}:{number}: a line is an episode, an object with messages; edited by hand?")
-            yield record
+            yield line_record(file, number, line, _has_messages)
+
+
+def _has_messages(record: Mapping[str, Any]) -> None:
+    if not isinstance(record.get("messages"), list):
+        raise StoreError("a line is an episode, an object with messages; edited by hand?")
 
 
 def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
