@@ -1,0 +1,1 @@
+"""Doors to what others wrote: trainers, environments, engines, servers, test runners. Each imports its peer itself."""
