@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,22 +15,18 @@ import click
 import pydantic
 from click.core import ParameterSource
 
-from reward_kit.agent.policies.human_policy import HumanPolicy
-from reward_kit.agent.simulated_user import SimulatedUser
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.outcome import Ending, carry_out
 from reward_kit.cli.reward_flags import where_it_runs
 from reward_kit.errors import ConfigError
 from reward_kit.runs.header import RunHeader
-from reward_kit.runs.inputs import keep_inputs
 from reward_kit.runs.overrides import parse_override
-from reward_kit.runs.plan import NamedPolicy, Plan
-from reward_kit.runs.preparation import prepare
-from reward_kit.runs.redaction import Redaction
-from reward_kit.runs.request import Request, changes_since, header_of, header_to_resume, hidden_overrides
+from reward_kit.runs.plan import Plan
+from reward_kit.runs.preparation import has_human, new_store, plan_of
+from reward_kit.runs.request import Request, changes_since, header_to_resume, hidden_overrides
 from reward_kit.runs.resources import check_world
-from reward_kit.runs.store import RunStore, latest_run, new_run_path
-from reward_kit.runs.tasks import Task, load_task, selected
+from reward_kit.runs.store import RunStore, latest_run
+from reward_kit.runs.tasks import Task, load_task
 from reward_kit.task_parts import RunLimitsModel
 from reward_kit.validation import describe_validation_error
 
@@ -151,14 +147,14 @@ def command(
             _check_unchanged(path, header, loaded, force)
         loaded = _with_run_limits(loaded, header, parsed, max_cost)
         traffic = _traffic(record, replay)
-        plan, redaction = _plan(loaded, request, max_concurrency, traffic)
+        plan, redaction = plan_of(loaded, request, max_concurrency, traffic)
         anyio.run(check_world, loaded.definition, loaded.samples, loaded.path)
         _record(record, traffic, dry_run)  # opened last, so that bad input leaves none behind
     click.echo("".join(f"{note}\n" for note in loaded.notes), err=True, nl=False)
     if dry_run:
         _show_plan(plan, as_json)
         return
-    store = RunStore(path, redaction) if path is not None else _new_store(log_dir, loaded, plan, request, redaction)
+    store = RunStore(path, redaction) if path is not None else new_store(log_dir, loaded, plan, request, redaction)
     ending = _ending(plan, store.path, fail_under, as_json)
     shown = _display(display, plan)
     code = carry_out(
@@ -180,7 +176,7 @@ def _refuse_what_goes_with_resume(resume: str | None, *, only_failed: bool, forc
 
 def _display(asked: str | None, plan: Plan) -> str | None:
     # The terminal belongs to the person who plays.
-    return "none" if asked is None and _has_human(plan.policies, plan.user) else asked
+    return "none" if asked is None and has_human(plan.policies, plan.user) else asked
 
 
 def _ending(plan: Plan, path: Path, fail_under: float | None, as_json: bool) -> Ending:
@@ -230,24 +226,6 @@ def _with_run_limits(task: Task, header: RunHeader | None, given: Mapping[str, A
     return replace(task, definition=task.definition.model_copy(update={"run_limits": changed}))
 
 
-def _plan(task: Task, request: Request, max_concurrency: int, traffic: Traffic) -> tuple[Plan, Redaction]:
-    prepared = prepare(task, request.models, request.policies, request.base_url, traffic)
-    if _has_human(prepared.policies, prepared.user):
-        max_concurrency = 1  # a person plays one episode at a time
-    plan = Plan(
-        definition=task.definition,
-        policies=prepared.policies,
-        samples=selected(task, request.limit, request.sample_ids),
-        rollouts=request.rollouts or task.rollouts_per_sample,
-        seed=request.seed,
-        max_concurrency=max_concurrency,
-        reward=task.reward,
-        tools=task.tools,
-        user=prepared.user,
-    )
-    return plan, prepared.redaction
-
-
 def _traffic(record: Path | None, replay: Path | None) -> Traffic:
     """What all requests of this run share, with the recording that their answers come from."""
     from reward_kit.providers.cassette import Cassette
@@ -268,18 +246,6 @@ def _record(path: Path | None, traffic: Traffic, dry_run: bool) -> None:
     if held := traffic.cassette.held:
         count = "1 exchange that is" if held == 1 else f"{held} exchanges that are"
         click.echo(f"--record {path} adds to {count} there", err=True)
-
-
-def _has_human(policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> bool:
-    played = [named.policy for named in policies] + ([user.policy] if user is not None else [])
-    return any(isinstance(policy, HumanPolicy) for policy in played)
-
-
-def _new_store(log_dir: Path, task: Task, plan: Plan, request: Request, redaction: Redaction) -> RunStore:
-    path = new_run_path(log_dir, task.definition.name)
-    store = RunStore.create(path, header_of(path.name, task, plan, request), redaction)
-    keep_inputs(store, task.inputs, task.digests)
-    return store
 
 
 def _run_to_resume(resume: str, task: Path | None, log_dir: Path) -> Path:

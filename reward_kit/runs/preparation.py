@@ -1,15 +1,20 @@
-"""A loaded task made ready to run: who acts, who answers, what is kept out of its files. `run` and `check` share it."""
+"""A loaded task made ready to run: who acts, who answers, what is kept out of its files, and where they lie."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from reward_kit.agent.policies.human_policy import HumanPolicy
 from reward_kit.agent.simulated_user import SimulatedUser
-from reward_kit.runs.plan import NamedPolicy
+from reward_kit.runs.inputs import keep_inputs
+from reward_kit.runs.plan import NamedPolicy, Plan
 from reward_kit.runs.policies import check_costs, make_policies
 from reward_kit.runs.redaction import Redaction, redaction_of
-from reward_kit.runs.tasks import Task
+from reward_kit.runs.request import Request, header_of
+from reward_kit.runs.store import RunStore, new_run_path
+from reward_kit.runs.tasks import Task, selected
 from reward_kit.runs.users import make_user
 from reward_kit.runs.yaml_lines import about
 
@@ -56,5 +61,51 @@ def prepare(
     user = make_user(task, traffic)
     check_costs(task, policies, user)
     with about(task.located, "redact"):
-        redaction = redaction_of(task.definition, task.folder)
+        redaction = redaction_of(task.definition, task.folder, base_url)
     return Prepared(policies, user, redaction)
+
+
+def plan_of(task: Task, request: Request, max_concurrency: int, traffic: Traffic | None) -> tuple[Plan, Redaction]:
+    """What is to be run of a task, and what is kept out of its files.
+
+    Args:
+        task: as it was loaded.
+        request: what of it, and by whom.
+        max_concurrency: episodes in flight; one where a person plays.
+        traffic: what all requests of the run share.
+
+    Raises:
+        ConfigError: as of `prepare`, or a sample is asked for that is not there.
+    """
+    prepared = prepare(task, request.models, request.policies, request.base_url, traffic)
+    plan = Plan(
+        definition=task.definition,
+        policies=prepared.policies,
+        samples=selected(task, request.limit, request.sample_ids),
+        rollouts=request.rollouts or task.rollouts_per_sample,
+        seed=request.seed,
+        max_concurrency=1 if has_human(prepared.policies, prepared.user) else max_concurrency,
+        reward=task.reward,
+        tools=task.tools,
+        user=prepared.user,
+    )
+    return plan, prepared.redaction
+
+
+def has_human(policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> bool:
+    """Whether a person at this terminal takes part."""
+    played = [named.policy for named in policies] + ([user.policy] if user is not None else [])
+    return any(isinstance(policy, HumanPolicy) for policy in played)
+
+
+def new_store(log_dir: Path, task: Task, plan: Plan, request: Request, redaction: Redaction) -> RunStore:
+    """The folder of a new run of a plan, with the inputs that its results come from.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+        StoreError: a file of it cannot be written.
+    """
+    path = new_run_path(log_dir, task.definition.name)
+    store = RunStore.create(path, header_of(path.name, task, plan, request), redaction)
+    keep_inputs(store, task.inputs, task.digests)
+    return store
