@@ -116,13 +116,20 @@ def test_the_first_names_load_no_model_library() -> None:
     assert not loaded & (HEAVY | {"openai", "httpx", "aiohttp", "gymnasium", "rich"})
 
 
-def packages_with_exports() -> list[str]:
-    return [name for name in MODULES if hasattr(importlib.import_module(name), "__all__")]
+def has_exports(tree: ast.Module) -> bool:
+    """Whether it has an `__all__`; read and not imported, since the peer of an integration may be missing."""
+    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    return any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets)
 
 
-@pytest.mark.parametrize("name", packages_with_exports())
+@pytest.mark.parametrize("name", [name for name, tree in MODULES.items() if has_exports(tree)])
 def test_exported_names_exist_are_sorted_and_few(name: str) -> None:
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if unit_of(name) != "integrations" or (error.name or "").startswith("reward_kit"):
+            raise
+        pytest.skip(f"{error.name} is not installed here")
     exported = list(module.__all__)
     # Constants, classes, functions: the linter's order.
     assert exported == sorted(exported, key=lambda one: (not one.isupper(), not one[0].isupper(), one))

@@ -27,7 +27,8 @@ from reward_kit.runs import events
 from reward_kit.runs.credit import RunCredit, assign_credit, headline, settings_of, write_section
 from reward_kit.runs.display import Display, DisplayKind
 from reward_kit.runs.plan import Control, Plan
-from reward_kit.runs.redaction import RedactingFormatter, Redaction
+from reward_kit.runs.redaction import Redaction
+from reward_kit.runs.run_log import log_handler
 from reward_kit.runs.runner import Run
 from reward_kit.runs.store import RunStore
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
@@ -80,25 +81,11 @@ async def _watch_signals(control: Control, display: Speaker, is_down: Callable[[
                 display.say("finishing what is in flight; Ctrl-C again stops now")
 
 
-class _LogFile(logging.FileHandler):
-    """A log that never breaks what it is a log of: the store says it where the disk takes no more."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # the file is opened with the first record
-            super().emit(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        return
-
-
 def log_to(path: Path, redaction: Redaction) -> None:
     """Send what the package logs, full tracebacks among it, to a file, without secrets."""
-    handler = _LogFile(path, encoding="utf-8", errors="backslashreplace", delay=True)
-    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", redaction))
-    handler.addFilter(lambda record: record.name != operator_log.EVENTS)  # the run's own files say it already
     operator_log.also_keep_out(redaction)
     logger = logging.getLogger("reward_kit")
-    logger.addHandler(handler)
+    logger.addHandler(log_handler(path, redaction))
     logger.propagate = False
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)

@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from reward_kit.cli.outcome import Ending, carry_out
-from reward_kit.cli.scoring import Asked, Origin, check_reward, made_ready, origin_of, scoring_flags
+from reward_kit.cli.scoring import Asked, Origin, made_ready, origin_of, scoring_flags
 from reward_kit.episodes.record import facts_of
 from reward_kit.errors import ConfigError
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.plan import Plan
 from reward_kit.runs.request import environment_of
+from reward_kit.runs.scoring_given import check_reward
 from reward_kit.runs.store import RunStore, new_run_path
 from reward_kit.runs.transcripts import read_transcripts
 

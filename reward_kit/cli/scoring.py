@@ -5,26 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import pydantic
 
 from reward_kit.cli.numbers import Number
 from reward_kit.cli.reward_flags import where_it_runs
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
+from reward_kit.reward_agent.scoring import Reward
 from reward_kit.runs.header import RunHeader
-from reward_kit.runs.overrides import overlaid, parse_override
+from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.redaction import Redaction, redaction_of
+from reward_kit.runs.scoring_given import definition_for_scores
 from reward_kit.runs.tasks import load_tasks_reward
-from reward_kit.validation import describe_validation_error
-
-_OF_REWARD = ("sandbox", "reward_options")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +144,7 @@ def made_ready(origin: Origin, asked: Asked) -> Ready:
     Raises:
         ConfigError: one of them cannot be loaded, or a flag is wrong.
     """
-    definition = _definition(origin.task, asked)
+    definition = definition_for_scores(origin.task, asked.reward, asked.changes, asked.pass_threshold)
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
         loaded = load_tasks_reward(definition, Path.cwd())
         redaction = _redaction(definition, origin.folder)
@@ -157,42 +154,8 @@ def made_ready(origin: Origin, asked: Asked) -> Ready:
     return Ready(definition, loaded.reward, redaction)
 
 
-def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
-    """As `run` does of its samples: a reward that would break on every row, or could be right on none, is refused.
-
-    Args:
-        reward: the reward.
-        facts: of each episode, at least its `ground_truth` and its `sample`.
-
-    Raises:
-        ConfigError: it asks for what nobody gives.
-    """
-    check_parameters(reward)
-    truths, fields = [], {"messages"}
-    for fact in facts:
-        truths.append(fact.get("ground_truth"))
-        fields |= (fact.get("sample") or {}).keys()
-    check_truth(reward, truths, sorted(fields), "row")
-
-
 def _redaction(definition: TaskDefinitionModel, folder: Path) -> Redaction:
     try:
         return redaction_of(definition, folder)
     except ConfigError as error:
         raise ConfigError(f"the run's redact: {error}; nothing is written unredacted") from error
-
-
-def _definition(known: Mapping[str, Any], asked: Asked) -> TaskDefinitionModel:
-    """What scores are given by. Walls and options of a run were chosen for its own reward, and not for this one."""
-    known = {name: value for name, value in known.items() if name not in _OF_REWARD}
-    for key in asked.changes:
-        if key != "limits.reward_time_s" and key.partition(".")[0] not in _OF_REWARD:
-            raise ConfigError(f"-T {key}: a score has limits.reward_time_s, sandbox and reward_options, and no other")
-    named: dict[str, Any] = {"reward_function_path": asked.reward}
-    if asked.pass_threshold is not None:
-        named["pass_threshold"] = asked.pass_threshold
-    try:
-        return TaskDefinitionModel.model_validate({**overlaid(known, asked.changes), **named})
-    except pydantic.ValidationError as error:
-        problems = describe_validation_error(error, TaskDefinitionModel)
-        raise ConfigError("\n".join(f"-T {line}" for line in problems)) from None

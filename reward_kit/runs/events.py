@@ -12,7 +12,8 @@ from pathlib import Path
 
 from reward_kit.runs.summary import EpisodeRow
 
-_log = logging.getLogger("reward_kit.events")
+NAME = "reward_kit.events"
+_log = logging.getLogger(NAME)
 _OF_UPDATE = ("held_out/score", "score/mean", "learner/approx_kl", "time/total_s")
 
 

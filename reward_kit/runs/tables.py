@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Mapping, Sequence
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +28,14 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
     for name, cells in _lines(summaries):
         table.add_row(name, *cells)
     return Group(table, *(_first_error(summary) for summary in summaries if summary.first_error))
+
+
+def as_text(summaries: Sequence[PolicySummary], title: str) -> str:
+    """`summary_table` as plain text, 120 columns wide."""
+    console = Console(width=120, file=io.StringIO(), color_system=None, highlight=False)
+    with console.capture() as captured:
+        console.print(summary_table(summaries, title))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n")
 
 
 def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:

@@ -1,0 +1,263 @@
+"""A task run, or transcripts scored, from Python: in a script, a notebook, a test. The files are those of the command.
+
+`evaluate` and `score_transcripts` block, also where an event loop runs already; `evaluate_async` is for code that is
+asynchronous itself. Nothing is printed. Keys of endpoints come from the environment.
+"""
+
+from __future__ import annotations
+
+import html
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import ConfigError, ProviderError, RewardKitError
+from reward_kit.processes import LOG_FOLDER
+from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
+from reward_kit.reward_agent.levels import run_to_end
+from reward_kit.runs import events
+from reward_kit.runs.credit import assign_credit, write_section
+from reward_kit.runs.header import RunHeader
+from reward_kit.runs.plan import Control, Plan
+from reward_kit.runs.preparation import new_store, plan_of
+from reward_kit.runs.report.any_page import write_any_report
+from reward_kit.runs.request import Request, environment_of
+from reward_kit.runs.resources import check_world
+from reward_kit.runs.results import Result, read_results
+from reward_kit.runs.run_log import logged_to
+from reward_kit.runs.runner import Run
+from reward_kit.runs.scoring_given import check_reward, definition_for_scores
+from reward_kit.runs.store import RunStore, new_run_path
+from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
+from reward_kit.runs.tables import as_text
+from reward_kit.runs.tasks import load_task, load_tasks_reward
+from reward_kit.runs.transcripts import read_transcripts
+from reward_kit.task_parts import CreditModel
+
+logger = logging.getLogger("reward_kit.runs")
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """What a run came to. `str()` is the table that the command shows; a notebook shows it too.
+
+    Attributes:
+        path: the run's folder.
+        title: of the table.
+        status: "complete", or "interrupted" where a limit of the run stopped it.
+        why_stopped: in words; None where it is complete.
+        rows: one for each episode, in no order.
+        policies: what each policy came to.
+        pass_threshold: a score of at least this passes.
+    """
+
+    path: Path
+    title: str
+    status: str
+    why_stopped: str | None
+    rows: Sequence[EpisodeRow]
+    policies: Sequence[PolicySummary]
+    pass_threshold: float
+
+    @property
+    def score(self) -> float | None:
+        """The mean score of the only policy; None where nothing is scored.
+
+        Raises:
+            ConfigError: there are several policies.
+        """
+        if len(self.policies) > 1:
+            raise ConfigError(f"{self.path} has {len(self.policies)} policies; see `policies`, one score for each")
+        return self.policies[0].score.mean if self.policies and self.policies[0].score else None
+
+    @property
+    def broken(self) -> list[EpisodeRow]:
+        """The episodes that have no score because something broke, in the episode or in its scoring."""
+        return [row for row in self.rows if row.is_error]
+
+    @property
+    def failed(self) -> list[EpisodeRow]:
+        """The episodes that were scored and did not pass, the worst first."""
+        below = [row for row in self.rows if row.score is not None and row.score < self.pass_threshold]
+        return sorted(below, key=lambda row: (row.score, row.rollout_id))
+
+    @property
+    def page(self) -> Path:
+        """The report, for a browser."""
+        return self.path / "report.html"
+
+    def results(self) -> Iterator[Result]:
+        """Every episode with its score, read from the run's files.
+
+        Raises:
+            StoreError: a file is damaged.
+        """
+        return read_results(self.path)
+
+    def __str__(self) -> str:
+        return as_text(self.policies, self.title)
+
+    def _repr_html_(self) -> str:
+        stopped = f"<p>Stopped: {html.escape(self.why_stopped)}</p>" if self.why_stopped else ""
+        return f"<pre>{html.escape(str(self))}</pre>{stopped}<p>{html.escape(str(self.page))}</p>"
+
+
+def evaluate(task: str | Path, **options: Any) -> FinishedRun:
+    """Run a task file and score its episodes; `evaluate_async`, to the end.
+
+    Args:
+        task: the file.
+        **options: as of `evaluate_async`.
+
+    Raises:
+        ConfigError: something is wrong with the task or an option; nothing was written.
+        RewardKitError: the run itself failed.
+    """
+    finished: FinishedRun = run_to_end(evaluate_async(task, **options))
+    return finished
+
+
+async def evaluate_async(
+    task: str | Path,
+    *,
+    models: str | Sequence[str] = (),
+    policies: str | Sequence[str] = (),
+    rollouts: int | None = None,
+    limit: int | None = None,
+    sample_ids: Sequence[str] = (),
+    seed: int = 0,
+    max_concurrency: int = 16,
+    overrides: Mapping[str, Any] | None = None,
+    base_url: str | None = None,
+    log_dir: str | Path = "runs",
+) -> FinishedRun:
+    """Run a task file and score its episodes, as `reward-kit run` does.
+
+    Args:
+        task: the file.
+        models: `openai/NAME`, one or several.
+        policies: built-in names, `file.py:Class` relative to the task file, or `replay:RUN`; one or several. Where
+            neither is given, the task file names its policy.
+        rollouts: episodes of each sample; by default as many as the task says.
+        limit: the first so many samples only.
+        sample_ids: these samples only.
+        seed: everything random derives from it.
+        max_concurrency: episodes in flight.
+        overrides: keys laid over the task file's, dotted for inner ones.
+        base_url: the endpoint of the models.
+        log_dir: where the run's folder is made.
+
+    Raises:
+        ConfigError: something is wrong with the task or an option; nothing was written.
+        RewardKitError: the run itself failed.
+    """
+    for name, value, least in (("rollouts", rollouts, 1), ("limit", limit, 1), ("max_concurrency", max_concurrency, 1)):
+        if value is not None and value < least:
+            raise ConfigError(f"{name} is at least {least}, not {value}")
+    request = Request(
+        Path(task), dict(overrides or {}), _several(models), _several(policies), base_url, rollouts, limit,
+        tuple(sample_ids), seed,
+    )  # fmt: skip
+    loaded = load_task(request.task_path, request.overrides)
+    traffic = Traffic()
+    try:
+        plan, redaction = plan_of(loaded, request, max_concurrency, traffic)
+        await check_world(loaded.definition, loaded.samples, loaded.path)
+        store = new_store(Path(log_dir), loaded, plan, request, redaction)
+        title = f"{loaded.definition.name}  ({len(plan.samples)} samples × {plan.rollouts})"
+        return await _carried_out(plan, store, title, traffic)
+    finally:
+        traffic.close()
+
+
+def score_transcripts(
+    data: str | Path,
+    reward: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    pass_threshold: float = 1.0,
+    log_dir: str | Path = "runs",
+) -> FinishedRun:
+    """Score transcripts that are there already, as `reward-kit score` does.
+
+    Args:
+        data: a JSONL, CSV or YAML file whose rows have `messages`.
+        reward: `file.py:function`, relative to the working directory.
+        options: of the reward.
+        overrides: `sandbox.KEY` and `limits.reward_time_s`, as in a task file.
+        pass_threshold: a score of at least this passes.
+        log_dir: where the run's folder is made.
+
+    Raises:
+        ConfigError: the data has no rows, or the reward cannot be loaded, or asks for what the rows do not have.
+        RewardKitError: the run itself failed.
+    """
+    data = Path(data)
+    changes = {**(overrides or {}), **{f"reward_options.{key}": value for key, value in (options or {}).items()}}
+    definition = definition_for_scores({"name": data.stem}, reward, changes, pass_threshold)
+    loaded = load_tasks_reward(definition, Path.cwd())
+    assert loaded is not None  # the definition names it
+    episodes = read_transcripts(data)
+    if not episodes:
+        raise ConfigError(f"{data} has no rows")
+    check_reward(loaded.reward, map(facts_of, episodes))
+    plan = Plan(definition, reward=loaded.reward, given=len(episodes))
+    header = RunHeader(
+        task_name=definition.name,
+        data=str(data.resolve()),
+        reward=reward,
+        task={"pass_threshold": pass_threshold},
+        total=plan.total,
+        **environment_of(loaded.reward),
+    )
+    store = RunStore.create(new_run_path(Path(log_dir), definition.name), header)
+    title = f"{data.name}  ({len(episodes)} transcripts)"
+    finished: FinishedRun = run_to_end(_carried_out(plan, store, title, None, episodes))
+    return finished
+
+
+async def _carried_out(
+    plan: Plan, store: RunStore, title: str, traffic: Traffic | None, given: Sequence[SingleAgentEpisode] = ()
+) -> FinishedRun:
+    """Run a plan into its new store, and write what is written at the end."""
+    control = Control()
+    with store, logged_to(store.path / "run.log", store.redaction):
+        LOG_FOLDER.set(store.path / "logs")
+        if traffic is not None:
+            CURRENT_TRAFFIC.set(traffic)  # for rewards that ask a model
+            traffic.gave_up = control.give_up
+        run = Run(plan, store, control=control)
+        run.take_given(given)
+        events.began(store.path, "run", plan.total)
+        await run.execute()
+        events.ended(store.path, "run", store.header.status)
+        rows = list(run.rows.values())
+        policies = summarise(rows, plan.definition.pass_threshold)
+        store.write_summary(summary_to_json(policies))
+        _credit(store, plan.definition.credit)
+        write_any_report(store.path)
+    if control.is_failure:
+        raise ProviderError(f"{store.path}: {control.stop_reason}")
+    stopped = control.stop_reason if run.missing() else None
+    return FinishedRun(
+        store.path, title, store.header.status, stopped, rows, policies, plan.definition.pass_threshold
+    )  # fmt: skip
+
+
+def _credit(store: RunStore, asked: CreditModel | None) -> None:
+    """Assign credit where the task asks for it. A failure leaves the run as it is, and stands in its log."""
+    if asked is None:
+        return
+    try:
+        write_section(store.path, assign_credit(store.path, asked))
+    except RewardKitError as error:
+        logger.warning("no credit: %s", error)
+
+
+def _several(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)

@@ -1,0 +1,127 @@
+"""A task run from Python leaves what the command leaves, also inside a running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.runs.evaluation import FinishedRun, evaluate, evaluate_async, score_transcripts
+from tests import command_line
+
+REWARD = """
+from reward_kit import EvaluateResult, reward_function
+
+@reward_function
+def right(messages, ground_truth=None):
+    if ground_truth == "broken":
+        raise ValueError("no <b>score</b>")
+    return EvaluateResult(score=float(messages[-1].content == ground_truth))
+"""
+TASK = """
+name: capitals
+initial_user_prompt: "{question}"
+dataset_path: rows.jsonl
+num_rollouts_per_sample: 2
+reward_function_path: reward.py:right
+policy: {type: scripted, actions: [{type: text, content: Paris}]}
+"""
+ROWS = [
+    {"id": "f", "question": "France?", "ground_truth": "Paris"},
+    {"id": "i", "question": "Italy?", "ground_truth": "Rome"},
+]
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "task.yaml").write_text(TASK)
+    write_rows(tmp_path, ROWS)
+    return tmp_path / "task.yaml"
+
+
+def write_rows(folder: Path, rows: list[dict[str, str]]) -> None:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_it_says_what_the_command_says(task: Path, tmp_path: Path) -> None:
+    run = evaluate(task, log_dir=tmp_path / "here")
+    told = command_line.call("run", "task.yaml", "--json", cwd=tmp_path)
+    (policy,) = json.loads(told.stdout)["policies"]
+    assert (run.status, run.why_stopped, run.score) == ("complete", None, policy["score"]["mean"])
+    theirs = Path(tmp_path, json.loads(told.stdout)["run"])
+    assert {path.name for path in run.path.iterdir()} - {"run.log"} == {path.name for path in theirs.iterdir()}
+    assert run.page.is_file() and json.loads((run.path / "summary.json").read_text())["policies"] == [policy]
+    assert [row.sample_id for row in run.failed] == ["i", "i"] and run.broken == []
+    assert [result.score["score"] for result in run.results() if result.score] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_it_is_called_where_a_loop_runs_and_awaited_there(task: Path, tmp_path: Path) -> None:
+    async def notebook() -> tuple[FinishedRun, FinishedRun]:
+        return evaluate(task, log_dir=tmp_path / "a"), await evaluate_async(task, rollouts=1, log_dir=tmp_path / "b")
+
+    blocked, awaited = asyncio.run(notebook())
+    assert (len(blocked.rows), len(awaited.rows), blocked.score) == (4, 2, awaited.score)
+
+
+def test_what_broke_is_not_what_failed_and_html_shows_no_html_of_a_stranger(task: Path, tmp_path: Path) -> None:
+    write_rows(tmp_path, [ROWS[0], {**ROWS[1], "ground_truth": "broken"}])
+    run = evaluate(str(task), rollouts=1, log_dir=tmp_path / "runs")
+    assert (run.score, len(run.broken), run.failed) == (1.0, 1, [])
+    assert "mean score" in str(run) and "1 (crash)" not in str(run)
+    assert "<b>score</b>" in str(run) and "<b>" not in run._repr_html_()
+    assert "no <b>score</b>" in (run.path / "run.log").read_text() or run.broken[0].score_error == "crash"
+
+
+def test_the_policies_are_told_apart(task: Path, tmp_path: Path) -> None:
+    (tmp_path / "always.py").write_text(
+        "from reward_kit import AgentPolicy, PolicyOutput\n"
+        "class Rome(AgentPolicy):\n"
+        "    async def get_action(self, observation, available_tools_specs=None):\n"
+        "        return PolicyOutput({'type': 'text', 'content': 'Rome'}, None, None, None)\n"
+    )
+    run = evaluate(task, policies=["always.py:Rome", "scripted"], limit=1, rollouts=1, log_dir=tmp_path / "runs")
+    assert {policy.policy: policy.pass_at_1 for policy in run.policies} == {"always.py:Rome": 0.0, "scripted": 1.0}
+    with pytest.raises(ConfigError, match="has 2 policies; see `policies`"):
+        _ = run.score
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"rollouts": 0}, "rollouts is at least 1, not 0"),
+        ({"sample_ids": ["x"]}, "no sample 'x'"),
+        ({"overrides": {"nam": "t"}}, "nam: unknown key"),
+        ({"policies": "expret"}, "expret"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_written(
+    task: Path, tmp_path: Path, options: dict[str, object], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        evaluate(task, log_dir=tmp_path / "runs", **options)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_programs_own_logging_stays_as_it_was(task: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    package = logging.getLogger("reward_kit")
+    before = (package.level, package.propagate, list(package.handlers))
+    write_rows(tmp_path, [{**ROWS[0], "ground_truth": "broken"}])
+    evaluate(task, rollouts=1, log_dir=tmp_path / "runs")
+    assert (package.level, package.propagate, list(package.handlers)) == before
+    assert [record.levelname for record in caplog.records if record.levelno < logging.WARNING] == []
+
+
+def test_transcripts_are_scored(task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "Rome"}]
+    rows = [{"id": town, "ground_truth": town, "messages": said} for town in ("Paris", "Rome")]
+    Path("said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = score_transcripts("said.jsonl", "reward.py:right")
+    assert (run.score, run.path.parent, len(run.rows)) == (0.5, Path("runs"), 2)
+    with pytest.raises(ConfigError, match="reward_options, and no other"):
+        score_transcripts("said.jsonl", "reward.py:right", overrides={"policy": "x"})
