@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from reward_kit.reward_options import with_options as with_options
     from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps as system_apply_gigpo_to_batch_steps
     from reward_kit.rl_processing import RLDataAligner as RLDataAligner
+    from reward_kit.runs.evaluation import FinishedRun as FinishedRun
+    from reward_kit.runs.evaluation import evaluate as evaluate
+    from reward_kit.runs.evaluation import evaluate_async as evaluate_async
+    from reward_kit.runs.evaluation import score_transcripts as score_transcripts
     from reward_kit.tokens.checking.episodes import check_episode as check_episode
     from reward_kit.typed_interface import reward_function as reward_function
 
@@ -40,6 +44,7 @@ _HOMES = {
     "AsyncRewardAgent": "reward_agent.agent",
     "EpisodeContext": "agent.policy_interface",
     "EvaluateResult": "models",
+    "FinishedRun": "runs.evaluation",
     "ForkableResource": "environments.base",
     "Message": "models",
     "MetricResult": "models",
@@ -57,7 +62,10 @@ _HOMES = {
     "ToolCall": "models",
     "ToolRegistry": "environments.tools",
     "check_episode": "tokens.checking.episodes",
+    "evaluate": "runs.evaluation",
+    "evaluate_async": "runs.evaluation",
     "reward_function": "typed_interface",
+    "score_transcripts": "runs.evaluation",
     "system_apply_gigpo_to_batch_steps": "rl_helpers",
     "with_options": "reward_options",
 }

@@ -181,16 +181,18 @@ def score_transcripts(
     options: Mapping[str, Any] | None = None,
     overrides: Mapping[str, Any] | None = None,
     pass_threshold: float = 1.0,
+    folder: str | Path | None = None,
     log_dir: str | Path = "runs",
 ) -> FinishedRun:
     """Score transcripts that are there already, as `reward-kit score` does.
 
     Args:
         data: a JSONL, CSV or YAML file whose rows have `messages`.
-        reward: `file.py:function`, relative to the working directory.
+        reward: `file.py:function`.
         options: of the reward.
         overrides: `sandbox.KEY` and `limits.reward_time_s`, as in a task file.
         pass_threshold: a score of at least this passes.
+        folder: what the reward's file is relative to; by default the working directory.
         log_dir: where the run's folder is made.
 
     Raises:
@@ -200,7 +202,7 @@ def score_transcripts(
     data = Path(data)
     changes = {**(overrides or {}), **{f"reward_options.{key}": value for key, value in (options or {}).items()}}
     definition = definition_for_scores({"name": data.stem}, reward, changes, pass_threshold)
-    loaded = load_tasks_reward(definition, Path.cwd())
+    loaded = load_tasks_reward(definition, Path(folder or Path.cwd()).resolve())
     assert loaded is not None  # the definition names it
     episodes = read_transcripts(data)
     if not episodes:

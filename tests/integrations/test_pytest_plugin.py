@@ -1,0 +1,169 @@
+"""The plugin in a pytest of its own: gates, what stands below a failure, bad marks, and what it costs other runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+PLUGIN = "reward_kit.integrations.pytest_plugin"
+REWARD = """
+from reward_kit import EvaluateResult, reward_function
+
+@reward_function
+def right(messages, ground_truth=None):
+    if ground_truth == "broken":
+        raise ValueError("no score")
+    return EvaluateResult(score=float(messages[-1].content == ground_truth))
+"""
+TASK = """
+name: capitals
+initial_user_prompt: "{question}"
+dataset_path: rows.jsonl
+reward_function_path: reward.py:right
+policy: {type: scripted, actions: [{type: text, content: Paris}]}
+"""
+ROWS = [{"id": "f", "question": "France?", "ground_truth": "Paris"}, {"id": "i", "question": "Italy?", "ground_truth": "Rome"}]  # fmt: skip  # noqa: E501
+BROKEN = [*ROWS, {"id": "b", "question": "?", "ground_truth": "broken"}]
+SAID = [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": row["ground_truth"]}], **row} for row in ROWS]  # fmt: skip  # noqa: E501
+TESTS = """
+import asyncio, pytest
+mark = pytest.mark.reward_kit
+
+@mark("task.yaml", threshold=0.5, rollouts=3)
+def test_passes(reward_kit_run):
+    assert len(reward_kit_run.rows) == 6 and reward_kit_run.score == 0.5
+
+@mark("task.yaml", threshold=0.5)
+def test_needs_no_argument(): pass
+
+@mark("task.yaml", threshold=0.6)
+def test_below(): pass
+
+@mark("task.yaml", threshold=0.5, lower_bound=True)
+def test_not_surely(): pass
+
+@mark("broken.yaml")
+def test_broken(): pass
+
+@mark("broken.yaml", max_errors=1, threshold=0.5)
+def test_broken_is_allowed(): pass
+
+@mark("task.yaml")
+def test_its_own_claim(reward_kit_run):
+    assert reward_kit_run.score == 1.0
+
+@mark(reward="reward.py:right", data="said.jsonl", threshold=1.0)
+def test_reward(): pass
+
+@mark("task.yaml", limit=1, threshold=1)
+@pytest.mark.parametrize("policy", ["a", "b"])
+class TestOfAClass:
+    def test_in_it(self, policy, reward_kit_run):
+        assert len(reward_kit_run.rows) == 1
+
+@mark("task.yaml", treshold=1)
+def test_misspelt(): pass
+
+@mark("tsk.yaml")
+def test_no_file(): pass
+
+@mark("task.yaml", threshold="high")
+def test_no_number(): pass
+
+@mark("task.yaml", reward="x.py:f")
+def test_both(): pass
+
+def test_unmarked(reward_kit_run): pass
+"""
+PASSED = ("passes", "needs_no_argument", "broken_is_allowed", "reward", "in_it[a]", "in_it[b]")
+FAILED = {
+    "below": "scripted: the mean score is 0.500, below the threshold 0.6",
+    "not_surely": "the lower bound of the mean score",
+    "broken": "1 of 3 episodes broke and have no score; max_errors is 0",
+    "its_own_claim": "assert 0.5 == 1.0",
+}
+REFUSED = {
+    "misspelt": "no option 'treshold'; did you mean 'threshold'?",
+    "no_file": "tsk.yaml",
+    "no_number": "reward_kit(threshold='high'): a finite number is asked for",
+    "both": "name a task file, or reward=",
+    "unmarked": "reward_kit_run is for tests with @pytest.mark.reward_kit",
+}
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers -p no:asyncio\n")
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "task.yaml").write_text(TASK)
+    (folder / "broken.yaml").write_text(TASK.replace("rows.jsonl", "broken.jsonl"))
+    for name, rows in (("rows", ROWS), ("broken", BROKEN), ("said", SAID)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "test_agent.py").write_text(TESTS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(project: Path) -> Mapping[str, ElementTree.Element]:
+    """The `<testcase>` of each test, by its name."""
+    done = run_pytest(project, "-p", PLUGIN, "--junitxml=out.xml", "--reward-kit-log-dir=kept")
+    assert done.returncode == 1, done.stdout + done.stderr
+    cases = ElementTree.parse(project / "out.xml").iter("testcase")
+    return {str(case.get("name")).removeprefix("test_"): case for case in cases}
+
+
+def test_every_test_is_there(results: Mapping[str, ElementTree.Element]) -> None:
+    assert set(results) == {*PASSED, *FAILED, *REFUSED}
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_it_passes(results: Mapping[str, ElementTree.Element], name: str) -> None:
+    assert results[name].find("failure") is None and results[name].find("error") is None
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_it_fails_and_shows_the_table_and_the_report(results: Mapping[str, ElementTree.Element], name: str) -> None:
+    failure = results[name].find("failure")
+    assert failure is not None and FAILED[name] in f"{failure.get('message')}\n{failure.text}"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bad_mark_is_told_in_one_line(results: Mapping[str, ElementTree.Element], name: str) -> None:
+    error = results[name].find("error")
+    assert error is not None and REFUSED[name] in str(error.text)
+    assert "Traceback" not in str(error.text) and "During handling" not in str(error.text)
+
+
+def test_the_report_is_attached_and_kept(project: Path, results: Mapping[str, ElementTree.Element]) -> None:
+    told = {str(one.get("name")): str(one.get("value")) for one in results["below"].iter("property")}
+    page = Path(told["reward_kit_page"])
+    assert page.is_file() and page.parent.parent == project / "kept"
+    shown = run_pytest(project, "-p", PLUGIN, "-k", "below").stdout
+    assert "mean score" in shown and "episodes that broke or did not pass:" in shown
+    assert re.search(r"the report: .*report\.html", shown) and "0.000" in shown
+
+
+def test_who_does_not_ask_for_it_loads_nothing_of_us(project: Path) -> None:
+    (project / "test_other.py").write_text(
+        "import sys\ndef test_light(): assert not [name for name in sys.modules if name.startswith('reward_kit')]\n"
+    )
+    assert run_pytest(project, "test_other.py").returncode == 0
+
+
+def test_the_plugin_alone_loads_next_to_nothing() -> None:
+    code = f"import sys, {PLUGIN}; print(*(name for name in sys.modules if name.startswith('reward_kit')))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(loaded) == {"reward_kit", "reward_kit.lazy", "reward_kit.integrations", PLUGIN}
