@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pydantic
 
 from reward_kit.agent.samples import Prompt, Sample
+from reward_kit.earlier_tasks import notes_on
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.loading import load_module, load_object
@@ -122,7 +123,7 @@ def task_of(located: LocatedYaml, overrides: Mapping[str, Any] | None = None) ->
         reward=reward,
         inputs=(inputs := inputs_of(path, definition, reward)),
         digests={**digests_of(inputs), TASK_FILE: hashlib.sha256(located.source).hexdigest()},
-        notes=loaded.notes if loaded else (),
+        notes=(*notes_on(located.data), *(loaded.notes if loaded else ())),
     )
     _check_prompts(task)
     return task
