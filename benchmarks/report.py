@@ -8,7 +8,8 @@
    (Gymnasium); and once the policy's on a dictionary, which does next to nothing: no run has a larger share.
 2. The page of 10,000 episodes of 10 steps, with scores and credit: the lines of the last run ten times over.
 
-Times are of the processor, the least of the rounds, since this machine is shared.
+Times are of the processor, the least of the rounds, since this machine is shared. The first round also loads what the
+page is made with; its share is told besides, since the one run of a process has that too.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ from instant_server import running_server  # noqa: E402
 from rollouts import TOOLS  # noqa: E402
 
 import reward_kit.cli.outcome  # noqa: E402
+import reward_kit.runs.runner  # noqa: E402
 from reward_kit.cli.main import program  # noqa: E402
 from reward_kit.runs.report.page import write_report  # noqa: E402
 from reward_kit.runs.store import RunStore  # noqa: E402
+from reward_kit.runs.summary import EpisodeRow  # noqa: E402
 
 SAMPLES, ROLLOUTS, STEPS = 250, 4, 10
 TIMES_OVER = 10
@@ -145,6 +148,9 @@ def share_of_a_run(folder: Path, options: list[str]) -> tuple[float, dict[str, f
     watch = Watch()
     for name, label in (("append_episode", "episodes"), ("append_score", "scores"), ("write_summary", "summary")):
         watch.over(RunStore, name, label)
+    watch.over(RunStore, "write_header", "header")
+    watch.over(reward_kit.runs.runner, "score_record", "scores")
+    watch.over(EpisodeRow, "of_episode", "summary")
     watch.over(reward_kit.cli.outcome, "summarise", "summary")
     watch.over(reward_kit.cli.outcome, "write_page", "page")
     shutil.rmtree(folder / "runs", ignore_errors=True)
@@ -196,6 +202,7 @@ def tell_of_runs(folder: Path, title: str, rounds: int) -> None:
     for label, seconds in spent.items():
         print(f"  {label:<9}{seconds:7.3f} s  {seconds / whole_s:6.2%}")
     tell("  writing and summarising", f"{share:.2%} of the run, at most {MOST_SHARE:.0%}", share <= MOST_SHARE)
+    print(f"  in the first round {sum(runs[0][1].values()) / runs[0][0]:.2%}")
 
 
 def tell_of_a_large_page(folder: Path, rounds: int) -> None:

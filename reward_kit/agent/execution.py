@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,11 +95,12 @@ class Toolbox:
         with boundary(EnvironmentFailure, "get_tools_spec"):
             if self._resource is not None:
                 specs = [*await self._resource.get_tools_spec(), *specs]
-            names = Counter(spec["function"]["name"] for spec in specs)
-        twice = [name for name, count in names.items() if count > 1]
-        if twice:
+            names = [spec["function"]["name"] for spec in specs]
+            is_ambiguous = len(set(names)) < len(names)
+        if is_ambiguous:
+            twice = {name for name in names if names.count(name) > 1}
             raise ConfigError(f"two tools are called {', '.join(sorted(twice))}; rename one of them")
-        self._offered = list(names)
+        self._offered = names
         return specs or None
 
     async def execute(

@@ -24,7 +24,7 @@ def json_text(value: Any) -> str:
     Raises:
         TypeError: it has no JSON form.
     """
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    return _AS_TEXT.encode(value)
 
 
 def plain(value: Any) -> Any:
@@ -33,7 +33,7 @@ def plain(value: Any) -> Any:
     Raises:
         TypeError: it has no JSON form.
     """
-    return json.loads(json.dumps(value, default=_plain))
+    return json.loads(_AS_STORED.encode(value))
 
 
 def _plain(value: Any) -> Any:
@@ -44,3 +44,7 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     raise TypeError(f"{kind_of(value)} has no JSON form; return text or plain data")
+
+
+# Made once: `json.dumps` makes one at every call that has options.
+_AS_TEXT, _AS_STORED = json.JSONEncoder(ensure_ascii=False, default=_plain), json.JSONEncoder(default=_plain)

@@ -53,7 +53,7 @@ class EpisodeFacts(Identity, StartAndEnd, SampleFacts):
     timing: NotRequired[dict[str, Any]]
 
 
-_IDENTITY, _START_AND_END, _SAMPLE = (tuple(kind.__annotations__) for kind in (Identity, StartAndEnd, SampleFacts))
+IDENTITY, START_AND_END, SAMPLE = (tuple(kind.__annotations__) for kind in (Identity, StartAndEnd, SampleFacts))
 
 
 def facts_of(episode: SingleAgentEpisode) -> EpisodeFacts:
@@ -71,10 +71,10 @@ def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, 
     custom_data = {**episode.custom_data, **({"final_state": dict(final_state)} if final_state else {})}
     facts = {key: to_json_value(value) for key, value in custom_data.items()}
     record: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "rollout_id": episode.id_}
-    record |= {key: facts.pop(key, None) for key in _IDENTITY}
+    record |= {key: facts.pop(key, None) for key in IDENTITY}
     record |= {"terminated": episode.is_terminated, "truncated": episode.is_truncated}
     record |= {"environment_return": environment_return(episode), "num_steps": len(episode)}
-    record |= {key: facts.pop(key, None) for key in _START_AND_END}
+    record |= {key: facts.pop(key, None) for key in START_AND_END}
     record["messages"] = [to_json_value(message.to_chat()) for message in episode.messages]
     record["steps"] = [_step(episode, t) for t in range(len(episode))]
     if episode.is_reset:
@@ -82,7 +82,7 @@ def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, 
     if episode.tokens:
         record["tokens"] = episode.tokens.get_state()
     timing = facts.pop("timing", None)
-    record |= {key: facts.pop(key, None) for key in _SAMPLE}
+    record |= {key: facts.pop(key, None) for key in SAMPLE}
     return record | ({"custom_data": facts} if facts else {}) | {"timing": timing}
 
 
@@ -93,8 +93,8 @@ def attempt_of(record: Mapping[str, Any]) -> int:
 
 def environment_return(episode: SingleAgentEpisode) -> float | None:
     """The sum of the environment's rewards; None where it gave none in any step."""
-    gave = any(reward is not None for reward in episode.environment_rewards())
-    return episode.get_return() if gave else None
+    rewards = episode.environment_rewards()
+    return episode.get_return() if rewards.count(None) < len(rewards) else None
 
 
 def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
@@ -117,12 +117,13 @@ def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
 def _observation(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
     """The observation, left out where it is the text of the message that precedes the t-th action."""
     observation = episode.get_observations(t)
-    if isinstance(observation, str) and observation == _preceding_text(episode.messages, episode.assistant_turns, t):
+    if isinstance(observation, str) and observation == preceding_text(episode.messages, episode.assistant_turns, t):
         return {}
     return {"observation": to_json_value(observation)}
 
 
-def _preceding_text(messages: list[Message], turns: Any, t: int) -> str | None:
+def preceding_text(messages: list[Message], turns: Any, t: int) -> str | None:
+    """The text of the message before the t-th action, or of the last one; None where it has none."""
     position = (turns[t] if t < len(turns) else len(messages)) - 1
     content = messages[position].content if 0 <= position < len(messages) else None
     return content if isinstance(content, str) else None
@@ -152,7 +153,7 @@ def _read(record: Mapping[str, Any]) -> SingleAgentEpisode:
         info = from_json_value(part.get("info") or {})
         if part.get("state_key") is not None:
             info["state_key"] = part["state_key"]
-        shown = from_json_value(part["observation"]) if "observation" in part else _preceding_text(messages, turns, t)
+        shown = from_json_value(part["observation"]) if "observation" in part else preceding_text(messages, turns, t)
         if t == 0:
             episode.add_env_reset(shown, info)
         else:
@@ -165,6 +166,6 @@ def _read(record: Mapping[str, Any]) -> SingleAgentEpisode:
     episode.assistant_turns.extend(turns)
     if "tokens" in record:
         episode.tokens = EpisodeTokens.from_state(record["tokens"])
-    kept = {key: from_json_value(record.get(key)) for key in (*_IDENTITY, *_START_AND_END, *_SAMPLE, "timing")}
+    kept = {key: from_json_value(record.get(key)) for key in (*IDENTITY, *START_AND_END, *SAMPLE, "timing")}
     episode.custom_data = {**kept, **from_json_value(record.get("custom_data") or {})}
     return episode

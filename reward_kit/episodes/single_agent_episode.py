@@ -196,6 +196,10 @@ class SingleAgentEpisode(EpisodeData):
     def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
         """Infos by int, slice or list of ints; always the dicts themselves, which may be written to."""
         infos, lookback = self._infos, self._lookback
+        if type(indices) is int and 0 <= indices < len(infos) - lookback:  # what every step asks for, several times
+            if (info := infos[lookback + indices]) is None:
+                info = infos[lookback + indices] = {}
+            return info
         places = places_of(len(infos), lookback, indices, neg_index_as_lookback, fill is not None)
         for place in [places] if isinstance(places, int) else places:
             if 0 <= place < len(infos) and infos[place] is None:

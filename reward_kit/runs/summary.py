@@ -13,7 +13,8 @@ from typing import Any
 
 from reward_kit.agent.models import StopReason
 from reward_kit.episodes.json_codec import from_json_value
-from reward_kit.episodes.record import attempt_of
+from reward_kit.episodes.record import attempt_of, environment_return, facts_of
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.runs.statistics import Interval, mean_interval, mean_of, mean_pass_at_k, mean_pass_hat_k
 
 
@@ -53,7 +54,27 @@ class EpisodeRow:
             error_traceback=failure.get("traceback"),
             usage=whole_usage(record),
             attempt=attempt_of(record),
-            tool_errors=_tool_errors(record),
+            tool_errors=_tool_errors(part.get("info") for part in [*record["steps"][1:], record.get("final") or {}]),
+        )
+
+    @classmethod
+    def of_episode(cls, episode: SingleAgentEpisode) -> EpisodeRow:
+        """The same row, of an episode whose line is not at hand."""
+        facts = facts_of(episode)
+        failure = facts.get("failure") or {}
+        return cls(
+            rollout_id=episode.id_,
+            sample_id=facts["sample_id"],
+            policy=facts["policy"],
+            stop_reason=facts["stop_reason"],
+            num_steps=len(episode),
+            environment_return=environment_return(episode),
+            error_class=failure.get("class"),
+            error_message=failure.get("message"),
+            error_traceback=failure.get("traceback"),
+            usage=_usage(facts.get("usage"), facts.get("user_usage")),
+            attempt=facts.get("attempt") or 0,
+            tool_errors=_tool_errors(episode.get_infos()[1:]),
         )
 
     def add_score(self, record: Mapping[str, Any]) -> None:
@@ -104,14 +125,17 @@ class PolicySummary:
 
 def whole_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
     """What an episode used, its simulated user included."""
-    usage, of_user = record.get("usage") or {}, (record.get("custom_data") or {}).get("user_usage") or {}
+    return _usage(record.get("usage"), (record.get("custom_data") or {}).get("user_usage"))
+
+
+def _usage(usage: Mapping[str, float] | None, of_user: Mapping[str, float] | None) -> Mapping[str, float]:
+    usage, of_user = usage or {}, of_user or {}
     return {key: usage.get(key, 0) + of_user.get(key, 0) for key in (*usage, *of_user)} if of_user else usage
 
 
-def _tool_errors(record: Mapping[str, Any]) -> int:
+def _tool_errors(infos: Iterable[Mapping[str, Any] | None]) -> int:
     """How many tool calls were answered with an error: bad arguments, unknown tools, tools that raised."""
-    parts = [*record["steps"][1:], record.get("final") or {}]
-    return sum("error" in tool for part in parts for tool in (part.get("info") or {}).get("tools", []))
+    return sum("error" in tool for info in infos if info for tool in info.get("tools", ()))
 
 
 def score_interval(scores: Sequence[float | None], samples: Sequence[str]) -> Interval:

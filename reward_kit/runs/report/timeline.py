@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reward_kit.runs.report.reading import EpisodeFacts, RunFacts
+from reward_kit.runs.report.reading import EpisodeOutline, RunFacts
 
 MOST_BARS = 400
 _MOST_LANES = 64
@@ -162,21 +162,21 @@ def timeline_of(run: RunFacts) -> Timeline | None:
     )
 
 
-def _timed(episodes: Iterable[EpisodeFacts]) -> list[tuple[EpisodeFacts, Span]]:
+def _timed(episodes: Iterable[EpisodeOutline]) -> list[tuple[EpisodeOutline, Span]]:
     pairs = ((facts, facts.begin_s, facts.end_s) for facts in episodes)
     return [(facts, Span(begin, end)) for facts, begin, end in pairs if begin is not None and end is not None]
 
 
-def calls_of(episodes: Iterable[EpisodeFacts]) -> list[Call]:
+def calls_of(episodes: Iterable[EpisodeOutline]) -> list[Call]:
     """What was asked of the reward, in the order in which it was; a call for a whole group is one."""
-    units: dict[tuple[str, float], list[EpisodeFacts]] = defaultdict(list)
+    units: dict[tuple[str, float], list[EpisodeOutline]] = defaultdict(list)
     for facts in episodes:
         if facts.score is not None and facts.score.submitted_s is not None and facts.score.done_s is not None:
             units[facts.score.unit, facts.score.submitted_s].append(facts)
     return sorted((_call(unit) for unit in units.values()), key=lambda call: call.submitted_s)
 
 
-def _call(unit: Sequence[EpisodeFacts]) -> Call:
+def _call(unit: Sequence[EpisodeOutline]) -> Call:
     scores = [facts.score for facts in unit if facts.score is not None]
     submitted = scores[0].submitted_s or 0.0
     spans = [Span(*span) for span in sorted(scores[0].attempts)]
@@ -312,10 +312,15 @@ def _strips(works: Sequence[_Work], calls: Sequence[Call], length_s: float) -> l
 
 def occupancy(spans: Sequence[Span], edges: Floats) -> Floats:
     """(N,) how many spans cover the stretches between `edges` (N + 1,), on the average over each of them."""
-    begins = np.array([span.begin_s for span in spans])
-    lengths = np.array([span.end_s for span in spans]) - begins
-    covered = np.array([np.clip(edge - begins, 0.0, lengths).sum() for edge in edges])
-    return np.asarray(np.diff(covered) / np.diff(edges), dtype=np.float64)
+    begun, ended = (_reached_s(side, edges) for side in zip(*spans, strict=True)) if spans else (edges, edges)
+    return np.asarray(np.diff(begun - ended) / np.diff(edges), dtype=np.float64)
+
+
+def _reached_s(moments: Sequence[float], edges: Floats) -> Floats:
+    """(N + 1,) how long ago at each edge the moments before it were, all of them together."""
+    ordered = np.sort(np.array(moments))
+    before = np.searchsorted(ordered, edges)
+    return np.asarray(before * edges - np.concatenate([[0.0], np.cumsum(ordered)])[before], dtype=np.float64)
 
 
 def most_at_once(spans: Sequence[Span]) -> int:
@@ -324,7 +329,7 @@ def most_at_once(spans: Sequence[Span]) -> int:
     return int(max(np.cumsum([change for _, change in changes]), default=0))
 
 
-def _curves(episodes: Sequence[EpisodeFacts], axis: _Axis) -> list[Curve]:
+def _curves(episodes: Sequence[EpisodeOutline], axis: _Axis) -> list[Curve]:
     """How many episodes had stopped, had their score, and were of a group whose last score was there."""
     stopped = [facts.end_s for facts in episodes if facts.end_s is not None]
     scored = [facts.score.done_s for facts in episodes if facts.score is not None and facts.score.done_s is not None]
@@ -345,16 +350,16 @@ def _curve(title: str, moments: Iterable[float], total: int, axis: _Axis) -> Cur
     return Curve(title, steps, len(moments_s), total)
 
 
-def groups_complete(episodes: Iterable[EpisodeFacts]) -> tuple[list[float], int]:
+def groups_complete(episodes: Iterable[EpisodeOutline]) -> tuple[list[float], int]:
     """When each group was complete whose times are known, and how many groups there are."""
-    groups: dict[str, list[EpisodeFacts]] = defaultdict(list)
+    groups: dict[str, list[EpisodeOutline]] = defaultdict(list)
     for facts in episodes:
         groups[facts.group_id].append(facts)
     moments = (max(map(_settled_s, group), default=None) for group in groups.values())
     return [moment for moment in moments if moment is not None and moment != float("inf")], len(groups)
 
 
-def _settled_s(facts: EpisodeFacts) -> float:
+def _settled_s(facts: EpisodeOutline) -> float:
     """When nothing more was to come of an episode; infinity where that is not known."""
     if facts.row.error_class is not None and facts.end_s is not None:
         return facts.end_s

@@ -15,12 +15,13 @@ CONVERSATION_CHANGED = "conversation changed"
 REASONING_LEFT_OUT = "chat template leaves out earlier reasoning"
 TEMPLATE_REWRITES = "chat template rewrites earlier turns"
 _REASONED = "</think>"
+_TOOLS = json.JSONEncoder(default=str, ensure_ascii=False)
 
 
 def tools_given(specs: Sequence[ToolSpec] | None) -> Tools:
     """The tools of a turn, under a key that says what they are."""
     # Not compared with those of the turn before: a world may change its specifications in place.
-    return Tools(json.dumps(specs, default=str, ensure_ascii=False), specs) if specs else NO_TOOLS
+    return Tools(_TOOLS.encode(specs), specs) if specs else NO_TOOLS
 
 
 class Prompt(NamedTuple):

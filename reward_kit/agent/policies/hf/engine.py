@@ -158,7 +158,7 @@ class Engine:
         prompt = np.array(prompt_ids, dtype=np.int64)
         if not len(prompt) or max_new_tokens < 1:
             raise PolicyError(f"{len(prompt)} prompt tokens and {max_new_tokens} new ones: at least one of each")
-        if prompt.min() < 0 or prompt.max() >= self._model.vocabulary:
+        if prompt.view(np.uint64).max() >= self._model.vocabulary:  # a negative one is a very large one here
             raise PolicyError(f"a prompt token lies outside of the {self._model.vocabulary} of the model")
         capacity = self._model.slots.capacity
         if len(prompt) + max_new_tokens > capacity:

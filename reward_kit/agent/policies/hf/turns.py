@@ -117,6 +117,6 @@ def _checked(allowed: Any, vocabulary: int) -> Ints | None:
     ids = np.asarray(allowed, dtype=np.int64)
     if not len(ids):
         raise PolicyError("the constraint allows no token and is not done")
-    if ids.min() < 0 or ids.max() >= vocabulary:
+    if ids.view(np.uint64).max() >= vocabulary:  # a negative one is a very large one here
         raise PolicyError(f"the constraint allows a token outside of the {vocabulary} of the model")
     return ids

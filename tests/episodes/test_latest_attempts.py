@@ -1,0 +1,22 @@
+"""Of several lines about one episode the latest attempt's counts, where it stands."""
+
+from __future__ import annotations
+
+from reward_kit.episodes.latest_attempts import LatestAttempts
+
+
+def test_the_latest_attempt_counts_and_stands_where_its_line_does() -> None:
+    latest = LatestAttempts[str]()
+    for place, (rollout_id, attempt) in enumerate([("a", 0), ("b", 1), ("a", 1), ("b", 0), ("c", 0), ("c", 0)]):
+        latest.put(rollout_id, attempt, f"line {place}")
+    assert list(latest.items().items()) == [("b", "line 1"), ("a", "line 2"), ("c", "line 5")]
+    assert latest.values() == ["line 1", "line 2", "line 5"]
+    assert latest.earlier == 3
+
+
+def test_whether_a_line_counts_is_known_before_it_is_read() -> None:
+    latest = LatestAttempts[None]()
+    assert latest.attempt("a") is None and not latest.is_outdated("a", 0)
+    latest.put("a", 2, None)
+    assert latest.attempt("a") == 2
+    assert [latest.is_outdated("a", attempt) for attempt in (1, 2, 3)] == [True, False, False]

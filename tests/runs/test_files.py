@@ -1,0 +1,48 @@
+"""A line of a run's files is read quickly, and as Python reads JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward_kit.runs.files import read_line
+
+TEXTS = st.text(st.characters(exclude_categories=()))
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=10)
+
+
+@given(VALUES)
+def test_a_line_is_what_was_written(value: Any) -> None:
+    line = json.dumps(value).encode("ascii")
+    assert repr(read_line(line)) == repr(json.loads(line))
+
+
+@pytest.mark.parametrize("line", [b'{"a":1,"a":2}', b"-0", b"-0.0", b"1E400", b"9" * 40, b'"\\ud800"', b" [1]\r\n"])
+def test_so_is_what_only_others_would_write(line: bytes) -> None:
+    assert repr(read_line(line)) == repr(json.loads(line))
+
+
+def test_not_a_number_is_left_to_those_who_ask() -> None:
+    assert math.isnan(read_line(b"NaN")) and read_line(b"[-Infinity]") == [-math.inf]
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b'{"a":1}}', b'"\x01"', b'"\xff"', b"[1,]", b"01"])
+def test_what_is_no_json_is_refused_in_the_words_of_python(line: bytes) -> None:
+    with pytest.raises(ValueError) as told:
+        read_line(line)
+    with pytest.raises(ValueError) as expected:
+        json.loads(line)
+    assert str(told.value) == str(expected.value)
+
+
+def test_a_line_deeper_than_python_goes_is_told_as_such() -> None:
+    with pytest.raises(RecursionError):
+        read_line(b"[" * 200_000 + b"]" * 200_000)
+    deep = b"[" * 400 + b"]" * 400
+    assert read_line(deep) == json.loads(deep)
