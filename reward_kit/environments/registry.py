@@ -16,6 +16,7 @@ BUILT_IN: dict[str, str] = {
     "gymnasium": "reward_kit.environments.gymnasium:GymnasiumResource",
     "http": "reward_kit.environments.http:HttpResource",
     "mcp": "reward_kit.environments.mcp.resource:McpResource",
+    "openenv": "reward_kit.environments.openenv:OpenEnvResource",
     "python_state": "reward_kit.environments.python_state:PythonStateResource",
     "sokoban": "reward_kit.environments.sokoban.resource:SokobanResource",
     "sqlite": "reward_kit.environments.sqlite:SqliteResource",

@@ -1,0 +1,264 @@
+"""Any resource as a `gymnasium.Env`, for the trainers and tools that know those: the other way round of `gymnasium`.
+
+A resource is asynchronous and its actions are calls of tools. Here one thread runs a loop for all environments of the
+process, and an action is one of three things:
+
+- `discrete`: the number of a call, where every argument of every tool has finitely many values;
+- `text`: the one argument of the one tool, such as the command of a text game;
+- `tool_call`: a dict of the tool's `name` and its `arguments` as JSON text.
+
+Observations are text: the resource's as it is, JSON where it is no text. What a resource refuses is an observation too,
+with a reward of 0.0 and `is_action_valid` false in the infos.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from reward_kit.agent.plain_json import as_text
+from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec
+from reward_kit.environments.registry import resource_class
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
+from reward_kit.undoing import undone_on_error
+
+ActionForm = Literal["auto", "discrete", "text", "tool_call"]
+_MOST_CALLS = 10_000
+_SEEDS = 2**31
+_Result = TypeVar("_Result")
+
+
+class _SharedLoop:
+    """One event loop in a thread for all environments of the process, from the first to the last.
+
+    The thread is a daemon, so that a program that forgets to close its environments still ends.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def enter(self) -> None:
+        """One environment more."""
+        with self._lock:
+            self._users += 1
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="resource-env", daemon=True)
+                self._thread.start()
+
+    def leave(self) -> None:
+        """One environment less."""
+        with self._lock:
+            self._users -= 1
+            if self._users or self._loop is None or self._thread is None:
+                return
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._loop = self._thread = None
+
+    def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """What a coroutine returns; it is cancelled where the caller is interrupted."""
+        assert self._loop is not None, "entered before"
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+_shared = _SharedLoop()
+# The thread of a forked process is not there in its child, which has a loop of its own when it makes environments.
+os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]
+
+
+class AnyText(spaces.Text):
+    """Texts of any characters. Samples are drawn from letters and digits, as those of `spaces.Text`."""
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
+
+
+class ResourceEnv(gymnasium.Env[str, Any]):
+    """One world of a resource.
+
+    Args:
+        resource: a built-in resource's name, `module:Class`, or the class.
+        config: what its `setup` gets.
+        actions: how an action is told; "auto" takes the first of discrete, text and tool_call that fits the tools.
+        max_text: the longest observation, and the longest text of an action.
+        render_mode: "ansi", for `render` to give what an agent that arrives now is told.
+
+    Attributes:
+        calls: with discrete actions, the call that each number stands for: a tool and its arguments.
+
+    Raises:
+        ConfigError: there is no such resource, its configuration is wrong, or its tools do not fit `actions`.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
+
+    def __init__(
+        self,
+        resource: str | type[ForkableResource],
+        config: Mapping[str, Any] | None = None,
+        *,
+        actions: ActionForm = "auto",
+        max_text: int = 65_536,
+        render_mode: str | None = None,
+    ) -> None:
+        if render_mode not in (None, "ansi"):
+            raise ConfigError(f"render_mode is None or 'ansi', not {render_mode!r}")
+        self.render_mode = render_mode
+        self._max_text = max_text
+        kind = resource_class(resource) if isinstance(resource, str) else resource
+        self._world: ForkableResource | None = kind()
+        _shared.enter()
+        with undone_on_error(self.close):
+            _shared.run(self._world.setup(dict(config or {})))
+            _shared.run(self._world.reset(0))
+            specs = _shared.run(self._world.get_tools_spec())
+            self._form = _form(specs, actions)
+        self.calls = _calls(specs) if self._form == "discrete" else []
+        self._text_argument = _text_argument(specs) if self._form == "text" else ("", "")
+        self.action_space = _action_space(self._form, len(self.calls), max_text)
+        self.observation_space = AnyText(max_length=max_text, min_length=0)
+
+    @property
+    def world(self) -> ForkableResource:
+        """The resource.
+
+        Raises:
+            EnvironmentFailure: the environment is closed.
+        """
+        if self._world is None:
+            raise EnvironmentFailure("the environment is closed")
+        return self._world
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Reset the resource: with `seed` itself where it is given, else with one drawn from the last that was.
+
+        Raises:
+            ConfigError: there are options; none has an effect.
+        """
+        super().reset(seed=seed)
+        if options:
+            raise ConfigError(f"reset takes no options, and {', '.join(options)} would have no effect")
+        drawn = int(self.np_random.integers(_SEEDS)) if seed is None else seed
+        _shared.run(self.world.reset(drawn))
+        return self._shown(_shared.run(self.world.get_observation())), {}
+
+    def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take one action. The infos have the reward as the resource gave it: None, which is 0.0 here, is none."""
+        try:
+            name, arguments = self._call(action)
+            outcome: StepOutcome = _shared.run(self.world.step(name, arguments))
+        except ToolError as error:
+            return self._shown(str(error)), 0.0, False, False, {"is_action_valid": False, "environment_reward": None}
+        info = {"is_action_valid": True, **outcome.info, "environment_reward": outcome.reward}
+        reward = 0.0 if outcome.reward is None else outcome.reward
+        return self._shown(outcome.observation), reward, outcome.terminated, outcome.truncated, info
+
+    def _call(self, action: Any) -> tuple[str, Mapping[str, Any]]:
+        """The tool and the arguments that an action means."""
+        if self._form == "discrete":
+            if not self.action_space.contains(action):
+                raise ToolError(f"{action!r} is no number below {len(self.calls)}")
+            return self.calls[int(action)]
+        if self._form == "text":
+            name, argument = self._text_argument
+            return name, {argument: str(action)}
+        try:
+            arguments = json.loads(action["arguments"])
+        except ValueError as error:
+            raise ToolError(f"the arguments are not JSON: {error}") from None
+        if not isinstance(arguments, dict):
+            raise ToolError(f"the arguments are a JSON object, not {action['arguments']!r:.80}")
+        return str(action["name"]), arguments
+
+    def _shown(self, observation: Any) -> str:
+        text = as_text(observation)
+        if len(text) > self._max_text:
+            raise EnvironmentFailure(f"an observation of {len(text)} characters; make the environment with max_text")
+        return text
+
+    def render(self) -> Any:
+        """What an agent that arrives now is told, where `render_mode` is "ansi"."""
+        return self._shown(_shared.run(self.world.get_observation())) if self.render_mode == "ansi" else None
+
+    def close(self) -> None:
+        """Close the resource; a second time nothing is left to close."""
+        world, self._world = self._world, None
+        if world is not None:
+            try:
+                _shared.run(world.close())
+            finally:
+                _shared.leave()
+
+
+def _form(specs: Sequence[ToolSpec], asked: ActionForm) -> str:
+    if asked not in ("auto", "discrete", "text", "tool_call"):
+        raise ConfigError(f"actions is auto, discrete, text or tool_call, not {asked!r}")
+    fits = {"discrete": bool(_calls(specs)), "text": bool(_text_argument(specs)[0]), "tool_call": True}
+    if asked == "auto":
+        return next(form for form, does_fit in fits.items() if does_fit)
+    if not fits[asked]:
+        why = {
+            "discrete": f"every argument needs an enum, a boolean or bounds, and there are at most {_MOST_CALLS} calls",
+            "text": "there has to be one tool with one argument that is text",
+        }
+        names = ", ".join(spec["function"]["name"] for spec in specs)
+        raise ConfigError(f"actions={asked!r} does not fit the tools {names}: {why[asked]}")
+    return asked
+
+
+def _text_argument(specs: Sequence[ToolSpec]) -> tuple[str, str]:
+    """The one tool and its one argument; two empty texts where there are others."""
+    properties = specs[0]["function"].get("parameters", {}).get("properties", {}) if len(specs) == 1 else {}
+    if len(properties) != 1:
+        return "", ""
+    ((argument, schema),) = properties.items()
+    return (specs[0]["function"]["name"], argument) if schema.get("type") == "string" else ("", "")
+
+
+def _calls(specs: Sequence[ToolSpec]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Every call of every tool; nothing where there are too many or they cannot be listed."""
+    calls: list[tuple[str, Mapping[str, Any]]] = []
+    for spec in specs:
+        properties = spec["function"].get("parameters", {}).get("properties", {})
+        values = [_values(schema) for schema in properties.values()]
+        count = int(np.prod([len(some) for some in values])) if values else 1
+        if not count or len(calls) + count > _MOST_CALLS:
+            return []
+        rows = itertools.product(*values)
+        calls += [(spec["function"]["name"], dict(zip(properties, row, strict=True))) for row in rows]
+    return calls
+
+
+def _values(schema: Mapping[str, Any]) -> Sequence[Any]:
+    if "enum" in schema:
+        return list(schema["enum"])
+    if schema.get("type") == "boolean":
+        return [False, True]
+    if schema.get("type") == "integer" and {"minimum", "maximum"} <= schema.keys():
+        return range(schema["minimum"], schema["maximum"] + 1)
+    return []
+
+
+def _action_space(form: str, count: int, max_text: int) -> spaces.Space[Any]:
+    if form == "discrete":
+        return spaces.Discrete(count)
+    text = AnyText(max_length=max_text, min_length=0)
+    return text if form == "text" else spaces.Dict({"name": AnyText(max_length=64), "arguments": text})

@@ -1,0 +1,123 @@
+"""A taskset of verifiers (v1) as a dataset and a reward function of ours, so that `reward-kit run` takes its tasks.
+
+The rows carry the task's own data, and the reward function scores a rollout with the task's `@vf.reward` methods and
+judges, on a trace made of the conversation. What needs a box (`runtime`), as many code tasks do, is refused: there is
+none here, and verifiers itself would leave such a reward out in silence.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf
+from verifiers.v1.state import state_cls
+
+from reward_kit.errors import ConfigError, RewardError
+from reward_kit.integrations.verifiers.messages import from_verifiers, to_verifiers
+from reward_kit.models import EvaluateResult, Message, MetricResult
+from reward_kit.typed_interface import Function, reward_function
+
+DATA = "verifiers"
+"""The field of a row that holds the task's data."""
+
+
+def samples_of(taskset: vf.Taskset) -> Iterator[dict[str, Any]]:
+    """The rows of a dataset, one for each task: `id`, `messages`, and the task's data.
+
+    Raises:
+        ConfigError: a task has no prompt, or needs a container.
+    """
+    for task in taskset:
+        data = task.data
+        if data.prompt is None:
+            raise ConfigError(f"task {data.idx} has no prompt; its user opens the conversation, in an Env of verifiers")
+        if task.NEEDS_CONTAINER or data.image is not None:
+            raise ConfigError(f"task {data.idx} needs a container; run it with verifiers")
+        record = data.model_dump(mode="json", exclude_none=True)
+        named = data.id or data.name or f"task-{data.idx}"
+        yield {"id": named, "messages": [message.to_chat() for message in _prompt(data)], DATA: record}
+
+
+def write_samples(taskset: vf.Taskset, path: Path) -> int:
+    """Write the rows as JSONL, for a task's `dataset_path`; how many they are.
+
+    Raises:
+        ConfigError: as `samples_of`, or the tasks never end.
+    """
+    if not taskset.bounded:
+        raise ConfigError(f"{type(taskset).__name__} never ends; take a part of it with taskset.take(n)")
+    rows = [json.dumps(row, ensure_ascii=False) for row in samples_of(taskset)]
+    path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return len(rows)
+
+
+def _prompt(data: vf.TaskData) -> list[Message]:
+    prompt = data.prompt
+    given = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else prompt
+    system = [vf.SystemMessage(content=data.system_prompt)] if data.system_prompt is not None else []
+    return [from_verifiers(message.model_dump(mode="json")) for message in (*system, *given)]
+
+
+def as_reward_function(taskset: vf.Taskset) -> Function:
+    """The rewards of a taskset as one reward function, for rows of `samples_of`.
+
+    The score is the weighted sum, as verifiers has it; each reward and metric that lies in [0, 1] is a metric too.
+
+    Raises:
+        ConfigError: a reward or metric needs a runtime, or there is none at all.
+    """
+    kind, config = type(taskset).task_type(), taskset.config.task
+    data_kind = kind.data_type()
+    _check_hooks(kind(data_kind.model_construct(), config))
+
+    @reward_function(id=type(taskset).__name__)
+    async def rewards_of_verifiers(
+        messages: list[Message], sample: dict[str, Any], assistant_turns: list[int], **_: Any
+    ) -> EvaluateResult:
+        task = kind(data_kind.model_validate(sample[DATA]), config)
+        trace = _trace(task, messages, assistant_turns)
+        await task.score(trace)
+        return _result(trace)
+
+    return rewards_of_verifiers
+
+
+def _check_hooks(task: vf.Task) -> None:
+    judges = [judge.score for judge in task.plugged_judges()]
+    rewards = [*task.hooks("reward"), *judges]
+    if not rewards:
+        raise ConfigError(f"{type(task).__name__} has no @vf.reward and no judge; its Env scores it")
+    for hook in (*rewards, *task.hooks("metric")):
+        parameter = inspect.signature(hook).parameters.get("runtime")
+        if parameter is not None and parameter.default is inspect.Parameter.empty:
+            raise ConfigError(f"{hook.__qualname__} needs a runtime, which only a rollout of verifiers has")
+
+
+def _trace(task: vf.Task, messages: Sequence[Message], turns: Sequence[int]) -> vf.Trace:
+    """The conversation as a trace of one branch, with what a reward reads of it."""
+    nodes = [
+        {"parent": place - 1 if place else None, "message": to_verifiers(message), "sampled": place in turns}
+        for place, message in enumerate(messages)
+    ]
+    told = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+    agent = vf.AgentInfo(config=vf.AgentConfig())
+    trace = vf.Trace(task=told, agent=agent, state=state_cls(type(task))(), is_completed=True, ok=True)
+    trace.nodes = [vf.MessageNode.model_validate(node) for node in nodes]
+    return trace
+
+
+def _result(trace: vf.Trace) -> EvaluateResult:
+    if missing := [name for name, reward in trace.rewards.items() if reward is None]:
+        raise RewardError(f"verifiers left out the reward {missing[0]!r}")
+    rewards = {name: reward.score for name, reward in trace.rewards.items()}
+    shown: Mapping[str, float | None] = {**trace.metrics, **rewards}
+    metrics = {
+        name: MetricResult(score=value, reason="given by verifiers")
+        for name, value in shown.items()
+        if value is not None and 0.0 <= value <= 1.0
+    }
+    return EvaluateResult(score=trace.reward, metrics=metrics)

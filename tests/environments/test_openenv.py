@@ -1,0 +1,317 @@
+"""OpenEnv's wire: sessions, tools, what a server can do wrong, and what is declared of forks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from reward_kit.environments import check_resource, resource_class
+from reward_kit.environments.openenv import OpenEnvResource
+from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError
+from tests.environments.openenv_server import OpenEnvServer
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[OpenEnvServer]:
+    async with OpenEnvServer().running() as running:
+        yield running
+
+
+async def made(server: OpenEnvServer, seed: int = 0, **config: Any) -> OpenEnvResource:
+    world = OpenEnvResource()
+    try:
+        await world.setup({"base_url": server.url, **config})
+        await world.reset(seed)
+    except BaseException:
+        await world.close()
+        raise
+    return world
+
+
+async def act(world: Any, amount: Any) -> Any:
+    return await world.step("act", {"amount": amount})
+
+
+async def test_an_episode_from_reset_to_end(server: OpenEnvServer) -> None:
+    world = await made(server, seed=4, reset={"split": "test"})
+    assert server.asked[-1] == {"type": "reset", "data": {"split": "test", "seed": 4}}
+    assert await world.get_observation() == {"value": 1, "text": "at 1"}
+    (tool,) = await world.get_tools_spec()
+    assert tool["function"]["name"] == "act"
+    assert tool["function"]["description"] == "Add to the counter."
+    assert tool["function"]["parameters"]["properties"].keys() == {"amount"}, "metadata are no choice of an agent"
+    outcome = await act(world, 2)
+    assert (outcome.observation, outcome.reward, outcome.terminated) == ({"value": 3, "text": "at 3"}, 0.0, False)
+    outcome = await act(world, 3)
+    assert (outcome.reward, outcome.terminated, outcome.truncated) == (1.0, True, False)
+    assert outcome.info == {"success": True, "truncated": False}
+    final = await world.final_state()
+    assert final is not None
+    assert json.loads(final.payload)["state"] == {"value": 6}
+    with pytest.raises(ToolError, match="the episode is over"):
+        await act(world, 1)
+    await world.reset(0)
+    assert await world.get_observation() == {"value": 0, "text": "at 0"}
+    await world.close()
+    assert server.open == 0
+
+
+async def test_a_seed_is_one_that_every_generator_takes(server: OpenEnvServer) -> None:
+    world = await made(server, seed=2**40 + 5)
+    assert server.asked[-1]["data"]["seed"] == 5
+    await world.close()
+
+
+async def test_an_end_that_says_truncated_is_one(server: OpenEnvServer) -> None:
+    world = await made(server, seed=1)
+    for amount in (2, 2):
+        await act(world, amount)
+    outcome = await act(world, 3)
+    assert (outcome.terminated, outcome.truncated, outcome.reward) == (False, True, 0.0)
+    await world.close()
+
+
+async def test_tools_of_the_server_are_called_as_actions() -> None:
+    async with OpenEnvServer(with_tools=True).running() as server:
+        world = await made(server, seed=1)
+        assert [tool["function"]["name"] for tool in await world.get_tools_spec()] == ["add"]
+        outcome = await world.step("add", {"amount": 2})
+        assert (outcome.observation, outcome.reward) == ("at 3", 0.0)
+        action = {"type": "call_tool", "tool_name": "add", "arguments": {"amount": 2}}
+        assert server.asked[-1] == {"type": "step", "data": action}
+        await world.reset(0)
+        await world.close()
+        with pytest.raises(ConfigError, match="action_tool has no effect: the server has tools of its own"):
+            await made(server, action_tool="play")
+
+
+async def test_tools_that_a_reset_brings_are_offered() -> None:
+    async with OpenEnvServer(with_tools=True).running() as server:
+        world = await made(server, reset={"more_tools": ["count"]})
+        assert [tool["function"]["name"] for tool in await world.get_tools_spec()] == ["add", "count"]
+        await world.close()
+
+
+async def test_a_tool_that_failed_is_read_by_the_agent_and_keeps_its_reward() -> None:
+    async with OpenEnvServer(with_tools=True).running() as server:
+        world = await made(server, reset={"fault": "tool_error"})
+        outcome = await world.step("add", {"amount": 1})
+        assert (outcome.observation, outcome.reward, outcome.info["is_action_valid"]) == ("jammed", 0.5, False)
+        await world.close()
+
+
+async def test_what_was_done_and_seen_names_a_state_unless_another_is_declared(server: OpenEnvServer) -> None:
+    names: dict[str, list[str]] = {}
+    for kind in ("history", "observation", "state"):
+        for amounts in ((1, 2), (2, 1), (1, 2)):
+            world = await made(server, state_key=kind)
+            for amount in amounts:
+                await act(world, amount)
+            names.setdefault(kind, []).append(await world.state_key())
+            await world.close()
+    first, other, same = names["history"]
+    assert first == same != other
+    assert len(set(names["observation"])) == len(set(names["state"])) == 1
+
+
+CHECKED: list[tuple[dict[str, Any], bool, list[str]]] = [
+    ({"deterministic": True}, False, []),
+    ({"deterministic": True}, True, []),
+    ({"deterministic": True, "state_key": "state"}, True, []),
+    ({"deterministic": True, "state_key": "observation"}, False, []),
+    ({}, False, ["deterministic = False", "fork_kind = 'none'"]),
+]
+
+
+@pytest.mark.parametrize(("config", "with_tools", "expected"), CHECKED)
+async def test_the_checker_finds_what_was_declared(config: Any, with_tools: bool, expected: list[str]) -> None:
+    async with OpenEnvServer(32, with_tools=with_tools).running() as server:
+        findings = await check_resource(OpenEnvResource, {"base_url": server.url, **config}, steps=8)
+        assert [finding.message.split(":")[0] for finding in findings] == expected
+        assert server.open == 0
+
+
+async def test_a_fork_is_a_session_of_its_own(server: OpenEnvServer) -> None:
+    world = await made(server, deterministic=True)
+    await act(world, 2)
+    twin = await world.fork()
+    await act(twin, 3)
+    assert ((await twin.get_observation())["value"], (await world.get_observation())["value"]) == (5, 2)
+    saved = await world.checkpoint()
+    await act(world, 1)
+    await world.restore(saved)
+    assert (await world.get_observation())["value"] == 2
+    assert server.open == 2
+    await world.close()
+    await act(twin, 1)
+    await twin.close()
+
+
+async def test_nothing_is_declared_unless_the_user_does(server: OpenEnvServer) -> None:
+    for config, kind in (({}, "none"), ({"deterministic": True}, "replay"), ({"deterministic": "yes"}, "none")):
+        assert OpenEnvResource.fork_kind_for(config) == kind
+        assert OpenEnvResource.is_deterministic_for(config) == (kind == "replay")
+    world = await made(server)
+    for call in (world.fork, world.checkpoint):
+        with pytest.raises(NotImplementedError):
+            await call()
+    await world.close()
+
+
+async def test_an_agents_mistake_is_a_tool_error_and_changes_nothing(server: OpenEnvServer) -> None:
+    world = await made(server, execution_errors="refusal")
+    key = await world.state_key()
+    for name, arguments, message in (
+        ("acts", {}, "unknown tool 'acts'; did you mean 'act'"),
+        ("act", {"amuont": 1}, "unknown argument 'amuont'; did you mean 'amount'"),
+        ("act", {}, "amount: missing"),
+        ("act", {"amount": "two"}, "act: amount: Input should be an integer"),
+        ("act", {"amount": 9}, "act: amount must be 1, 2 or 3"),
+        ("act", {"amount": float("inf")}, "the arguments are no JSON"),
+    ):
+        with pytest.raises(ToolError, match=message):
+            await world.step(name, arguments)
+    assert await world.state_key() == key
+    await world.close()
+    world = await made(server)
+    with pytest.raises(EnvironmentFailure, match="step: EXECUTION_ERROR: amount must be 1, 2 or 3"):
+        await act(world, 9)
+    await world.close()
+
+
+FAULTS = {
+    "hang_up": r"step at ws://127.0.0.1:\d+/ws: the connection was closed \(code 1011\)",
+    "html": r"the answer is not JSON \(.*\): <html>hello</html>",
+    "nan": "the answer is not JSON .NaN is no JSON.",
+    "list": r'expected {"type": "observation", "data": {…}}, got \[1\]',
+    "other": 'got {"type": "state"',
+    "binary": "a binary message",
+    "bad_reward": "reward: expected a finite number, got 'high'",
+    "bad_done": "expected observation, reward and done",
+    "no_observation": "expected observation, reward and done",
+}
+
+
+@pytest.mark.parametrize(("fault", "message"), FAULTS.items(), ids=FAULTS)
+async def test_what_a_server_does_wrong_is_one_failure(server: OpenEnvServer, fault: str, message: str) -> None:
+    world = await made(server, reset={"fault": fault})
+    with pytest.raises(EnvironmentFailure, match=message):
+        await act(world, 1)
+    await world.close()
+    await world.close()
+
+
+async def test_an_answer_that_does_not_come_is_a_timeout_and_ends_the_session(server: OpenEnvServer) -> None:
+    world = await made(server, reset={"fault": "hang"}, timeout=0.1)
+    with pytest.raises(DeadlineError, match=r"step at .*: no answer within 0.1 s") as failed:
+        await act(world, 1)
+    assert failed.value.failure_class == "timeout"
+    with pytest.raises(EnvironmentFailure, match="there is no session: no answer within"):
+        await world.state_key() and await world.final_state()
+    await world.close()
+
+
+async def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(server: OpenEnvServer) -> None:
+    world = await made(server, reset={"fault": "hang"})
+    step = asyncio.create_task(act(world, 1))
+    await asyncio.sleep(0)
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    with pytest.raises(EnvironmentFailure, match="there is no session: an answer was not waited for"):
+        await world.final_state()
+    await world.close()
+
+
+async def test_a_full_server_is_asked_again_until_there_is_room() -> None:
+    async with OpenEnvServer(capacity=1).running() as server:
+        first = await made(server)
+        with pytest.raises(
+            DeadlineError, match=r"no session within 0.1 s: Server at capacity: 1/1; .*max_concurrent_envs"
+        ):
+            await made(server, connect_timeout=0.1)
+        waiting = asyncio.create_task(made(server, seed=2))
+        await asyncio.sleep(0.05)
+        await first.close()
+        second = await waiting
+        assert (await second.get_observation())["value"] == 2
+        await second.close()
+
+
+async def test_a_session_outlives_the_pings_while_an_agent_thinks() -> None:
+    async with OpenEnvServer(heartbeat=0.05).running() as server:
+        world = await made(server)
+        await asyncio.sleep(0.3)
+        assert (await act(world, 1)).observation["value"] == 1
+        await world.close()
+
+
+async def test_one_field_is_shown_alone_and_bare_metadata_as_they_are(server: OpenEnvServer) -> None:
+    world = await made(server, observation_field="text")
+    assert await world.get_observation() == "at 0"
+    await world.close()
+    world = await made(server, reset={"fault": "bare"})
+    assert (await act(world, 1)).observation == {"hint": "left"}
+    await world.close()
+    with pytest.raises(EnvironmentFailure, match="observation_field 'txt'; did you mean 'text'"):
+        await made(server, observation_field="txt")
+
+
+async def test_a_large_observation_is_taken(server: OpenEnvServer) -> None:
+    world = await made(server, reset={"fault": "large"})
+    assert len((await act(world, 1)).observation["text"]) == 5 * 2**20
+    await world.close()
+
+
+async def test_headers_open_the_connection(server: OpenEnvServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN_OF_TEST", "Bearer secret")
+    world = await made(server, headers={"X-Key": "1"}, headers_env={"Authorization": "TOKEN_OF_TEST"})
+    assert (server.headers["X-Key"], server.headers["Authorization"]) == ("1", "Bearer secret")
+    await world.close()
+
+
+WRONG = {
+    "base_url: missing": {},
+    "'ftp://x' is no http or ws address": {"base_url": "ftp://x"},
+    "that of a resource_server, and there is none": {"base_url": "http://x:{port}"},
+    "reset: seed: it is the run's to choose": {"base_url": "http://x", "reset": {"seed": 1}},
+    "headers_env: A: the environment variable NO_SUCH_ONE is not set": {
+        "base_url": "http://x",
+        "headers_env": {"A": "NO_SUCH_ONE"},
+    },
+    "did you mean 'timeout'": {"base_url": "http://x", "timeuot": 1},
+}
+
+
+@pytest.mark.parametrize(("message", "config"), WRONG.items(), ids=[message[:20] for message in WRONG])
+async def test_a_wrong_configuration_is_told(message: str, config: dict[str, Any]) -> None:
+    world = OpenEnvResource()
+    with pytest.raises(ConfigError, match=message):
+        await world.setup(config)
+    await world.close()
+
+
+async def test_an_action_that_is_no_object_needs_a_schema(server: OpenEnvServer) -> None:
+    with pytest.raises(ConfigError, match="write action_schema, a JSON schema of type object"):
+        await made(server, action_schema={"anyOf": []})
+    given = {"type": "object", "properties": {"amount": {"enum": [1, 2]}}, "required": ["amount"]}
+    world = await made(server, action_schema=given, action_tool="add")
+    (tool,) = await world.get_tools_spec()
+    assert (tool["function"]["name"], tool["function"]["parameters"]) == ("add", given)
+    assert (await world.step("add", {"amount": 1})).observation["value"] == 1
+    await world.close()
+
+
+async def test_where_nobody_serves_that_is_told() -> None:
+    async with OpenEnvServer().running() as server:
+        pass
+    with pytest.raises(EnvironmentFailure, match=r"ws://127.0.0.1:\d+/ws: ClientConnectorError"):
+        await made(server)
+
+
+def test_it_is_a_resource_by_name() -> None:
+    assert resource_class("openenv") is OpenEnvResource

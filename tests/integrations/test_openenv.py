@@ -1,0 +1,164 @@
+"""Environments written with the `openenv` package, on its own server, as worlds; beside what its own client sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.agent.groups import collect_group
+from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.samples import Sample
+from reward_kit.environments import check_resource
+from reward_kit.environments.openenv import OpenEnvResource
+from reward_kit.environments.servers import ServerPool, ServerSpec
+from reward_kit.episodes.record import facts_of
+from reward_kit.errors import DeadlineError, EnvironmentFailure, ToolError
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.task_parts import ResourceServerConfig
+
+pytestmark = pytest.mark.campaign
+
+FOLDER = Path(__file__).parent / "openenv"
+PYTHON = Path(__file__).parents[2] / ".integrations/openenv/bin/python"
+if not PYTHON.exists():
+    pytest.skip("openenv is not installed in .integrations/openenv; run `make integrations`", allow_module_level=True)
+
+
+def serving(world: str, sessions: int = 8) -> dict[str, Any]:
+    return {
+        "start_command": f"'{PYTHON}' worlds.py {world} --port {{port}} --sessions {sessions}",
+        "health_check_url": "http://127.0.0.1:{port}/health",
+    }
+
+
+def config(world: str, **more: Any) -> dict[str, Any]:
+    return {"resource_server": serving(world), "task_folder": str(FOLDER), **more}
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[ServerPool]:
+    async with ServerPool() as open_pool:
+        yield open_pool
+
+
+async def made(seed: int, given: dict[str, Any]) -> OpenEnvResource:
+    world = OpenEnvResource()
+    await world.setup(given)
+    await world.reset(seed)
+    return world
+
+
+MOVES = [{"kind": "add", "amount": 2}, {"kind": "clear"}, {"kind": "add", "amount": 3}, {"kind": "add"}]
+
+
+async def test_our_world_says_what_their_client_says(pool: ServerPool) -> None:
+    world = await made(11, config("counter"))
+    server = await pool.lease(ServerSpec.of(ResourceServerConfig(**serving("counter")), FOLDER))
+    call = (PYTHON, FOLDER / "client.py", server.address.replace("http", "ws"), "11", json.dumps(MOVES))
+    process = await asyncio.create_subprocess_exec(*call, stdout=asyncio.subprocess.PIPE)
+    theirs = json.loads((await process.communicate())[0])
+    seen = [(await world.get_observation(), None, False, {"success": False, "steps": 0})]
+    for move in MOVES:
+        outcome = await world.step("act", move)
+        seen.append((outcome.observation, outcome.reward, outcome.terminated, dict(outcome.info)))
+    final = await world.final_state()
+    assert final is not None
+    for ours, (observation, reward, done, metadata) in zip(seen, theirs["answers"], strict=True):
+        assert ours == ({k: v for k, v in observation.items() if k != "metadata"}, reward, done, metadata)
+    theirs["state"] = {k: v for k, v in theirs["state"].items() if k not in ("episode_id", "step_count")}
+    assert json.loads(final.payload)["state"] == theirs["state"]
+    await world.close()
+
+
+@pytest.mark.parametrize(
+    ("world", "more", "expected"),
+    [
+        ("counter", {"deterministic": True}, []),
+        ("counter", {"deterministic": True, "state_key": "state"}, []),
+        ("workshop", {"deterministic": True}, []),
+        ("moody", {"execution_errors": "refusal"}, ["deterministic = False", "fork_kind = 'none'"]),
+    ],
+)
+async def test_the_checker_finds_what_is_so(world: str, more: dict[str, Any], expected: list[str]) -> None:
+    findings = await check_resource(OpenEnvResource, config(world, **more), steps=10)
+    assert [finding.message.split(":")[0] for finding in findings] == expected
+
+
+async def test_the_checker_finds_a_world_that_was_declared_deterministic_and_is_not() -> None:
+    given = config("moody", deterministic=True, execution_errors="refusal")
+    findings = await check_resource(OpenEnvResource, given, steps=10)
+    assert any("the same seed and actions gave another result" in finding.message for finding in findings)
+
+
+async def test_its_mcp_tools_are_ours(pool: ServerPool) -> None:
+    world = await made(3, config("workshop"))
+    assert await world.get_observation() == {"task": "Put the gear on the bench."}
+    assert [tool["function"]["name"] for tool in await world.get_tools_spec()] == ["look", "take"]
+    shelf = {"shelf": ["bolt", "gear", "nut", "spring"], "bench": []}
+    assert (await world.step("look", {})).observation == shelf
+    failed = await world.step("take", {"part": "lamp"})
+    assert "there is no lamp on the shelf" in failed.observation
+    assert failed.info["is_action_valid"] is False
+    with pytest.raises(ToolError, match="part: missing"):
+        await world.step("take", {})
+    won = await world.step("take", {"part": "gear"})
+    assert (won.observation, won.reward, won.terminated) == ("gear is on the bench", 1.0, True)
+    await world.close()
+
+
+async def test_a_world_that_raises_is_a_failure_and_no_answer(pool: ServerPool) -> None:
+    world = await made(0, config("moody"))
+    with pytest.raises(EnvironmentFailure, match="EXECUTION_ERROR: the counter is jammed"):
+        await world.step("act", {"kind": "add", "amount": 3})
+    with pytest.raises(ToolError, match="act: amount: Input should be less than or equal to 3"):
+        await world.step("act", {"kind": "add", "amount": 4})
+    for _ in range(4):
+        outcome = await world.step("act", {"kind": "clear"})
+    assert outcome.truncated is False, "it says truncated, and not done"
+    await world.close()
+
+
+async def test_a_server_that_dies_fails_its_episode_and_says_how(pool: ServerPool) -> None:
+    world = await made(0, config("counter"))
+    server = await pool.lease(ServerSpec.of(ResourceServerConfig(**serving("counter")), FOLDER))
+    os.kill(server.process.pid, 9)
+    with pytest.raises(EnvironmentFailure, match=r"step at ws://.*the server ended with exit code -9"):
+        await world.step("act", {"kind": "clear"})
+    await world.close()
+
+
+async def test_a_server_of_one_session_serves_one_world_after_the_other(pool: ServerPool) -> None:
+    given = {**config("counter", connect_timeout=1.0), "resource_server": serving("counter", sessions=1)}
+    for seed in range(3):
+        world = await made(seed, given)
+        if seed == 2:
+            with pytest.raises(DeadlineError, match=r"no session within 1 s: Server at capacity: 1/1 sessions active"):
+                await made(seed, given)
+        await world.close()
+
+
+async def test_a_group_of_episodes_begins_in_forks_of_one_start(pool: ServerPool) -> None:
+    task = TaskDefinitionModel(
+        name="count",
+        resource_type="openenv",
+        base_resource_config=config("counter", deterministic=True, observation_field="text"),
+        initial_user_prompt="Count.",
+        max_episode_steps=2,
+    )
+    move = {"type": "tool_call", "name": "act", "arguments": {"kind": "add", "amount": 3}}
+    worker = RLRolloutWorker(task, ScriptedPolicy([move] * 2))
+    episodes = await collect_group(worker, Sample.of_task(task), 3)
+    starts = [facts_of(episode)["start"] for episode in episodes]
+    assert starts[0]["fork"] == "replay"
+    assert starts[0] == starts[1] == starts[2]
+    for episode in episodes:
+        assert facts_of(episode)["failure"] is None
+        assert episode.environment_rewards() == episodes[0].environment_rewards()
+        assert episode.environment_rewards()[0] is not None

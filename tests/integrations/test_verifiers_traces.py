@@ -1,0 +1,263 @@
+"""Episodes as traces of verifiers and back, as far as it shows without that package; `verifiers/` has the rest."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reward_kit.agent.models import StopReason
+from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.segments import TokenRow
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import EpisodeError, Failure
+from reward_kit.integrations.verifiers.traces import advantages_of_trace, episode_of_trace, score_of_trace, trace_of
+from reward_kit.models import EvaluateResult, Message, MetricResult
+from reward_kit.reward_agent.scoring import Scored
+from reward_kit.tokens.checking.foreign_verifiers import check_verifiers_trace
+from tests.integrations.verifiers.episodes import random_episode
+
+SEEDS = range(300)
+
+
+def path_to(nodes: list[dict[str, Any]], leaf: int) -> list[dict[str, Any]]:
+    path, place = [], leaf
+    while place is not None:
+        path.append(nodes[place])
+        place = nodes[place]["parent"]
+    return path[::-1]
+
+
+def branches(nodes: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The paths from the root to each leaf."""
+    parents = {node["parent"] for node in nodes}
+    return [path_to(nodes, leaf) for leaf in range(len(nodes)) if leaf not in parents]
+
+
+def test_an_episode_comes_back_from_its_trace_equal_in_every_field() -> None:
+    rewritten = with_odd = 0
+    for seed in SEEDS:
+        episode = random_episode(seed)
+        trace = json.loads(json.dumps(trace_of(episode), allow_nan=False))
+        back = episode_of_trace(trace)
+        assert back == episode, f"seed {seed}"
+        assert back.get_state()["tokens"] == episode.tokens.get_state()
+        rewritten += len(episode.tokens.segments) > 1
+        with_odd += bool(trace["info"]["reward_kit"]["messages"])
+    assert rewritten > 50 and with_odd > 50, "the cases show what they are for"
+
+
+def test_a_branch_is_a_training_row() -> None:
+    for seed in SEEDS:
+        episode = random_episode(seed)
+        rows = list(episode.tokens.rows())
+        paths = [path for path in branches(trace_of(episode)["nodes"]) if any(node.get("token_ids") for node in path)]
+        assert len(paths) == len(rows)
+        for path, row in zip(paths, rows, strict=True):
+            _same_row(path, row)
+        assert len({id(path[0]) for path in paths}) <= 1, "what stands before all tokens is shared"
+
+
+def _same_row(path: list[dict[str, Any]], row: TokenRow) -> None:
+    ids = [token for node in path for token in node.get("token_ids", ())]
+    mask = [int(flag) for node in path for flag in node.get("mask", ())]
+    assert ids == [*row.prompt_ids, *row.completion_ids]
+    assert mask == [0] * len(row.prompt_ids) + row.action_mask.tolist()
+    known = [value for node in path for value in node.get("logprobs", ())]
+    sampled = row.logprobs[row.action_mask == 1]
+    assert known == sampled[~np.isnan(sampled)].tolist()
+
+
+def test_our_check_of_traces_finds_nothing_in_them() -> None:
+    for seed in SEEDS:
+        findings = check_verifiers_trace(trace_of(random_episode(seed, is_sound=True)))
+        assert [finding for finding in findings if finding.level == "error"] == []
+
+
+def test_every_action_is_sampled_once_and_keeps_its_advantage() -> None:
+    for seed in SEEDS:
+        rng, episode = random.Random(seed), random_episode(seed)
+        given = [rng.choice([None, rng.uniform(-1, 1)]) for _ in range(len(episode))]
+        trace = trace_of(episode, advantages=given)
+        found = advantages_of_trace(trace)
+        assert len(found) == len(episode) == sum(node["sampled"] for node in trace["nodes"])
+        turns = episode.tokens.turns()
+        for step, (value, tokens) in enumerate(zip(given, found, strict=True)):
+            size = len(turns[step].token_ids) if step in turns else None
+            assert tokens == (None if value is None or size is None else [value] * size)
+
+
+def spoken(*roles: str) -> SingleAgentEpisode:
+    episode = SingleAgentEpisode("e")
+    episode.add_env_reset("")
+    for role in roles:
+        message = Message(role=role, content=role)  # type: ignore[arg-type]
+        if role == "assistant":
+            episode.add_assistant_message(message)
+            episode.add_env_step("", {"type": "text", "content": ""}, None)
+        else:
+            episode.add_messages([message])
+    return episode
+
+
+def test_advantages_of_tokens_stand_at_their_tokens() -> None:
+    episode = spoken("user", "assistant")
+    episode.tokens.add_turn(0, [1, 2], [3, 4, 5])
+    trace = trace_of(episode, advantages=[[0.1, 0.2, 0.3]])
+    assert advantages_of_trace(trace) == [[0.1, 0.2, 0.3]]
+    for wrong in ([0.1, 0.2], float("nan")):
+        with pytest.raises(EpisodeError, match="step 0: 3 tokens need one finite advantage or 3; got"):
+            trace_of(episode, advantages=[wrong])
+    with pytest.raises(EpisodeError, match="1 steps but 2 advantages"):
+        trace_of(episode, advantages=[0.0, 0.0])
+
+
+def test_an_unscored_episode_is_no_episode_with_a_reward_of_zero() -> None:
+    episode = spoken("user", "assistant")
+    metric = MetricResult(score=0.5, reason="half")
+    metrics = {"good": metric, "bad": metric.model_copy(update={"is_score_valid": False})}
+    trace = trace_of(episode, scored=Scored("e", EvaluateResult(score=0.25, metrics=metrics)))
+    assert (trace["ok"], trace["rewards"]) == (True, {"reward": {"score": 0.25, "weight": 1.0}})
+    assert trace["metrics"] == {"good": 0.5, "bad": None}
+    assert score_of_trace(trace) == 0.25
+    trace = trace_of(episode, scored=Scored("e", None, Failure("timeout", "DeadlineError", "too late")))
+    assert (trace["ok"], trace["rewards"]) == (False, {"reward": None})
+    assert trace["errors"] == [{"type": "DeadlineError", "message": "timeout: too late"}]
+    assert score_of_trace(trace) is None
+    assert score_of_trace(trace_of(episode)) is None, "nobody scored it"
+    assert episode_of_trace(trace) == episode, "a score is joined to an episode, and no part of it"
+
+
+@pytest.mark.parametrize(
+    ("stop", "told"), [("max_steps", "max_turns"), ("wall_time_limit", "agent_timeout"), ("answered", "answered")]
+)
+def test_a_trace_says_of_its_end_what_verifiers_would(stop: str, told: str) -> None:
+    episode = spoken("user", "assistant")
+    episode.custom_data["stop_reason"] = stop
+    trace = trace_of(episode)
+    assert (trace["stop_condition"], trace["is_timeout"]) == (told, told == "agent_timeout")
+
+
+def test_what_cannot_be_a_trace_is_refused() -> None:
+    episode = spoken("user", "assistant")
+    episode.tokens.add_turn(0, [1], [2], [float("-inf")])
+    with pytest.raises(EpisodeError, match="step 0: a trace holds a finite log-probability for every sampled token"):
+        trace_of(episode)
+    with pytest.raises(EpisodeError, match="a chunk is no trace; put its chunks together"):
+        trace_of(random_episode(3)[1:])
+    episode = spoken("user", "assistant")
+    episode.tokens.add_turn(1, [1], [2])
+    with pytest.raises(EpisodeError, match="tokens of step 1, which has no message"):
+        trace_of(episode)
+    episode = spoken("user", "assistant")
+    episode.tokens.add_turn(0, [1], [2])
+    episode.tokens.ids.append(3)
+    episode.tokens.logprobs.append(0.0)
+    with pytest.raises(EpisodeError, match="there are tokens behind the last action of a segment"):
+        trace_of(episode)
+    for wrong in ({}, 3, {"trajectory": []}):
+        with pytest.raises(EpisodeError, match="a trace of verifiers v1 has nodes"):
+            episode_of_trace(wrong)
+
+
+def test_a_trace_that_was_changed_is_not_taken_for_the_episode() -> None:
+    trace = trace_of(spoken("user", "assistant", "user"))
+    trace["nodes"][2]["sampled"] = True
+    with pytest.raises(EpisodeError, match=r"its model messages stand at \[1, 2\], and stood at \[1\]"):
+        episode_of_trace(trace)
+
+
+def node(parent: int | None, role: str, text: str, *, sampled: bool = False, **more: Any) -> dict[str, Any]:
+    message = {"role": role, "content": text, **({"tool_call_id": "c"} if role == "tool" else {})}
+    return {"parent": parent, "message": message, "sampled": sampled, **more}
+
+
+def foreign(nodes: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    task = {"type": "Task", "data": {"idx": 3, "answer": "4"}, "key": "k"}
+    return {"id": "t", "task": task, "agent": {"config": {"model": "m"}}, "nodes": nodes, "ok": True, **more}
+
+
+def sampled(parent: int, text: str, ids: list[int], mask: list[bool], logprobs: list[float]) -> dict[str, Any]:
+    return node(parent, "assistant", text, sampled=True, token_ids=ids, mask=mask, logprobs=logprobs)
+
+
+def test_a_foreign_trace_is_an_episode_of_what_the_model_sampled() -> None:
+    nodes = [
+        node(None, "user", "2+2?", token_ids=[1, 2], mask=[False, False]),
+        node(0, "assistant", "an example"),
+        sampled(1, "let me see", [3, 4, 5], [False, True, True], [-0.1, -0.2]),
+        node(2, "tool", "four", token_ids=[6], mask=[False]),
+        sampled(3, "4", [7, 8], [False, True], [-0.3]),
+    ]
+    episode = episode_of_trace(foreign(nodes))
+    assert [message.text for message in episode.messages] == ["2+2?", "an example", "let me see", "four", "4"]
+    assert list(episode.assistant_turns) == [2, 4]
+    assert episode.get_observations() == ["2+2?\nan example", "four", ""]
+    assert episode.environment_rewards() == [None, None]
+    (row,) = episode.tokens.rows()
+    assert row.prompt_ids.tolist() == [1, 2, 3]
+    assert row.completion_ids.tolist() == [4, 5, 6, 7, 8]
+    assert row.action_mask.tolist() == [1, 1, 0, 0, 1]
+    assert row.logprobs.tolist() == [-0.1, -0.2, 0.0, 0.0, -0.3]
+    facts = facts_of(episode)
+    assert (facts["sample_id"], facts["ground_truth"], facts["policy"], facts["stop_reason"]) == (
+        "3",
+        "4",
+        "m",
+        "recorded",
+    )
+    assert episode.is_terminated
+
+
+def test_of_a_rewritten_context_only_what_is_new_is_said_again() -> None:
+    first = [node(None, "system", "s"), node(0, "user", "u"), sampled(1, "a", [1, 2], [False, True], [-0.5])]
+    second = [
+        node(1, "assistant", "a"),  # without its reasoning
+        node(3, "user", "go on"),
+        sampled(4, "b", [1, 9], [False, True], [-0.6]),
+    ]
+    compacted = [node(0, "user", "a summary"), sampled(6, "c", [5], [True], [-0.7])]
+    episode = episode_of_trace(foreign([*first, *second, *compacted]))
+    assert [message.text for message in episode.messages] == ["s", "u", "a", "go on", "b", "a summary", "c"]
+    assert list(episode.assistant_turns) == [2, 4, 6]
+    assert [segment.start for segment in episode.tokens.segments] == [0, 2, 4]
+
+
+ENDS = {
+    "max_turns": ({"stop_condition": "max_turns"}, StopReason.MAX_STEPS, None),
+    "length": ({"calls": [{"finish_reason": "length"}]}, StopReason.OUTPUT_LIMIT, None),
+    "provider": (
+        {"ok": False, "errors": [{"type": "ProviderError", "message": "503"}]},
+        StopReason.ERROR,
+        ("provider_error", "ProviderError", "verifiers: 503"),
+    ),
+    "scoring": (
+        {"ok": False, "errors": [{"type": "TaskError", "message": "boom"}], "rewards": {"r": None}},
+        StopReason.RECORDED,
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("more", "stop", "failure"), ENDS.values(), ids=ENDS)
+def test_a_foreign_end_is_one_of_ours(more: dict[str, Any], stop: StopReason, failure: Any) -> None:
+    nodes = [node(None, "user", "u"), sampled(0, "a", [1], [True], [-0.1])]
+    episode = episode_of_trace(foreign(nodes, **more))
+    facts = facts_of(episode)
+    assert facts["stop_reason"] == stop
+    assert (episode.is_terminated, episode.is_truncated) == (stop.is_terminal, stop.is_limit)
+    recorded = facts["failure"]
+    assert (recorded and (recorded["class"], recorded["where"], recorded["message"])) == failure
+
+
+def test_what_is_no_single_agents_conversation_is_refused() -> None:
+    link = {"node": 0, "type": "subagent_return"}
+    nodes = [node(None, "user", "u"), {**node(0, "user", "found"), "semantic_parents": [link]}]
+    with pytest.raises(EpisodeError, match="node 1 of the trace is another agent's"):
+        episode_of_trace(foreign(nodes))
+    holes = [node(None, "user", "u"), sampled(0, "a", [1, 2, 3], [True, False, True], [-0.1, -0.2])]
+    with pytest.raises(EpisodeError, match="node 1 of the trace: its sampled tokens do not stand together"):
+        episode_of_trace(foreign(holes))

@@ -1,0 +1,128 @@
+"""Our worlds as tool servers of verifiers: its rollouts play them, our rewards score what came of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import verifiers.v1 as vf
+
+from reward_kit.agent.plain_json import as_text
+from reward_kit.environments import SokobanResource
+from reward_kit.errors import ConfigError
+from reward_kit.integrations.verifiers.tasksets import TaskFileConfig
+from reward_kit.integrations.verifiers.traces import episode_of_trace
+from reward_kit.integrations.verifiers.worlds import WorldTaskset
+from tests.chat_server import Behaviour, ChatServer, answer, tool_calls
+from tests.integrations.verifiers.inside_tasksets import key, rollouts
+
+__all__ = ["key"]
+
+REWARDS = """
+from reward_kit import EvaluateResult, MetricResult, reward_function
+
+@reward_function
+def solved(messages, environment_return, stop_reason, state, **kwargs):
+    metrics = {"gave": MetricResult(score=float(environment_return is not None), reason=str(stop_reason))}
+    return EvaluateResult(score=float(state is not None and state["solved"]), metrics=metrics)
+"""
+TASK = """
+name: boxes
+resource_type: sokoban
+base_resource_config: {boxes: 1, width: 6, height: 6}
+tools_module_path: tools.py
+reward_function_path: rewards.py:solved
+messages: [{role: user, content: "Push the box.\\n{{ observation }}"}]
+"""
+TOOLS = '''
+from reward_kit.environments import ToolRegistry
+tools = ToolRegistry("own")
+
+@tools.tool
+def double(x: int, y: int = 2) -> int:
+    """Multiply."""
+    return x * y
+'''
+
+
+@pytest.fixture
+def task_file(tmp_path: Path) -> Path:
+    for name, text in (("rewards.py", REWARDS), ("task.yaml", TASK), ("tools.py", TOOLS)):
+        (tmp_path / name).write_text(text)
+    return tmp_path / "task.yaml"
+
+
+def task_of(path: Path, **overrides: Any) -> Any:
+    (task,) = WorldTaskset(TaskFileConfig(task_file=path, overrides=overrides))
+    return task
+
+
+async def solution(prompt: str) -> list[dict[str, Any]]:
+    """The expert's moves for the level that the prompt shows."""
+    level = [line for line in prompt.splitlines()[1:] if line.startswith("#") and "wall" not in line]
+    world, moves = SokobanResource(), []
+    await world.setup({"level": "\n".join(level)})
+    await world.reset(0)
+    while (expert := await world.expert_action()) is not None:
+        moves.append(dict(expert["arguments"]))
+        await world.step(expert["name"], expert["arguments"])
+    await world.close()
+    return moves
+
+
+def playing(moves: list[dict[str, Any]]) -> list[Behaviour]:
+    created = {"created": 0}
+    return [*(tool_calls([("move", json.dumps(move))], top=created) for move in moves), answer("done", top=created)]
+
+
+async def test_a_world_is_played_and_scored_by_its_final_state(task_file: Path) -> None:
+    task = task_of(task_file)
+    moves = await solution(task.data.prompt[0].content)
+    async with ChatServer(playing(moves)) as server:
+        (trace,) = await rollouts(server, task)
+        offered = server.bodies[0]["tools"]
+    assert [tool["function"]["name"] for tool in offered] == ["move", "double"]
+    assert offered[0]["function"]["parameters"]["properties"]["direction"]["enum"], "the schema is the world's own"
+    assert (trace.ok, trace.reward, trace.metrics) == (True, 1.0, {"gave": 1.0})
+    assert trace.num_turns == len(moves), "the conversation ends with the world"
+    episode = episode_of_trace(trace)
+    answers = [as_text(message.content) for message in episode.messages if message.role == "tool"]
+    assert len(answers) == len(moves) - 1, "and its last answer is for nobody to read"
+    assert episode.get_actions()[0]["name"] == "move"
+
+
+async def test_what_a_world_refuses_is_told_and_its_end_is_not_claimed(task_file: Path) -> None:
+    created = {"created": 0}
+    script = [
+        tool_calls([("move", '{"direction": "sideways"}')], top=created),
+        tool_calls([("double", '{"x": 4}'), ("double", '{"x": 4, "y": 5}')], top=created),
+        answer("I give up", top=created),
+    ]
+    async with ChatServer(script) as server:
+        (trace,) = await rollouts(server, task_of(task_file))
+    told = [message.content for message in trace.tool_messages]
+    assert "sideways" in told[0]
+    assert told[1:] == ["8", "20"]
+    assert (trace.ok, trace.reward) == (True, 0.0)
+
+
+def test_the_rollouts_of_a_task_begin_in_one_state(task_file: Path) -> None:
+    first, again = task_of(task_file), task_of(task_file)
+    assert first.data.prompt == again.data.prompt
+    assert first.hash == again.hash
+
+
+def test_without_a_world_there_is_nothing_to_serve(task_file: Path) -> None:
+    with pytest.raises(ConfigError, match="terminate_tool has no effect in verifiers"):
+        task_of(task_file, terminate_tool="finish")
+    bare = "name: bare\nreward_function_path: rewards.py:solved\ninitial_user_prompt: hello\n"
+    task_file.with_name("bare.yaml").write_text(bare)
+    with pytest.raises(ConfigError, match="resource_type: missing; without a world or tools, use TaskFileTaskset"):
+        task_of(task_file.with_name("bare.yaml"))
+
+
+def test_its_task_is_the_one_that_verifiers_finds() -> None:
+    assert vf.Taskset in WorldTaskset.__mro__
+    assert WorldTaskset.task_type().__name__ == "WorldTask"
