@@ -1,0 +1,80 @@
+"""`compute_score` for verl, of any reward: what its `reward.custom_reward_function` loads from a file.
+
+from reward_kit.integrations.verl.compute_score import as_compute_score
+compute_score = as_compute_score("rewards.py:graded")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from reward_kit.integrations.verl.held_reward import HeldReward, RewardOptions, told
+from reward_kit.models import Message
+from reward_kit.reward_agent import ScoringRequest
+
+_numbers = itertools.count()
+
+
+def as_compute_score(
+    reward: Any, *, asynchronous: bool = True, folder: str | Path | None = None, **options: Any
+) -> Callable[..., Any]:
+    """A `compute_score(data_source, solution_str, ground_truth, extra_info)` that calls a reward.
+
+    The reward sees one message of the assistant, the answer, since verl hands over no more; `RewardKitManager` shows
+    it the whole conversation. verl's row is its `sample`. It returns `{"score": …}` with the `metrics` that are asked
+    for. Where there is no score it raises, and returns NaN with `on_unscored="mask"`; it never returns 0.0 for it.
+
+    Args:
+        reward: `file.py:function`, confined as on the command line, or a reward function or class.
+        asynchronous: a coroutine function, whose calls verl makes beside one another; else a plain one, for threads.
+        folder: what a file is relative to, by default the working directory.
+        **options: those of `RewardOptions`.
+
+    Raises:
+        ConfigError: the reward cannot be loaded, or an option is unknown.
+    """
+    held = HeldReward(reward, RewardOptions.of(options, "as_compute_score"), Path(folder) if folder else None)
+
+    async def compute_score(
+        data_source: Any,
+        solution_str: str,
+        ground_truth: Any = None,
+        extra_info: Any = None,
+        *,
+        reward_router_address: str | None = None,
+        reward_model_tokenizer: Any = None,
+    ) -> dict[str, float]:
+        request = request_of_answer(data_source, solution_str, ground_truth, extra_info)
+        return told(await held.score(request), held.options, f"reward {held.name!r}")
+
+    @functools.wraps(compute_score)
+    def compute_score_here(*args: Any, **kwargs: Any) -> dict[str, float]:
+        return asyncio.run_coroutine_threadsafe(compute_score(*args, **kwargs), _loop()).result()
+
+    return compute_score if asynchronous else compute_score_here
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """A loop in a thread of its own, for callers that have none. It ends with the process."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="reward-kit compute_score", daemon=True).start()
+    return loop
+
+
+def request_of_answer(data_source: Any, solution_str: str, ground_truth: Any, extra_info: Any) -> ScoringRequest:
+    """What a reward is given of an answer, of which verl says no more than these four."""
+    return ScoringRequest(
+        rollout_id=f"answer-{next(_numbers)}",
+        messages=[Message(role="assistant", content=solution_str)],
+        ground_truth=ground_truth,
+        assistant_turns=[0],
+        sample=extra_info if isinstance(extra_info, Mapping) else {},
+        extra={"data_source": data_source, "solution_str": solution_str, "extra_info": extra_info},
+    )

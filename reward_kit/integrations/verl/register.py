@@ -1,0 +1,23 @@
+"""Importing this module puts everything of ours into verl's registries.
+
+In each of verl's processes: `VERL_USE_EXTERNAL_MODULES=reward_kit.integrations.verl.register`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from reward_kit.integrations.verl.estimators import register_estimators
+from reward_kit.integrations.verl.reward_loop import register_manager
+from reward_kit.integrations.verl.trainers import register_trainers
+
+
+def register() -> None:
+    """The advantage estimators, the reward manager and the trainers. A second time does nothing."""
+    register_estimators()
+    register_manager()
+    register_trainers()
+
+
+if importlib.util.find_spec("verl") is not None:
+    register()

@@ -1,0 +1,172 @@
+"""Credit on verl's rows is the credit of the episodes that they were made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from reward_kit.agent.models import StepData
+from reward_kit.errors import ConfigError
+from reward_kit.integrations.verl.data_proto import verl_rows
+from reward_kit.integrations.verl.estimators import estimator_for_verl, options_of, rows_beside
+from reward_kit.integrations.verl.row_credit import ROW_ESTIMATORS, row_credit
+from reward_kit.rl.batch import to_tensors
+from reward_kit.rl_helpers import ESTIMATORS, system_apply_gigpo_to_batch_steps, with_credit
+from reward_kit.rl_processing import CreditAssigner
+from tests.integrations.verl_episodes import Collected, collected
+
+Credit = dict[tuple[str, int], tuple[float | None, float | None]]
+
+
+def credited(name: str, given: Collected, per: str, unscored: str, **options: Any) -> Credit:
+    """Advantage and return of each step, read off its tokens, all of which have to agree."""
+    rows = verl_rows(given.episodes, given.steps, pad_token_id=0, scores=given.scores, per=per, unscored=unscored)  # type: ignore[arg-type]
+    rows = rows.reorder(np.random.default_rng(1).permutation(len(rows)))
+    tensors, columns = to_tensors(rows), rows.non_tensor_batch
+    found = row_credit(name, tensors["token_level_scores"], tensors["response_mask"], columns, options)
+    credit: Credit = {}
+    for row, (rollout, steps, lengths) in enumerate(
+        zip(columns["rollout_id"], columns["steps"], columns["action_lengths"], strict=True)
+    ):
+        mask = tensors["response_mask"][row] != 0
+        off = [values[row][~mask] for values in found]
+        assert not off[0].any() and not off[1].any()
+        if not mask.any():
+            credit |= {(rollout, step): (None, None) for step in steps}
+            continue
+        parts = [values[row][mask].split(lengths) for values in found]
+        for step, *values in zip(steps, *parts, strict=True):
+            assert all(len(set(part.tolist())) == 1 for part in values)
+            credit[rollout, step] = values[0][0].item(), values[1][0].item()
+    return credit
+
+
+def expected(steps: list[list[StepData]], given: Collected) -> Credit:
+    return {
+        (episode.id_, t): (step.advantage, step.return_to_go)
+        for episode, of in zip(given.episodes, steps, strict=True)
+        for t, step in enumerate(of)
+    }
+
+
+def assert_same(found: Credit, wanted: Credit, *, whole: bool) -> None:
+    assert found.keys() == wanted.keys() if whole else found.keys() <= wanted.keys()
+    for key, pair in found.items():
+        for ours, theirs in zip(pair, wanted[key], strict=True):
+            assert (ours is None) == (theirs is None)
+            assert ours is None or ours == pytest.approx(theirs, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("unscored", ["mask", "leave_out"])
+@pytest.mark.parametrize("per", ["segment", "action"])
+@pytest.mark.parametrize("seed", range(6))
+def test_gigpo_on_rows_is_gigpo_on_steps(seed: int, per: str, unscored: str) -> None:
+    given = collected(seed)
+    wanted = system_apply_gigpo_to_batch_steps(
+        given.steps, given.scores, 0.3, 0.9, "state_key", group_ids=given.group_ids, invalid_action_penalty=0.1
+    )
+    found = credited("gigpo", given, per, unscored, omega=0.3, gamma=0.9, invalid_action_penalty=0.1)
+    assert_same(found, expected(wanted, given), whole=unscored == "mask")
+    assert any(advantage for advantage, _ in found.values())
+
+
+@pytest.mark.parametrize("name", ROW_ESTIMATORS)
+def test_its_siblings_too(name: str) -> None:
+    given = collected(3, unscored=False)
+    options = CreditAssigner(name).options
+    wanted = with_credit(given.steps, ESTIMATORS[name](given.steps, given.scores, group_ids=given.group_ids, **options))
+    assert_same(credited(name, given, "segment", "mask"), expected(wanted, given), whole=True)
+
+
+# Two rollouts of one group that met "a"; rows in verl's form, with a tool's answer in between.
+MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
+REWARDS = torch.tensor([[0.0, 0, 0, 1.0], [0, 0, 0, 0], [0, 0, 0, 0]])
+
+
+def columns(**changes: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "uid": ["u", "u", "pad"],
+        "traj_uid": ["x", "y", "x"],
+        "state_keys": [["a", "b"], ["a"], ["a", "b"]],
+        "step_rewards": [[0.0, 1.0], [0.5], [0.0, 1.0]],
+        **changes,
+    }
+    return {key: values for key, values in made.items() if values is not None}
+
+
+def test_an_action_is_an_unbroken_run_where_nobody_says_how_long_it_is() -> None:
+    advantages, returns = row_credit("gigpo", REWARDS, MASK, columns(), {"omega": 0.0, "gamma": 0.5})
+    # In "a" the returns were 0 + 0.5 * 1 and 0.5: alike.
+    assert not advantages.any() and returns.tolist() == [[0.5, 0.5, 0, 1], [0.5, 0, 0, 0], [0, 0, 0, 0]]
+    split = columns(action_lengths=[[1, 2], [1], [1, 2]])
+    returns = row_credit("gigpo", REWARDS, MASK, split, {"gamma": 0.5})[1]
+    assert returns.tolist() == [[0.5, 1, 0, 1], [0.5, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_anchor_observations_serve_where_a_row_is_an_action() -> None:
+    told = columns(state_keys=None, anchor_obs=["a", "a", "a"], step_rewards=None)
+    one = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
+    advantages = row_credit("gigpo", REWARDS[:, [3, 0, 1, 2]], one, told, {"omega": 0.5, "epsilon": 0.0})[0]
+    assert torch.allclose(advantages, one * torch.tensor([[0.5**0.5], [-(0.5**0.5)], [0.0]]))
+    with pytest.raises(ConfigError, match="row 0 has 2 actions, and anchor_obs is of one; give 'state_keys'"):
+        row_credit("gigpo", REWARDS, MASK, told)
+
+
+def test_what_is_rejected_later_has_no_credit_and_still_counts_for_the_others() -> None:
+    rejected = MASK.clone()
+    rejected[0] = 0
+    told = columns(sampled_mask=MASK)
+    whole, part = (row_credit("gigpo", REWARDS, mask, told)[0] for mask in (MASK, rejected))
+    assert not part[0].any() and part[1, 0] == whole[1, 0] != 0
+
+
+def test_a_penalty_that_verl_puts_into_the_rewards_counts() -> None:
+    scores = np.array([1.0, 0.0, np.nan])
+    plain = row_credit("grpo", REWARDS, MASK, columns(episode_rewards=scores))[0]
+    with_kl = row_credit("grpo", REWARDS - 2.0 * MASK, MASK, columns(episode_rewards=scores))[0]
+    # Scores of 1 and 0 became -5 and -2.
+    assert plain[0, 0] > 0 > with_kl[0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"state_keys": None}, "gigpo needs 'state_keys' of every row"),
+        ({"uid": None}, "gigpo needs 'uid' of every row"),
+        ({"uid": ["u", "u"]}, "'uid' has 2 items, and there are 3 rows"),
+        ({"state_keys": [["a"], ["a"], ["a"]]}, r"state_keys\[0\] is a list with one item for each of the row's 2"),
+        ({"step_rewards": ["ab", ["a"], ["a"]]}, r"step_rewards\[0\] is a list"),
+        ({"action_lengths": [[2], [1], [1]]}, r"row 0: action_lengths \[2\] make 2 tokens, and its mask has 3"),
+        ({"steps": [[1, 2], [0], [0]]}, r"has the steps \[1, 2\] in this batch; credit is for whole trajectories"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        row_credit("gigpo", REWARDS, MASK, columns(**changes))
+
+
+def test_an_estimator_finds_its_rows_beside_it_and_its_options_in_verls_configuration() -> None:
+    estimate = estimator_for_verl("gigpo")
+    config = {"gamma": 0.5, "reward_kit": {"omega": 0.0, "normalization": "mean"}}
+    told = columns(step_rewards=[[0.0, 1.0], [1.5], [0.0, 1.0]])
+    given = {"token_level_rewards": REWARDS, "response_mask": MASK, "index": told.pop("uid"), "config": config}
+    with pytest.raises(ConfigError, match="use reward_kit's trainers, or compute_advantage of"):
+        estimate(**given)
+    with rows_beside(told):
+        found = estimate(**given)
+    assert found[0].tolist() == [[-0.5, -0.5, 0, 0], [0.5, 0, 0, 0], [0, 0, 0, 0]]
+    assert torch.equal(estimate(**given, non_tensor_batch=told)[0], found[0])
+    assert options_of("gigpo", config) == {"gamma": 0.5, "omega": 0.0, "normalization": "mean"}
+    assert options_of("grpo", {"gamma": 1.0}) == ({"gamma": 1.0} if "gamma" in CreditAssigner("grpo").options else {})
+    with pytest.raises(ConfigError, match="omega"), rows_beside(told):
+        estimate(**{**given, "config": {"reward_kit": {"omeg": 0.5}}})
+
+
+def test_trajectories_that_are_numbered_anew_for_each_prompt_are_not_mixed_up() -> None:
+    """Both rows are the first rollout of their prompt: two groups of one, which get zeros."""
+    told = columns(uid=["u", "v", "pad"], traj_uid=["0", "0", "0"])
+    advantages, returns = row_credit("gigpo", REWARDS, MASK, told, {"gamma": 0.5})
+    assert not advantages.any() and returns.tolist() == [[0.5, 0.5, 0, 1], [0.5, 0, 0, 0], [0, 0, 0, 0]]

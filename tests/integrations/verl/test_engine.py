@@ -1,0 +1,32 @@
+"""An exported batch in verl's own FSDP engine: its forward, its loss and its update are ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.campaign
+
+ON_CPU = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "tests.integrations.verl.cpu_platform"}
+
+
+def test_an_exported_batch_has_in_verls_engine_the_loss_and_the_gradient_that_it_has_here() -> None:
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("engine_on_cpu.py")],
+        env={**os.environ, **ON_CPU, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["rows"] > 8 and told["logprobs"] < 1e-5
+    for verls, ours in (told["loss"], told["norm"]):
+        assert verls == pytest.approx(ours, rel=1e-5) != 0.0
+    # After one step of its optimizer the policy does more of what was good.
+    assert told["moved_towards_advantages"] > 0.1

@@ -1,0 +1,23 @@
+"""The page on verl: its blocks follow one another, those for verl's own Python too."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.campaign
+
+PAGE = Path(__file__).parents[3] / "docs" / "verl.md"
+
+
+def test_the_page_runs_and_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    found = re.findall(r"^```(?:python|\{ \.python \.learners \})\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(found) == 5
+    space: dict[str, object] = {"__name__": "page"}
+    for code in found:
+        exec(compile(code, str(PAGE), "exec"), space)
+    assert capsys.readouterr().out.strip() in text
+    assert "[0, 1] [1.0, 1.0]" in text
