@@ -16,6 +16,7 @@ from reward_kit.agent.policies import make_policy
 from reward_kit.errors import ConfigError
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice
+from reward_kit.reward_agent.remote_client import is_address
 from reward_kit.reward_agent.scoring import Reward, ScoringRequest
 from reward_kit.reward_agent.sources import find_module, read_source
 from reward_kit.reward_checks.checking import Plan, check_reward, exit_code, load
@@ -43,6 +44,7 @@ class Asked:
         golds: right answers.
         against: a second reward.
         sandbox: the reward's level; None for its default.
+        back_end: where the reward runs; None for this machine.
         read_paths: files and folders that it may read.
         install_requirements: what it requires is installed, in an environment of its own.
         time_s: of one call.
@@ -59,6 +61,7 @@ class Asked:
     golds: Sequence[str] = ()
     against: str | None = None
     sandbox: SandboxLevel | None = None
+    back_end: str | None = None
     read_paths: Sequence[str] = ()
     install_requirements: bool = False
     time_s: float = 10.0
@@ -74,6 +77,8 @@ def is_reward(target: str) -> bool:
     """Whether a target names a reward: a function, or a class with `score`; found by reading, not by running it."""
     if ":" not in target:
         return False
+    if is_address(target):
+        raise ConfigError(f"{target} runs behind HTTP, and cannot be watched here: check FILE.py:FUNCTION there")
     location, name = split_reference(target)
     if location.startswith("reward_kit.rewards"):
         return True
@@ -95,6 +100,7 @@ def check_rewards(target: str, asked: Asked) -> None:
         read_paths=tuple(asked.read_paths),
         reward_time_s=asked.time_s,
         install_requirements=asked.install_requirements,
+        back_end=asked.back_end,
     )
     plan = Plan(target, choice, Path.cwd(), given, asked.options, asked.against, seed=asked.seed)
     loaded, other = load(plan)

@@ -15,6 +15,7 @@ from reward_kit.cli import operator_log
 from reward_kit.errors import ConfigError, RewardKitError, did_you_mean, how_to_install
 
 VERBS: dict[str, str] = {
+    "init": "Write a small project that works, to be changed into your own.",
     "run": "Run a task file: collect episodes, score them, show a table.",
     "score": "Score transcripts you already have.",
     "rescore": "Score the episodes of a run again by another reward, and show what changed.",
@@ -28,6 +29,7 @@ VERBS: dict[str, str] = {
     "calibrate": "Set a reward, such as an LLM judge, against human labels.",
     "check": "Check a task, a reward or a resource before it costs anything, or a run after it.",
     "simulate-pipeline": "Show what training would gain if rewards were scored while it works.",
+    "serve": "Serve reward functions over HTTP, to trainers on other machines.",
     "doctor": "Show what this machine offers, and what is missing.",
     "runs": "List runs, and remove old ones.",
     "schema": "Print the JSON schema of task files, for your editor.",

@@ -19,5 +19,10 @@ def command() -> None:
     \b
     Example: reward-kit schema > task.schema.json
     """
+    click.echo(task_schema(), nl=False)
+
+
+def task_schema() -> str:
+    """The JSON schema of task files."""
     schema = TaskDefinitionModel.model_json_schema(by_alias=False)
-    click.echo(json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2))
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"

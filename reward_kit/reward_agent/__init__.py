@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from reward_kit.reward_agent.in_process import InProcessScorer as InProcessScorer
     from reward_kit.reward_agent.in_process import score_one as score_one
     from reward_kit.reward_agent.levels import load_reward as load_reward
+    from reward_kit.reward_agent.remote import RemoteReward as RemoteReward
     from reward_kit.reward_agent.retrying import Retries as Retries
     from reward_kit.reward_agent.score_cache import ScoreCache as ScoreCache
     from reward_kit.reward_agent.scoring import Scored as Scored
@@ -30,6 +31,7 @@ _HOMES = {
     "ConfinedReward": "confined",
     "ConfinedScorer": "confined",
     "InProcessScorer": "in_process",
+    "RemoteReward": "remote",
     "Retries": "retrying",
     "ScoreCache": "score_cache",
     "Scored": "scoring",
@@ -48,6 +50,7 @@ __all__ = [
     "ConfinedReward",
     "ConfinedScorer",
     "InProcessScorer",
+    "RemoteReward",
     "Retries",
     "ScoreCache",
     "Scored",

@@ -29,7 +29,7 @@ from reward_kit.reward_agent.deliveries import NOT_OPEN, Order, WakeUp
 from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
 from reward_kit.reward_agent.retrying import Retries
 from reward_kit.reward_agent.score_cache import ScoreCache, check_cacheable
-from reward_kit.reward_agent.scoring import Scorer, ScoringRequest
+from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats, Tally
 from reward_kit.reward_agent.tickets import ScoredChunk, Ticket
 from reward_kit.typed_interface import RewardSpec
@@ -256,6 +256,16 @@ class AsyncRewardAgent:
             return chunk
         answer = hook_func(*chunk, **kwargs)
         return await answer if inspect.isawaitable(answer) else answer
+
+    async def score_all(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> list[Scored]:
+        """`submit` and `get` in one: a score for each request, or why it has none, in their order.
+
+        Raises:
+            ConfigError: as `submit`.
+            RewardError: the agent is not open, or was closed meanwhile.
+        """
+        ticket = await self.submit(batch, group_size)
+        return (await self.get(len(batch), ticket=ticket)).extra_infos
 
     async def get_group(self) -> ScoredChunk:
         """The next group that completes, of whatever batch, unless it is asked for by `get`.

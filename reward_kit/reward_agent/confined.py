@@ -322,9 +322,9 @@ class ConfinedScorer:
             if name == "messages":
                 values[name] = [message.to_chat() for message in request.messages]
             elif name == "state":
-                values[name] = _state(request)
+                values[name] = state_record(request)
             elif name == "step_data":
-                values[name] = _steps(request)
+                values[name] = steps_record(request)
             else:
                 values[name] = request.plain_value(name)
         return values
@@ -367,14 +367,15 @@ def _is_failure(told: Any) -> bool:
     return told["class"] in FAILURE_CLASSES
 
 
-def _state(request: ScoringRequest) -> dict[str, str] | None:
+def state_record(request: ScoringRequest) -> dict[str, str] | None:
+    """The final state of a rollout in JSON."""
     state = request.final_state
     if state is None:
         return None
     return {"kind": state.kind, "payload": base64.b64encode(state.payload).decode("ascii")}
 
 
-def _steps(request: ScoringRequest) -> dict[str, Any] | None:
+def steps_record(request: ScoringRequest) -> dict[str, Any] | None:
     """The episode as its line in a file, from which the worker makes the steps; without what no step shows."""
     if request.episode is None:
         return None

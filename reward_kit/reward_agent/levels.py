@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, DeadlineError, ProviderError
 from reward_kit.loading import is_built_in, load_object, module_name_of, split_reference
 from reward_kit.reward_agent.custom.network import refuse_network
 from reward_kit.reward_agent.custom.scorer import custom_scorer
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from reward_kit.sandbox.limits import Limits
 
 _LONGEST_S = 86_400.0
+_ANSWER_S = 60.0
+"""What a call over HTTP may take besides the time of the reward."""
+_OF_WALLS = ("level", "back_end", "install_requirements", "read_paths", "preload", "limits")
 _UNREADABLE = (
     "reward {0!r}: what it requires cannot be read from {1} without running it, and is to be installed before it runs; "
     "write requirements=[…] with plain texts in the decorator of its `def` or `class`, or install them yourself"
@@ -97,7 +100,8 @@ def load_reward(
     """Load a reward for the level it is to run at. Unless that is `in_process`, nothing of it runs in this process.
 
     Args:
-        reference: `file.py:function` or `package.module:function`, of a function or a class with `score`.
+        reference: `file.py:function` or `package.module:function`, of a function or a class with `score`; or the URL of
+            a reward that `reward-kit serve` serves.
         folder: what a file path is relative to, by default the working directory.
         choice: what the user says of its sandbox.
         options: keyword parameters to fix, as `reward_options.with_options` does.
@@ -107,6 +111,8 @@ def load_reward(
             option does not fit.
     """
     choice, folder, options = choice or SandboxChoice(), (folder or Path.cwd()).resolve(), options or {}
+    if reference.startswith(("http://", "https://")):
+        return _served(reference, choice, options)
     location, name = split_reference(reference)
     level = choice.level or _usual_level(reference, folder, choice)
     if level == "in_process":
@@ -145,8 +151,28 @@ def scorer_of(reward: Reward, deadline_s: float | None = None) -> Scorer:
         return custom_scorer(reward, deadline_s) or InProcessScorer(reward, deadline_s)
     from reward_kit.reward_agent.confined import ConfinedReward, ConfinedScorer
 
-    assert isinstance(reward, ConfinedReward), "there are these two kinds"
-    return ConfinedScorer(reward)
+    if isinstance(reward, ConfinedReward):
+        return ConfinedScorer(reward)
+    from reward_kit.reward_agent.remote import RemoteReward
+
+    assert isinstance(reward, RemoteReward), "there are these three kinds"
+    return reward.scorer(deadline_s)
+
+
+def _served(url: str, choice: SandboxChoice, options: Mapping[str, Any]) -> LoadedReward:
+    """A reward that runs elsewhere, behind HTTP, with the walls and the options that it has there."""
+    from reward_kit.reward_agent.remote import RemoteReward, notes_on
+    from reward_kit.reward_agent.remote_client import Patience
+
+    decided_there = {f"sandbox.{name}": getattr(choice, name) for name in _OF_WALLS} | {"reward_options": options}
+    if given := next((name for name, value in decided_there.items() if value), None):
+        raise ConfigError(f"{given} has no effect for {url}, which runs where `reward-kit serve` does: set it there")
+    patience = Patience(timeout_s=min(choice.reward_time_s or _LONGEST_S, _LONGEST_S) + _ANSWER_S)
+    try:
+        reward = run_to_end(RemoteReward.at(url, patience=patience))
+    except (ProviderError, DeadlineError) as error:
+        raise ConfigError(f"reward {url} cannot be used: {error}") from error
+    return LoadedReward(reward, notes_on(reward))
 
 
 async def _why_not_confined() -> str:

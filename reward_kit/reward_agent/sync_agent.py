@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, overload
 from reward_kit.errors import RewardError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.deliveries import NOT_OPEN, Order
-from reward_kit.reward_agent.scoring import Scorer, ScoringRequest
+from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.reward_agent.tickets import ScoredChunk, Ticket
 from reward_kit.typed_interface import RewardSpec
@@ -126,6 +126,10 @@ class SyncRewardAgent:
         own = {name: kwargs.pop(name) for name in ("ticket", "order", "cut_groups") if name in kwargs}
         chunk = self._do(lambda: self._agent.get(chunk_size, **own))
         return hook_func(*chunk, **kwargs)
+
+    def score_all(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> list[Scored]:
+        """As `AsyncRewardAgent.score_all`."""
+        return self._do(lambda: self._agent.score_all(batch, group_size))
 
     def get_group(self) -> ScoredChunk:
         """As `AsyncRewardAgent.get_group`."""

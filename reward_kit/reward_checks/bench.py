@@ -67,8 +67,9 @@ class Bench:
         self._apart: _WatchedApart | None = None
         if isinstance(reward, RewardSpec):
             self._here = _WatchedHere(reward, deadline_s)
+        elif not isinstance(reward, ConfinedReward):
+            raise ConfigError(f"reward {reward.id!r} runs behind HTTP, and cannot be watched here: check it there")
         else:
-            assert isinstance(reward, ConfinedReward), "there are these two kinds"
             self._apart = _WatchedApart(reward)
 
     async def __aenter__(self) -> Self:

@@ -101,10 +101,14 @@ def files_of(reward: Reward) -> tuple[Path, ...]:
 def scorer_hash(reward: Reward) -> str:
     """What scored, whatever it is called: SHA-256 of the reward's file where nothing else decides its scores.
 
-    Else of the SHA-256s of all that does, sorted, a line each: its files, and its options.
+    Else of the SHA-256s of all that does, sorted, a line each: its files, and its options. Of one behind HTTP: of its URL
+    and what its server says in this way.
     """
     if reward.origin is None:
-        digests = [hashlib.sha256(reward.id.encode()).hexdigest()]
+        from reward_kit.reward_agent.remote import RemoteReward
+
+        told = f"{reward.url}\n{reward.digest}" if isinstance(reward, RemoteReward) else reward.id
+        digests = [hashlib.sha256(told.encode()).hexdigest()]
     else:
         digests = sorted({digest_of(file) for file in {reward.origin.file, *files_of(reward)} if file.exists()})
     if reward.options:

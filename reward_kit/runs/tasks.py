@@ -34,6 +34,7 @@ from reward_kit.validation import describe_validation_error
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 _OF_OPTION = re.compile(r"reward '[^']*'(?: has no|,) option '([^']+)'")
+_SINGLE_BRACES = re.compile(r"(?<!\{)\{ *(\w+) *\}(?!\})")
 _OF_SANDBOX = re.compile(r"sandbox\.(\w+)")
 
 
@@ -123,7 +124,7 @@ def task_of(located: LocatedYaml, overrides: Mapping[str, Any] | None = None) ->
         reward=reward,
         inputs=(inputs := inputs_of(path, definition, reward)),
         digests={**digests_of(inputs), TASK_FILE: hashlib.sha256(located.source).hexdigest()},
-        notes=(*notes_on(located.data), *(loaded.notes if loaded else ())),
+        notes=(*notes_on(located.data), *_notes_on_prompts(definition, samples), *(loaded.notes if loaded else ())),
     )
     _check_prompts(task)
     return task
@@ -294,6 +295,14 @@ def _check_prompts(task: Task) -> None:
     if problems:
         more = [f"… and {len(problems) - 3} more"] if len(problems) > 3 else []
         raise ConfigError("\n".join([*problems[:3], *more]))
+
+
+def _notes_on_prompts(definition: TaskDefinitionModel, samples: Sequence[Sample]) -> list[str]:
+    """A column in single braces is no template and reaches the agent as it stands, which is hardly meant."""
+    columns = {name for sample in samples for name in sample.row}
+    texts = [definition.initial_user_prompt or "", *(message.text for message in definition.messages)]
+    found = dict.fromkeys(name for text in texts for name in _SINGLE_BRACES.findall(text) if name in columns)
+    return [f"the prompt has {{{name}}} as it stands; a column is written {{{{ {name} }}}}" for name in found]
 
 
 def selected(task: Task, limit: int | None = None, sample_ids: Iterable[str] = ()) -> tuple[Sample, ...]:

@@ -53,6 +53,21 @@ async def test_results_come_with_their_place_in_their_batch():
     assert [scored.rollout_id for scored in chunks[1].extra_infos] == ["r0", "r1"]
 
 
+async def test_all_of_a_batch_is_scored_in_its_order_beside_others_that_wait():
+    gate = Gate()
+    gate.let(1, 3)
+    async with agent(gate) as scorer:
+        older = await scorer.submit(batch(0))
+        scoring = asyncio.create_task(scorer.score_all(batch(2, 1, 4, 3), 2))
+        gate.let(4, 2)
+        assert [scored.score for scored in await scoring] == [2.0, 1.0, 4.0, 3.0]
+        gate.let(0)
+        assert (await scorer.get(1, ticket=older)).rewards == [0.0]
+        assert await scorer.score_all([]) == []
+        with pytest.raises(ConfigError, match="cannot be cut into groups of 2"):
+            await scorer.score_all(batch(1), 2)
+
+
 async def test_a_ticket_shows_the_results_of_its_batch_in_order():
     async with agent() as scorer:
         ticket = await scorer.submit(batch(3, 1, 2))

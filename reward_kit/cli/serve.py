@@ -1,0 +1,173 @@
+"""`reward-kit serve`: reward functions over HTTP, for trainers and tools that run elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import signal
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import click
+
+from reward_kit.cli import operator_log
+from reward_kit.cli.numbers import Number, WholeNumber
+from reward_kit.cli.reward_flags import where_it_runs
+from reward_kit.reward_agent.levels import SandboxChoice
+from reward_kit.reward_agent.remote_client import KEY_VARIABLE
+from reward_kit.runs.overrides import parse_override
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from reward_kit.integrations.reward_server.keys import Keys
+    from reward_kit.integrations.reward_server.options import ServerOptions
+    from reward_kit.integrations.reward_server.served import Named
+
+_EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth": "42"}'
+
+
+@click.command(name="serve")
+@click.argument("rewards", nargs=-1, required=True, metavar="[NAME=]FILE.py:FUNCTION…")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=WholeNumber(0, 65535), default=8700, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path),
+    help="Keys, one on each line. Default: $REWARD_KIT_SERVE_API_KEY, else one is made and printed.",
+)
+@click.option(
+    "-O",
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    envvar="REWARD_KIT_SERVE_OPTION",
+    help="An option of the reward; of several rewards NAME.KEY=VALUE.",
+)
+@where_it_runs()
+@click.option(
+    "--deadline", type=Number(0.001), default=600.0, show_default=True, metavar="S", help="Seconds for one call."
+)
+@click.option(
+    "--max-concurrency", type=WholeNumber(1), default=64, show_default=True, help="Calls of a reward at a time."
+)
+@click.option(
+    "--max-pending",
+    type=WholeNumber(1),
+    default=4096,
+    show_default=True,
+    help="Rollouts of a reward that may wait; beyond it the answer is 429.",
+)
+@click.option("--max-batch", type=WholeNumber(1), default=1024, show_default=True, help="Rollouts in a request.")
+@click.option("--max-messages", type=WholeNumber(1), default=10_000, show_default=True, help="Messages in a rollout.")
+@click.option("--max-body-mb", type=Number(0.001), default=16.0, show_default=True, help="MiB of a request's body.")
+@click.option(
+    "--max-held-mb", type=Number(0.001), default=512.0, show_default=True, help="MiB of all bodies at a time."
+)
+@click.option("--max-connections", type=WholeNumber(1), default=8192, show_default=True, help="Open at a time.")
+@click.option(
+    "--body-timeout", type=Number(0.001), default=60.0, show_default=True, metavar="S", help="Until a body is there."
+)
+@click.option(
+    "--shutdown-timeout",
+    type=Number(0.001),
+    default=30.0,
+    show_default=True,
+    metavar="S",
+    help="At the end: for what is in flight.",
+)
+def command(rewards: tuple[str, ...], **given: Any) -> None:
+    """Serve reward functions over HTTP. Every request needs a key; rewards run behind their walls.
+
+    `POST /v1/rewards/NAME/score` scores a rollout, `…/score_batch` several; /openapi.json says the rest. A task names a
+    served reward by its URL: `reward_function_path: http://HOST:8700/v1/rewards/NAME`. Ctrl-C ends it once everything
+    in flight is answered.
+
+    \b
+    Examples:
+      reward-kit serve my_reward.py:exact
+      reward-kit serve my_reward.py:exact graded=other.py:score --host 0.0.0.0 --api-key-file keys.txt
+    """
+    from reward_kit.integrations.reward_server.options import ServerOptions
+    from reward_kit.integrations.reward_server.served import load_named
+
+    options = dict(parse_override(item, "-O") for item in given.pop("options"))
+    choice = SandboxChoice(
+        given.pop("sandbox"),
+        reward_time_s=given["deadline"],
+        install_requirements=given.pop("install_requirements"),
+        back_end=given.pop("sandbox_back_end"),
+    )
+    key_file = given.pop("api_key_file")
+    known = {field.name for field in fields(ServerOptions)}
+    limits = ServerOptions(**{name if name in known else f"{name}_s": value for name, value in given.items()})
+    keys, made = _keys(key_file)
+    with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
+        named = load_named(rewards, Path.cwd(), choice, options)
+    anyio.run(_serve, named, keys, made, limits)
+
+
+def _keys(file: Path | None) -> tuple[Keys, str]:
+    """The keys, and the one that was made for this start, "" where none had to be."""
+    from reward_kit.integrations.reward_server.keys import Keys, found_keys, new_key
+    from reward_kit.runs.redaction import Redaction
+
+    keys, note = found_keys(file)
+    if note:
+        click.echo(f"warning: {note}", err=True)
+    made = "" if keys else new_key()
+    texts = keys or [made]
+    operator_log.also_keep_out(Redaction(texts))
+    return Keys(texts), made
+
+
+async def _serve(named: Sequence[Named], keys: Keys, made: str, options: ServerOptions) -> None:
+    from reward_kit.integrations.reward_server.server import serving
+
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with anyio.create_task_group() as tasks:
+            async with serving(named, keys, options) as running:
+                _tell(named, running.address, made, options.host)
+                await anext(signals)
+                click.echo("Answering what is in flight; Ctrl-C again stops now.", err=True)
+                tasks.start_soon(_stop_at, signals, running.stop)
+            tasks.cancel_scope.cancel()
+
+
+async def _stop_at(signals: AsyncIterator[signal.Signals], stop: Callable[[], None]) -> None:
+    await anext(signals)
+    stop()
+
+
+def _tell(named: Sequence[Named], address: str, made: str, host: str) -> None:
+    """The address on standard output, and everything else on standard error."""
+    for one in named:
+        for note in one.notes:
+            click.echo(note, err=True)
+        click.echo(f"{one.name}: {one.reward.mode}, POST {address}/v1/rewards/{one.name}/score", err=True)
+    if made:
+        click.echo("A key for this start, shown once; REWARD_KIT_SERVE_API_KEY or --api-key-file keeps one:", err=True)
+        click.echo(f"  export {KEY_VARIABLE}={made}", err=True)
+    click.echo(
+        f'Try it:\n  curl {address}/v1/rewards/{named[0].name}/score -H "Authorization: Bearer ${KEY_VARIABLE}" '
+        f"-H 'Content-Type: application/json' -d '{_EXAMPLE}'",
+        err=True,
+    )
+    if not _is_loopback(host):
+        click.echo(
+            f"warning: {host} can be reached from other machines, and HTTP is not encrypted: whoever is on the way "
+            "reads keys and rollouts. Put a proxy with TLS in front, or keep to 127.0.0.1 and forward the port by ssh",
+            err=True,
+        )
+    click.echo(address)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

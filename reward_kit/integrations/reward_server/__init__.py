@@ -1,0 +1,1 @@
+"""Reward functions over HTTP: what `reward-kit serve` runs."""

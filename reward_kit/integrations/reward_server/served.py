@@ -1,0 +1,149 @@
+"""One reward of a reward server: its agent, what is pending of it, and what is counted."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+
+from reward_kit.errors import ConfigError
+from reward_kit.integrations.reward_server.histogram import Histogram
+from reward_kit.integrations.reward_server.options import ServerOptions, busy
+from reward_kit.loading import split_reference
+from reward_kit.reward_agent.agent import AsyncRewardAgent
+from reward_kit.reward_agent.confined import ConfinedReward
+from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.remote_wire import AboutBody
+from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
+from reward_kit.runs.inputs import scorer_hash
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""What a reward can be called in an address."""
+_NAMED = re.compile(rf"({NAME.pattern})=(?!=)(.*)", re.DOTALL)
+_LONGEST_WAIT_S = 60.0
+
+
+class Named(NamedTuple):
+    """A loaded reward and its name in addresses."""
+
+    name: str
+    reward: Reward
+    notes: tuple[str, ...] = ()
+
+
+def load_named(
+    references: Sequence[str], folder: Path, choice: SandboxChoice, options: Mapping[str, Any]
+) -> list[Named]:
+    """Load rewards, each called by its id or by the name before it.
+
+    Args:
+        references: `file.py:function`, or `name=file.py:function`.
+        folder: what file paths are relative to.
+        choice: what the user says of their sandbox.
+        options: of the one reward; where there are several, each begins with the name of its own and a dot.
+
+    Raises:
+        ConfigError: one cannot be loaded, two have one name, or an option is of none of them.
+    """
+    named: dict[str, Named] = {}
+    is_single, unused = len(references) == 1, set(options)
+    for text in references:
+        found = _NAMED.fullmatch(text)
+        name, reference = (found[1], found[2]) if found else ("", text)
+        if reference.startswith(("http://", "https://")):
+            raise ConfigError(f"{reference} is served already; name a function of this machine")
+        called = name or split_reference(reference)[1]
+        own = {key: key if is_single else key.removeprefix(f"{called}.") for key in options}
+        own = {key: short for key, short in own.items() if is_single or short != key}
+        unused -= own.keys()
+        loaded = load_reward(reference, folder, choice, {short: options[key] for key, short in own.items()})
+        name = name or loaded.reward.id
+        if not NAME.fullmatch(name):
+            raise ConfigError(f"reward {name!r} cannot be part of an address: write NAME={reference}")
+        if name in named:
+            raise ConfigError(f"two rewards are called {name!r}: write NAME={reference} for one of them")
+        named[name] = Named(name, loaded.reward, loaded.notes)
+    if unused:
+        names = " or ".join(f"{name}." for name in named)
+        raise ConfigError(f"-O {min(unused)}: with several rewards an option begins with whose it is: {names}")
+    return list(named.values())
+
+
+class ServedReward:
+    """Scores requests of many clients by one reward, as many at a time as the options say.
+
+    Args:
+        named: the reward and its name.
+        options: of the server.
+
+    Attributes:
+        about: what is told of it.
+        agent: makes the calls; open it before the first one.
+        pending: rollouts that were accepted and are not answered.
+        outcomes: answers by "scored" and by the class of their failure.
+        call_seconds: what answers say that their calls took.
+    """
+
+    def __init__(self, named: Named, options: ServerOptions) -> None:
+        reward = named.reward
+        scorer = scorer_of(reward, options.deadline_s)
+        self.agent = AsyncRewardAgent(scorer, max_concurrency=options.max_concurrency)
+        # What finishes groups gives its scores together, and is a batch reward to whoever asks.
+        self._in_groups = scorer.mode == "batch" or reward.mode == "batch" or hasattr(scorer, "finish_group")
+        self.about = AboutBody(
+            name=named.name,
+            id=reward.id,
+            mode="batch" if self._in_groups else "pointwise",
+            parameters=None if reward.parameters is None else sorted(reward.parameters),
+            required=sorted(reward.required),
+            level=reward.level if isinstance(reward, ConfinedReward) else "in_process",
+            digest=scorer_hash(reward),
+            deadline_s=options.deadline_s,
+            max_batch=options.max_batch,
+        )
+        self.wants_episodes = reward.parameters is None or "step_data" in reward.parameters
+        self._options = options
+        self.pending = 0
+        self.outcomes: Counter[str] = Counter()
+        self.call_seconds = Histogram()
+
+    def check_room(self, count: int = 1) -> None:
+        """Refuse what would be too much.
+
+        Raises:
+            RefusedError: so many rollouts do not fit any more.
+        """
+        if self.pending + count > self._options.max_pending:
+            mean_s = self.call_seconds.sum / max(1, self.call_seconds.count)
+            wait_s = min(_LONGEST_WAIT_S, self.pending * mean_s / self._options.max_concurrency)
+            raise busy(f"{self.pending} rollouts wait for reward {self.about.name!r} (max_pending)", wait_s)
+
+    @contextmanager
+    def room_for(self, count: int) -> Iterator[None]:
+        """Have rollouts pending inside of the block; raises as `check_room`."""
+        self.check_room(count)
+        self.pending += count
+        try:
+            yield
+        finally:
+            self.pending -= count
+
+    async def score(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
+        """The scores of rollouts in their order; where the caller is cancelled, the calls are too."""
+        ticket = await self.agent.submit(requests, len(requests) if self._in_groups else 1)
+        try:
+            scored = (await self.agent.get(len(requests), ticket=ticket)).extra_infos
+        except anyio.get_cancelled_exc_class():
+            ticket.cancel()
+            with anyio.CancelScope(shield=True):  # what nobody takes, the agent would keep
+                await self.agent.get(len(requests), ticket=ticket)
+            raise
+        for one in scored:
+            self.outcomes["scored" if one.failure is None else one.failure.failure_class] += 1
+            self.call_seconds.add(one.duration_s)
+        return scored

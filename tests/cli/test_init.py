@@ -1,0 +1,80 @@
+"""`reward-kit init` writes a project that runs, is checked, is tested, and overwrites nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from tests import command_line
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("init")
+    done = command_line.call("init", "mine", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1:] == [
+        "  cd mine",
+        "  reward-kit run task.yaml",
+        "  pytest",
+        "  reward-kit view --open",
+    ]
+    return folder / "mine"
+
+
+def test_its_task_runs_and_is_solved(project: Path) -> None:
+    done = command_line.call("run", "task.yaml", "--json", cwd=project)
+    assert done.returncode == 0, done.stderr
+    (policy,) = json.loads(done.stdout)["policies"]
+    assert (policy["score"]["mean"], policy["episodes"], policy["errors"], policy["tool_errors"]) == (1.0, 6, {}, 0)
+    assert policy["mean_steps"] > 2
+
+
+def test_its_task_and_its_reward_pass_the_checks(project: Path) -> None:
+    done = command_line.call("check", "task.yaml", "--gold-policy", "agent.py:Clerk", cwd=project)
+    assert done.returncode == 0 and "error:" not in done.stdout, done.stdout + done.stderr
+
+
+def test_its_tests_pass_and_keep_the_report(project: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "--reward-kit-log-dir", "kept"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        check=False,
+    )
+    assert "5 passed" in done.stdout, done.stdout + done.stderr
+    assert len(list((project / "kept").glob("*/report.html"))) == 1
+
+
+def test_its_files_are_what_they_say(project: Path) -> None:
+    task = yaml.safe_load((project / "task.yaml").read_text())
+    jsonschema.validate(task, json.loads((project / "task.schema.json").read_text()))
+    workflow = yaml.safe_load((project / ".github/workflows/evaluate.yml").read_text())
+    assert any("pytest" in step.get("run", "") for step in workflow["jobs"]["evaluate"]["steps"])
+    named = [line.split("`")[1] for line in (project / "README.md").read_text().splitlines() if line.startswith("| `")]
+    assert all((project / name).is_file() for name in named) and len(named) == 7
+
+
+def test_nothing_is_overwritten(project: Path) -> None:
+    before = (project / "task.yaml").read_bytes()
+    again = command_line.call("init", "mine", cwd=project.parent)
+    assert again.returncode == 2 and "has task.yaml, orders.jsonl" in again.stderr
+    assert (project / "task.yaml").read_bytes() == before
+    on_a_file = command_line.call("init", "task.yaml", cwd=project)
+    assert on_a_file.returncode == 2 and "task.yaml is a file" in on_a_file.stderr
+
+
+def test_a_folder_with_other_files_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "LICENSE").write_text("mine")
+    assert command_line.call("init", ".", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "LICENSE").read_text() == "mine" and (tmp_path / "agent.py").is_file()

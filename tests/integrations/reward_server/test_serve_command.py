@@ -1,0 +1,161 @@
+"""`reward-kit serve` as it is started: what it prints, what it refuses, how it ends; scores as on the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from reward_kit.cli.main import program
+from reward_kit.errors import ConfigError
+from reward_kit.integrations.reward_server.served import load_named
+from reward_kit.models import Message
+from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest, load_reward
+from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
+from reward_kit.reward_agent.remote_client import KEY_VARIABLE
+from tests.integrations.reward_server.asking import KEY, ROLLOUT
+from tests.integrations.reward_server.serving_command import REWARDS, environment, serve
+from tests.integrations.reward_server.test_hostile_rewards import CANNOT
+
+
+def refused(*arguments: str) -> str:
+    """What it would print behind `error: ` before it leaves with 2."""
+    with pytest.raises((ConfigError, click.UsageError)) as caught:
+        program(("serve", *arguments), prog_name="reward-kit", auto_envvar_prefix="REWARD_KIT", standalone_mode=False)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.skipif(CANNOT != "", reason=CANNOT)
+def test_rewards_are_served_behind_the_walls_they_have_anyway_and_score_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    with serve(tmp_path, "rewards.py:exact", "group=rewards.py:longest") as running:
+        url = f"{running.asker.address}/v1/rewards"
+        requests = [
+            ScoringRequest(f"r{n}", [Message(role="assistant", content="x" * n)], ground_truth="xx") for n in range(4)
+        ]
+
+        async def scored(reference: str, size: int) -> list[object]:
+            reward = load_reward(reference, tmp_path).reward
+            async with AsyncRewardAgent(scorer_of(reward)) as agent:
+                infos = (await agent.get(4, ticket=await agent.submit(requests, size))).extra_infos
+            return [(one.rollout_id, one.result, one.failure, one.sandbox) for one in infos]
+
+        for name, reference, size in (("exact", "rewards.py:exact", 1), ("group", "rewards.py:longest", 2)):
+            there, here = (asyncio.run(scored(one, size)) for one in (f"{url}/{name}", reference))
+            assert there == here
+            assert {dict(one[3])["level"] for one in here} == {"warm"}  # type: ignore[index]
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(timeout=60) == 0
+        said = running.said.read_text()
+    assert "exact: pointwise, POST http://127.0.0.1:" in said and "group: batch, POST" in said
+    assert f'-H "Authorization: Bearer ${KEY_VARIABLE}"' in said
+    assert KEY not in said and "warning" not in said and "Traceback" not in said
+
+
+def test_a_key_is_made_where_none_is_given_and_the_line_to_try_works(tmp_path: Path) -> None:
+    arguments = ("rewards.py:exact", "--sandbox", "in_process", "--host", "0.0.0.0", "-vv")
+    with serve(tmp_path, *arguments, REWARD_KIT_SERVE_API_KEY="") as running:
+        (key,) = re.findall(rf"export {KEY_VARIABLE}=(\S+)", running.said.read_text())
+        (body,) = re.findall(r"-d '(\{.*\})'", running.said.read_text())
+
+        async def ask() -> tuple[object, int]:
+            path = "/v1/rewards/exact/score"
+            answer = await running.asker.post(path, json.loads(body), key)
+            return answer.json()["score"], (await running.asker.post(path, ROLLOUT)).status
+
+        assert asyncio.run(ask()) == (1.0, 401)
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(timeout=60) == 0
+        said = running.said.read_text()
+    assert len(key) >= 43 and said.count(key) == 1  # where it is shown, and in no line of the log
+    assert "POST route=score reward=exact status=200 key=1" in said
+    assert "warning: 0.0.0.0 can be reached from other machines, and HTTP is not encrypted" in said
+
+
+def test_each_key_of_a_file_lets_in_and_a_file_that_others_can_read_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    file.write_text("# for the trainer\nthe-key-of-the-trainer\n\nthe-key-of-the-checker\n")
+    file.chmod(0o640)
+    arguments = ("rewards.py:exact", "--sandbox", "in_process", "--api-key-file", "keys.txt")
+    with serve(tmp_path, *arguments) as running:
+        keys = ("the-key-of-the-trainer", "the-key-of-the-checker", KEY, "# for the trainer")
+        statuses = [asyncio.run(running.asker.get("/v1/rewards", key)).status for key in keys]
+        assert statuses == [200, 200, 401, 401]
+        assert "warning: keys.txt can be read by others on this machine: chmod 600 keys.txt" in running.said.read_text()
+
+
+class TestWhatIsRefused:
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("REWARD_KIT_SERVE_API_KEY", KEY)
+        (tmp_path / "rewards.py").write_text(REWARDS)
+
+    def test_keys_that_cannot_be(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "keys.txt").write_text("good-enough-to-be-a-key\nshort\n")
+        told = refused("rewards.py:exact", "--api-key-file", "keys.txt")
+        assert told.startswith("--api-key-file keys.txt:2: the key has 5 characters")
+        (tmp_path / "keys.txt").write_text("# none\n")
+        assert "has no key" in refused("rewards.py:exact", "--api-key-file", "keys.txt")
+        assert "No such file" in refused("rewards.py:exact", "--api-key-file", "nosuch.txt")
+        monkeypatch.setenv("REWARD_KIT_SERVE_API_KEY", "hunter2")
+        told = refused("rewards.py:exact")
+        assert told.startswith("REWARD_KIT_SERVE_API_KEY has 7 characters") and "hunter2" not in told
+
+    def test_rewards_that_cannot_be(self) -> None:
+        here = ("--sandbox", "in_process")
+        assert "two rewards are called 'exact': write NAME=" in refused("rewards.py:exact", "rewards.py:exact", *here)
+        assert "is served already" in refused("http://127.0.0.1:1/v1/rewards/x")
+        assert "rewards.py has no 'exakt'; did you mean 'exact'?" in refused("rewards.py:exakt", *here)
+        assert refused() == "Missing parameter: rewards"
+
+    def test_limits_that_cannot_be(self) -> None:
+        assert refused("rewards.py:exact", "--max-batch", "9999").startswith("max_batch is at most max_pending, 4096")
+        assert "max_body_mb is at most max_held_mb" in refused("rewards.py:exact", "--max-held-mb", "1")
+        assert "'nan' is not a finite number" in refused("rewards.py:exact", "--deadline", "nan")
+
+    def test_an_option_that_is_of_none_of_them(self) -> None:
+        here = ("rewards.py:scaled", "again=rewards.py:scaled", "--sandbox", "in_process")
+        told = refused(*here, "-O", "factor=2")
+        assert told == "-O factor: with several rewards an option begins with whose it is: scaled. or again."
+        assert "has no option 'factr'; did you mean 'factor'?" in refused(here[0], *here[2:], "-O", "factr=2")
+
+    def test_an_option_is_of_the_reward_that_it_names(self, tmp_path: Path) -> None:
+        options = {"scaled.factor": 0.25, "again.factor": 0.5}
+        references = ["rewards.py:scaled", "again=rewards.py:scaled"]
+        named = load_named(references, tmp_path, SandboxChoice("in_process"), options)
+        assert {one.name: dict(one.reward.options) for one in named} == {
+            "scaled": {"factor": 0.25},
+            "again": {"factor": 0.5},
+        }
+
+
+def test_a_reward_behind_http_is_checked_where_it_runs() -> None:
+    with pytest.raises(ConfigError, match="runs behind HTTP, and cannot be watched here"):
+        program(("check", "http://127.0.0.1:1/v1/rewards/x"), prog_name="reward-kit", standalone_mode=False)
+
+
+def test_the_example_prints_what_its_page_says(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[3] / "examples" / "reward_server"
+    rewards = [f"{folder / 'reward.py'}:{name}" for name in ("last_number", "brevity")]
+    with serve(tmp_path, *rewards, "--sandbox", "in_process") as running:
+        done = subprocess.run(
+            [sys.executable, str(folder / "ask.py"), running.asker.address],
+            env=environment({KEY_VARIABLE: KEY}),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 0, done.stderr
+    (shown,) = re.findall(r"\$ python ask.py \S+\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    assert done.stdout == shown

@@ -1,0 +1,595 @@
+"""What a reward server answers: scores, refusals, and nothing without a key."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+
+import anyio
+import jsonschema
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.integrations.reward_server.keys import Keys
+from reward_kit.integrations.reward_server.options import ServerOptions
+from reward_kit.typed_interface import reward_function
+from tests.integrations.reward_server.asking import KEY, ROLLOUT, Asker, server
+
+
+@reward_function
+async def exact(messages, ground_truth):
+    return {"score": float(messages[-1].text == ground_truth), "reason": "compared"}
+
+
+@reward_function(mode="batch")
+async def longest(rollouts_messages, ground_truths=None):
+    lengths = [len(messages[-1].text) for messages in rollouts_messages]
+    return [{"score": length / max(lengths)} for length in lengths]
+
+
+@reward_function
+async def broken(messages):
+    raise KeyError(messages[-1].text)
+
+
+class Gate:
+    """A reward whose calls wait until they are let through."""
+
+    def __init__(self) -> None:
+        self.waiting, self.cancelled = 0, 0
+        self.opened = asyncio.Event()
+        self.changed = asyncio.Condition()
+
+        @reward_function(id="gated")
+        async def gated(messages):
+            await self._count(1)
+            try:
+                await self.opened.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+            finally:
+                await asyncio.shield(self._count(-1))
+            return {"score": 1.0}
+
+        self.reward = gated
+
+    async def _count(self, by: int) -> None:
+        async with self.changed:
+            self.waiting += by
+            self.changed.notify_all()
+
+    async def until(self, waiting: int) -> None:
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.waiting == waiting)
+
+
+@pytest.fixture
+async def asker():
+    opened, ended = asyncio.get_running_loop().create_future(), asyncio.Event()
+
+    async def serve() -> None:  # in one task, which a fixture has not
+        async with server(exact, longest, broken) as found:
+            opened.set_result(found)
+            await ended.wait()
+
+    task = asyncio.create_task(serve())
+    await asyncio.wait([task, opened], return_when=asyncio.FIRST_COMPLETED)
+    yield opened.result()
+    ended.set()
+    await task
+
+
+async def refusal(asker: Asker, body: object, name: str = "exact/score") -> tuple[int, str]:
+    answer = await asker.post(f"/v1/rewards/{name}", body)
+    assert answer.json()["error"]["code"]
+    return answer.status, answer.message
+
+
+class TestScores:
+    async def test_one_rollout_is_scored_with_everything_that_is_known_of_it(self, asker: Asker) -> None:
+        answer = await asker.score("exact")
+        told = answer.json()
+        assert answer.status == 200 and told.pop("duration_s") >= 0
+        assert told == {
+            "rollout_id": "0",
+            "score": 1.0,
+            "result": told["result"],
+            "error": None,
+            "sandbox": {"level": "in_process"},
+            "stdout": "",
+            "stderr": "",
+            "is_output_cut": False,
+            "retry_after_s": None,
+        }
+        assert told["result"]["reason"] == "compared"
+
+    async def test_unscored_is_null_with_the_class_of_its_failure_and_no_error_of_http(self, asker: Asker) -> None:
+        told = (await asker.score("broken")).json()
+        assert (told["score"], told["result"], told["error"]["class"]) == (None, None, "crash")
+        assert "KeyError: '42'" in told["error"]["message"]
+        lacks = (await asker.score("exact", {"messages": [], "ground_truth": 7})).json()
+        assert lacks["score"] is None and lacks["error"]["class"] == "crash"
+
+    async def test_rollouts_of_a_request_are_scored_apart_or_as_one_group(self, asker: Asker) -> None:
+        rollouts = [
+            {
+                "rollout_id": f"r{length}",
+                "messages": [{"role": "assistant", "content": "x" * length}],
+                "ground_truth": "",
+            }
+            for length in (4, 1, 2)
+        ]
+        batch = {"rollouts": [*rollouts, {"messages": []}]}
+        told = (await asker.post("/v1/rewards/exact/score_batch", batch)).json()["scores"]
+        assert [one["rollout_id"] for one in told] == ["r4", "r1", "r2", "3"]
+        assert [one["score"] for one in told] == [0.0, 0.0, 0.0, None]
+        told = (await asker.post("/v1/rewards/longest/score_batch", {"rollouts": rollouts})).json()["scores"]
+        assert [one["score"] for one in told] == [1.0, 0.25, 0.5]
+        assert (await asker.score("longest", rollouts[0])).json()["score"] == 1.0
+
+    async def test_every_assistant_message_is_a_step_unless_the_request_says_otherwise(self) -> None:
+        @reward_function
+        async def turns(messages, assistant_turns, sample, stop_reason, goal_description):
+            facts = [assistant_turns, sample, stop_reason, goal_description]
+            return {"score": 0.0, "reason": json.dumps(facts)}
+
+        messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "tool", "assistant")]
+        body = {"messages": messages, "sample": {"a": [1]}, "stop_reason": "x", "extra": {"goal_description": "win"}}
+        async with server(turns) as asker:
+            for given, expected in (({}, [1, 3]), ({"assistant_turns": [3]}, [3])):
+                told = (await asker.score("turns", {**body, **given})).json()
+                assert json.loads(told["result"]["reason"]) == [expected, {"a": [1]}, "x", "win"]
+
+    async def test_a_call_over_its_deadline_is_unscored_as_a_timeout(self) -> None:
+        gate = Gate()
+        async with server(gate.reward, deadline_s=0.05) as asker:
+            told = (await asker.score("gated", {"messages": []})).json()
+        assert (told["score"], told["error"]["class"]) == (None, "timeout")
+
+    async def test_an_episode_that_cannot_be_read_is_unscored_where_the_reward_asks_for_steps(self) -> None:
+        @reward_function
+        async def steps(messages, step_data):
+            return {"score": float(len(step_data))}
+
+        async with server(steps, exact) as asker:
+            told = (await asker.score("steps", {"messages": [], "episode": {"schema_version": 99}})).json()
+            assert (told["score"], told["error"]["class"]) == (None, "refused")
+            assert "the episode cannot be read" in told["error"]["message"] or "version 99" in told["error"]["message"]
+            assert (await asker.score("exact", {**ROLLOUT, "episode": {"schema_version": 99}})).json()["score"] == 1.0
+
+    async def test_whoever_hangs_up_has_their_call_cancelled(self) -> None:
+        gate = Gate()
+        async with server(gate.reward) as asker:
+            body = json.dumps({"messages": []}).encode()
+            _, writer = await asker.open(
+                "POST",
+                "/v1/rewards/gated/score",
+                **{"Content-Type": "application/json", "Content-Length": str(len(body))},
+            )
+            writer.write(body)
+            await gate.until(1)
+            writer.transport.abort()
+            await gate.until(0)
+            assert gate.cancelled == 1
+            figures = (await asker.get("/metrics")).body.decode()
+        assert 'reward_kit_serve_pending{reward="gated"} 0' in figures
+        assert 'reward_kit_serve_requests_total{route="score",status="499"} 1' in figures
+
+
+ROUTES = [
+    ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("GET", "/v1/rewards"),
+    ("GET", "/v1/rewards/exact"),
+    ("POST", "/v1/rewards/exact/score"),
+    ("POST", "/v1/rewards/exact/score_batch"),
+    ("POST", "/v1/rewards/nosuch/score"),
+    ("POST", "/health"),
+    ("GET", "/"),
+    ("GET", "/nosuch"),
+    ("OPTIONS", "/v1/rewards"),
+    ("DELETE", "/v1/rewards/exact"),
+]
+WRONG = {
+    "none": {},
+    "empty": {"Authorization": "Bearer "},
+    "another": {"Authorization": "Bearer another-key-than-the-right-one"},
+    "the begin of it": {"Authorization": f"Bearer {KEY[:-1]}"},
+    "more than it": {"Authorization": f"Bearer {KEY}x"},
+    "another scheme": {"Authorization": f"Basic {KEY}"},
+    "no scheme": {"Authorization": KEY},
+    "in another header": {"X-Api-Key": KEY},
+}
+
+
+class TestKeys:
+    @pytest.mark.parametrize("wrong", WRONG)
+    async def test_without_a_key_nothing_answers_but_health(self, asker: Asker, wrong: str) -> None:
+        answers = []
+        for method, path in ROUTES:
+            body = json.dumps(ROLLOUT).encode() if method == "POST" else b""
+            headers = {**WRONG[wrong], "Content-Type": "application/json"}
+            answers.append(await asker.ask(method, path, body, None, **headers))
+        # One answer for all: it does not even tell what there is.
+        assert {(one.status, one.body, one.headers["www-authenticate"]) for one in answers} == {
+            (401, answers[0].body, "Bearer")
+        }
+        health = await asker.get("/health", None, **WRONG[wrong])
+        assert (health.status, health.json()) == (200, {"status": "ok"})
+        figures = (await asker.get("/metrics")).body.decode()
+        assert f'status="401"}} {len(ROUTES)}' in figures and "rollouts_total{" not in figures
+
+    async def test_a_key_twice_or_in_the_address_is_none(self, asker: Asker) -> None:
+        assert (await asker.get(f"/v1/rewards?key={KEY}&token={KEY}", None)).status == 401
+        reader, writer = await asker.open("GET", "/v1/rewards", **{"authorization": "Bearer something-else-here"})
+        assert (await asker.answer(reader, writer)).status == 401
+
+    async def test_each_of_several_keys_lets_in_and_the_log_names_it_by_number_alone(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        keys = ("the-first-key-of-two", "the-second-key-of-two")
+        caplog.set_level(logging.DEBUG, "reward_kit")
+        async with server(exact, keys=keys) as asker:
+            for key in keys:
+                assert (await asker.get("/v1/rewards", key)).status == 200
+                assert (await asker.get("/v1/rewards", key + "x")).status == 401
+        ours = [record for record in caplog.records if record.name.endswith("reward_server")]
+        assert [record.key for record in ours] == [1, None, 2, None]
+        assert not any(key in str(vars(record)) for key in keys for record in caplog.records)
+
+    async def test_who_has_no_key_gets_one_answer_on_a_connection(self, asker: Asker) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", asker.port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
+        data = await reader.read()
+        writer.close()
+        assert data.count(b"HTTP/1.1 200") == 1
+
+    def test_a_key_that_could_be_guessed_or_not_be_sent_is_refused_unseen(self) -> None:
+        for keys, told in (((), "needs a key"), (("short",), "5 characters"), (("with a blank in it",), "a blank")):
+            with pytest.raises(ConfigError, match=told) as caught:
+                Keys(keys)
+            assert not any(key in str(caught.value) for key in keys)
+
+
+class TestRefusals:
+    async def test_what_is_wrong_is_told_with_its_field(self, asker: Asker) -> None:
+        message = {"role": "user", "content": "x"}
+        cases = [
+            ({}, 422, "messages: missing"),
+            ([1], 422, "(top level): expected an object"),
+            ({"messages": [message, {"role": "bot"}]}, 422, "messages.1.role: "),
+            ({"messages": [message], "grond_truth": 1}, 422, "grond_truth: unknown key"),
+            ({"messages": "hello"}, 422, "messages: "),
+            ({"messages": [], "environment_return": "1"}, 422, "environment_return: "),
+            ({"messages": [], "environment_return": True}, 422, "environment_return: "),
+            ({"messages": [], "assistant_turns": [0, "1"]}, 422, "assistant_turns.1: "),
+            ({"messages": [], "state": {"kind": "json", "payload": "not base64"}}, 422, "state.payload: "),
+            ({"messages": [], "codec": "pickle"}, 422, "codec: "),
+            ({"messages": [{"role": "user", "content": [{}] * 10_001}]}, 422, "messages.0.content: 10001 parts"),
+        ]
+        for body, status, start in cases:
+            found = await refusal(asker, body)
+            assert found[0] == status and found[1].startswith(start), found
+        batches = [
+            ({"rollouts": []}, "rollouts: "),
+            ({"rollouts": {}}, "rollouts: "),
+            ({"rollouts": [ROLLOUT], "x": 1}, "'x': unknown key"),
+            ({"rollouts": [ROLLOUT, {"messages": [1]}]}, "rollouts.1.messages.0: "),
+            ({"rollouts": [ROLLOUT, 5]}, "rollouts.1.: "),
+        ]
+        for body, start in batches:
+            found = await refusal(asker, body, "exact/score_batch")
+            assert found[0] == 422 and found[1].startswith(start), found
+
+    async def test_what_is_no_strict_json_is_told_with_its_field(self, asker: Asker) -> None:
+        cases = [
+            (b'{"messages": [], "sample": {"a": [1, NaN]}}', "sample.a.1: NaN is no JSON"),
+            (b'{"messages": [], "ground_truth": -Infinity}', "ground_truth: -Infinity is no JSON"),
+            (b'{"messages": [], "environment_return": 1e999}', "environment_return: 1e999 is beyond every float"),
+            (b'{"messages": [], "sample": {"a": 1, "b": 2, "a": 3}}', "sample: the key 'a' stands there twice"),
+            (b'{"messages": [], "messages": []}', "(top level): the key 'messages' stands there twice"),
+            (rb'{"messages": [{"role": "user", "content": "\ud800"}]}', "messages.0.content: a lone surrogate"),
+            (rb'{"messages": [], "sample": {"\uDfff": 1}}', "sample, a key: a lone surrogate"),
+            (b'{"messages": []', "Expecting"),
+            (b"\xff\xfe{}", "the body is no UTF-8 text: byte 0"),
+            (b"", "Expecting value"),
+            (b'{"messages": [], "ground_truth": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
+            (b'{"messages": [], "ground_truth": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "the body nests deeper"),
+        ]
+        for body, start in cases:
+            found = await refusal(asker, body)
+            assert found[0] == 400 and found[1].startswith(start), found
+        pair = rb'{"messages": [{"role": "assistant", "content": "\ud83d\ude00"}], "ground_truth": "\ud83d\ude00"}'
+        assert (await asker.score("exact", pair)).json()["score"] == 1.0
+
+    async def test_a_deep_value_costs_its_own_rollout_and_no_more(self, asker: Asker) -> None:
+        deep = b'{"messages": [], "ground_truth": ' + b"[" * 700 + b"]" * 700 + b"}"
+        answer = await asker.score("exact", deep)
+        assert answer.status == 200 and answer.json()["score"] is None
+        wrong = b'{"messages": ' + b"[" * 700 + b"]" * 700 + b"}"
+        assert (await asker.score("exact", wrong)).status == 422
+
+    async def test_addresses_and_methods_that_there_are_not(self, asker: Asker) -> None:
+        for path in ("/", "/v1", "/v1/rewards/", "/v1/rewards/exact/", "/v1/rewards/nosuch", "/v1/rewards/exact/x"):
+            assert (await asker.get(path)).status == 404, path
+        assert "there is exact, longest, broken" in (await asker.get("/v1/rewards/nosuch")).message
+        for method, path, allowed in (
+            ("POST", "/health", "GET, HEAD"),
+            ("GET", "/v1/rewards/exact/score", "POST"),
+            ("PUT", "/v1/rewards/exact", "GET, HEAD"),
+        ):
+            answer = await asker.get(path, method=method)
+            assert (answer.status, answer.headers["allow"]) == (405, allowed)
+        head = await asker.get("/v1/rewards", method="HEAD")
+        assert (head.status, head.body) == (200, b"")
+
+    async def test_what_is_no_http_costs_one_line_of_the_log(
+        self, asker: Asker, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, "reward_kit")
+        garbage = [b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/9.9\r\n\r\n", b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n"]
+        for sent in (*garbage, b"GET / HTTP/1.1\r\n" + b"x" * 10_000):
+            reader, writer = await asyncio.open_connection("127.0.0.1", asker.port)
+            writer.write(sent + b"\r\n\r\n")
+            assert (await reader.read()).startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+            writer.close()
+        assert {(record.levelname, record.message, record.exc_info) for record in caplog.records} == {
+            ("INFO", "no HTTP", None)
+        }
+        assert (await asker.score("exact")).json()["score"] == 1.0
+
+    async def test_a_body_that_is_not_plain_json(self, asker: Asker) -> None:
+        path = "/v1/rewards/exact/score"
+        for headers in (
+            {"Content-Type": "text/plain"},
+            {"Content-Type": "application/json; charset=utf-16"},
+            {"Content-Encoding": "gzip"},
+        ):
+            assert (await asker.post(path, ROLLOUT, **headers)).status == 415
+        assert (await asker.post(path, ROLLOUT, **{"Content-Type": "application/json; charset=UTF-8"})).status == 200
+
+
+class TestLimits:
+    async def test_a_large_body_is_refused_before_it_is_read_and_while_it_comes(self) -> None:
+        async with server(exact, max_body_mb=0.01, body_timeout_s=5) as asker:
+            path, kind = "/v1/rewards/exact/score", {"Content-Type": "application/json"}
+            reader, writer = await asker.open("POST", path, **kind, **{"Content-Length": str(10**12)})
+            answer = await asker.answer(reader, writer)
+            assert (answer.status, answer.json()["error"]["code"]) == (413, "too_large")
+            reader, writer = await asker.open("POST", path, **kind, **{"Transfer-Encoding": "chunked"})
+            writer.write((b"1000\r\n" + b" " * 4096 + b"\r\n") * 3)
+            answer = await asker.answer(reader, writer)
+            assert answer.status == 413
+            inside = json.dumps({**ROLLOUT, "sample": {"x": "y" * 9_000}}).encode()
+            assert (await asker.score("exact", inside)).status == 200
+
+    async def test_a_client_that_asks_first_is_told_to_go_on_or_refused_at_once(self) -> None:
+        async with server(exact, max_body_mb=0.01) as asker:
+            path, kind = "/v1/rewards/exact/score", {"Content-Type": "application/json", "Expect": "100-continue"}
+            body = json.dumps(ROLLOUT).encode()
+            reader, writer = await asker.open("POST", path, **kind, **{"Content-Length": str(len(body))})
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 Continue")
+            writer.write(body)
+            assert (await asker.answer(reader, writer)).json()["score"] == 1.0
+            for key, status in ((KEY, b"413"), (None, b"401")):
+                reader, writer = await asker.open("POST", path, key, **kind, **{"Content-Length": "99999"})
+                assert (await reader.readline()).split()[1] == status
+                writer.close()
+
+    async def test_bodies_and_heads_that_trickle_are_given_up(self) -> None:
+        async with server(exact, body_timeout_s=0.1, head_timeout_s=0.1) as asker:
+            reader, writer = await asker.open(
+                "POST", "/v1/rewards/exact/score", **{"Content-Type": "application/json", "Content-Length": "100"}
+            )
+            writer.write(b"{")
+            answer = await asker.answer(reader, writer)
+            assert (answer.status, answer.json()["error"]["code"]) == (408, "too_slow")
+            for begin in (b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: "):
+                reader, writer = await asyncio.open_connection("127.0.0.1", asker.port)
+                writer.write(begin)
+                assert await reader.read() == b""
+                writer.close()
+            assert (await asker.get("/health")).status == 200
+
+    async def test_more_connections_than_may_be_open_are_told_to_come_again(self) -> None:
+        async with server(exact, max_connections=2) as asker:
+            held = [await asyncio.open_connection("127.0.0.1", asker.port) for _ in range(2)]
+            reader, writer = await asyncio.open_connection("127.0.0.1", asker.port)
+            told = await reader.read()
+            assert told.startswith(b"HTTP/1.1 503") and b"Retry-After: 1" in told
+            for _, one in (*held, (None, writer)):
+                one.close()
+
+    async def test_more_rollouts_than_may_wait_are_refused_with_the_time_to_come_again(self) -> None:
+        gate = Gate()
+        async with server(gate.reward, max_pending=3, max_batch=3, max_concurrency=1) as asker:
+            path, rollout = "/v1/rewards/gated/score_batch", {"messages": []}
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(asker.post, path, {"rollouts": [rollout] * 2})
+                await gate.until(1)
+                for body in ({"rollouts": [rollout] * 2}, {"rollouts": [rollout] * 3}):
+                    answer = await asker.post(path, body)
+                    assert (answer.status, answer.json()["error"]["code"]) == (429, "too_many")
+                    assert int(answer.headers["retry-after"]) >= 1
+                gate.opened.set()
+            answer = await asker.post(path, {"rollouts": [rollout] * 3})
+            assert [one["score"] for one in answer.json()["scores"]] == [1.0] * 3
+            assert (await refusal(asker, {"rollouts": [rollout] * 4}, "gated/score_batch"))[0] == 422
+
+    async def test_bytes_that_are_held_are_bounded_over_all_requests(self) -> None:
+        gate = Gate()
+        async with server(gate.reward, max_held_mb=0.02, max_body_mb=0.02) as asker:
+            large = {"messages": [{"role": "user", "content": "x" * 15_000}]}
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(asker.score, "gated", large)
+                await gate.until(1)
+                answer = await asker.score("gated", large)
+                assert answer.status == 429 and "max_held_mb" in answer.message
+                gate.opened.set()
+            assert (await asker.score("gated", large)).json()["score"] == 1.0
+
+    async def test_a_conversation_may_not_have_more_messages_than_allowed(self) -> None:
+        async with server(exact, max_messages=2) as asker:
+            status, message = await refusal(asker, {"messages": [{"role": "user", "content": "x"}] * 3})
+        assert status == 422 and message.startswith("messages: 3 of them; a rollout has at most 2")
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"max_batch": 5000}, "max_batch is at most max_pending, 4096"),
+            ({"max_body_mb": 1000.0}, "max_body_mb is at most max_held_mb, 512"),
+            ({"max_concurrency": 0}, "max_concurrency: expected a whole number above 0"),
+            ({"deadline_s": float("nan")}, "deadline_s: expected a number above 0"),
+        ],
+    )
+    def test_limits_that_cannot_be_are_refused(self, options: dict[str, float], told: str) -> None:
+        with pytest.raises(ConfigError, match=told):
+            ServerOptions(**options)  # type: ignore[arg-type]
+
+    async def test_an_address_that_cannot_be_had_is_told(self) -> None:
+        async with server(exact) as asker:
+            with pytest.raises(ConfigError, match=f"--host 127.0.0.1 --port {asker.port}: .*in use"):
+                async with server(exact, port=asker.port):
+                    pass
+        with pytest.raises(ConfigError, match="cannot assign requested address"):
+            async with server(exact, host="203.0.113.1"):
+                pass
+
+    async def test_a_thousand_requests_in_flight_at_once_are_all_answered_rightly(self) -> None:
+        count, everybody = 1000, asyncio.Event()
+        here = itertools.count(1)
+
+        @reward_function
+        async def meets(messages, sample):
+            if next(here) == count:
+                everybody.set()
+            await everybody.wait()  # none is answered before all of them are being scored
+            return {"score": sample["number"] / count, "reason": messages[-1].text}
+
+        async with server(meets, max_concurrency=count) as asker:
+
+            async def one(number: int) -> None:
+                body = {"messages": [{"role": "assistant", "content": f"m{number}"}], "sample": {"number": number}}
+                answers[number] = await asker.score("meets", {"rollout_id": f"r{number}", **body})
+
+            answers: dict[int, object] = {}
+            async with anyio.create_task_group() as tasks:
+                for number in range(count):
+                    tasks.start_soon(one, number)
+        told = {number: answer.json() for number, answer in answers.items()}  # type: ignore[attr-defined]
+        assert len(told) == count
+        for number, found in told.items():
+            assert (found["rollout_id"], found["score"]) == (f"r{number}", number / count)
+            assert found["result"]["reason"] == f"m{number}"
+
+
+class TestItsEnd:
+    async def test_what_is_in_flight_is_answered_and_nothing_new_is_taken(self) -> None:
+        gate = Gate()
+        answers = []
+
+        async def ask(asker: Asker) -> None:
+            answers.append(await asker.score("gated", {"messages": []}))
+
+        async with anyio.create_task_group() as tasks, server(gate.reward) as asker:
+            tasks.start_soon(ask, asker)
+            await gate.until(1)
+            reader, writer = await asyncio.open_connection("127.0.0.1", asker.port)  # open, and not yet used
+            await asker.get("/health")
+
+            async def later() -> None:
+                with pytest.raises(OSError):
+                    while True:
+                        await asker.get("/health")
+                writer.write(f"GET /v1/rewards HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode())
+                told = (await reader.readuntil(b"\r\n\r\n")).lower()
+                assert told.startswith(b"http/1.1 503") and b"retry-after: 1" in told and b"close" in told
+                writer.close()
+                gate.opened.set()
+
+            tasks.start_soon(later)
+        assert [answer.json()["score"] for answer in answers] == [1.0]
+
+    async def test_an_answer_is_sent_as_a_whole_also_to_who_reads_slowly(self) -> None:
+        answered = asyncio.Event()
+
+        @reward_function
+        async def talks(messages):
+            answered.set()
+            return {"score": 1.0, "reason": "x" * 20_000_000}
+
+        def read_on(writer: asyncio.StreamWriter) -> None:
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            resumed.append(True)
+
+        resumed: list[bool] = []
+        body = b'{"messages": []}'
+        async with server(talks) as asker:
+            head = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+            reader, writer = await asker.open("POST", "/v1/rewards/talks/score", **head)
+            writer.transport.pause_reading()
+            writer.write(body)
+            await answered.wait()
+            late = asyncio.create_task(asker.answer(reader, writer))
+            asyncio.get_running_loop().call_later(0.5, read_on, writer)
+        assert resumed == [True]  # until then it was waited for
+        assert len((await late).json()["result"]["reason"]) == 20_000_000
+
+    async def test_what_does_not_end_in_time_is_cancelled(self) -> None:
+        gate = Gate()
+        async with anyio.create_task_group() as tasks:
+
+            async def ask(asker: Asker) -> None:
+                reader, writer = await asker.open(
+                    "POST", "/v1/rewards/gated/score", **{"Content-Type": "application/json", "Content-Length": "16"}
+                )
+                writer.write(b'{"messages": []}')
+                assert await reader.read() == b""
+                writer.close()
+
+            async with server(gate.reward, shutdown_timeout_s=0.05) as asker:
+                tasks.start_soon(ask, asker)
+                await gate.until(1)
+        assert (gate.waiting, gate.cancelled) == (0, 1)
+
+
+async def test_the_document_describes_what_is_answered(asker: Asker) -> None:
+    document = (await asker.get("/openapi.json")).json()
+    assert document["openapi"] == "3.1.0" and document["security"] == [{"key": []}]
+    named = document["paths"]["/v1/rewards/{name}"]["parameters"][0]["schema"]["enum"]
+    assert named == ["broken", "exact", "longest"]
+
+    def check(path: str, method: str, status: int, value: object) -> None:
+        schema = document["paths"][path][method]["responses"][str(status)]["content"]["application/json"]["schema"]
+        jsonschema.Draft202012Validator({**schema, "components": document["components"]}).validate(value)
+
+    check("/health", "get", 200, (await asker.get("/health")).json())
+    check("/v1/rewards", "get", 200, (await asker.get("/v1/rewards")).json())
+    check("/v1/rewards/{name}", "get", 200, (await asker.get("/v1/rewards/exact")).json())
+    check("/v1/rewards/{name}", "get", 404, (await asker.get("/v1/rewards/nosuch")).json())
+    for name, rollout, status in (("exact", ROLLOUT, 200), ("broken", ROLLOUT, 200), ("exact", {}, 422)):
+        check("/v1/rewards/{name}/score", "post", status, (await asker.score(name, rollout)).json())
+    batch = await asker.post("/v1/rewards/longest/score_batch", {"rollouts": [ROLLOUT]})
+    check("/v1/rewards/{name}/score_batch", "post", 200, batch.json())
+
+
+async def test_figures_count_requests_rollouts_and_seconds(asker: Asker) -> None:
+    for name in ("exact", "exact", "broken"):
+        await asker.score(name)
+    await asker.post("/v1/rewards/longest/score_batch", {"rollouts": [ROLLOUT] * 3})
+    answer = await asker.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    lines = [line for line in answer.body.decode().splitlines() if not line.startswith("#")]
+    found = {
+        name.removeprefix("reward_kit_serve_"): float(value) for name, value in (line.rsplit(" ", 1) for line in lines)
+    }
+    assert found['requests_total{route="score",status="200"}'] == 3
+    assert found['rollouts_total{reward="exact",outcome="scored"}'] == 2
+    assert found['rollouts_total{reward="broken",outcome="crash"}'] == 1
+    assert found['rollouts_total{reward="longest",outcome="scored"}'] == 3
+    assert found['call_seconds_count{reward="exact"}'] == found['call_seconds_bucket{reward="exact",le="+Inf"}'] == 2
+    assert found['request_seconds_bucket{route="score",le="+Inf"}'] == 3
+    assert found["connections"] == 1 and found["held_bytes"] == 0

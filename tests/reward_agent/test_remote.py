@@ -1,0 +1,348 @@
+"""A reward behind HTTP: its scores are those of the same reward in process, field by field."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from reward_kit.environments.base import StateSnapshot
+from reward_kit.errors import ConfigError, Failure
+from reward_kit.integrations.reward_server.keys import Keys
+from reward_kit.integrations.reward_server.options import ServerOptions
+from reward_kit.integrations.reward_server.served import Named
+from reward_kit.integrations.reward_server.server import serving
+from reward_kit.models import Message, StepOutput
+from reward_kit.reward_agent import AsyncRewardAgent, InProcessScorer, Scored, ScoringRequest, load_reward
+from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
+from reward_kit.reward_agent.remote import RemoteReward, notes_on
+from reward_kit.reward_agent.remote_client import KEY_VARIABLE
+from reward_kit.reward_agent.remote_wire import AboutBody
+from reward_kit.runs.inputs import scorer_hash
+from reward_kit.typed_interface import reward_function, reward_spec
+from tests.agent.worlds import call, task_of, worker_of
+from tests.command_line import call as command
+from tests.integrations.reward_server.asking import KEY, server
+
+
+def told(*values: Any) -> str:
+    """Values with their types, which JSON alone would lose."""
+    return repr(values)
+
+
+@reward_function
+async def sees(messages: list[Message], ground_truth=None, assistant_turns=None, sample=None, **others):
+    """Says all that it is given; what it is given has no other way into the answer."""
+    others.pop("step_data", None), others.pop("state", None)
+    said = [message.to_chat() for message in messages]
+    seen = told(said, ground_truth, assistant_turns, sample, sorted(others.items()))
+    return {"score": len(messages) / 100, "reason": seen}
+
+
+@reward_function
+def steps(messages, step_data, assistant_turns):
+    outputs = [StepOutput(step_index=i, base_reward=0.25 * i) for i in range(len(assistant_turns))]
+    facts = [(s.system_step_index, s.observation_data, s.action_taken, s.is_done, s.step_info) for s in step_data]
+    return {"score": 0.5, "reason": told(facts), "step_outputs": outputs, "metrics": {"m": {"score": 1, "reason": "é"}}}
+
+
+@reward_function
+def looks(messages, state):
+    if state is None:
+        return {"score": 0.0}
+    seen = state.query("SELECT * FROM t") if hasattr(state, "query") else dict(state)
+    return {"score": 1.0, "reason": told(type(state).__name__, seen)}
+
+
+@reward_function(mode="batch")
+def ranks(rollouts_messages, ground_truths, sample):
+    lengths = [len(messages) for messages in rollouts_messages]
+    if "fall" in ground_truths:
+        raise ValueError(f"the whole group of {len(lengths)} falls")
+    results = [{"score": length / 10, "reason": told(sample)} for length in lengths]
+    return [
+        {"score": 2.0, "metrics": {"m": {"score": 3}}} if n == 3 else one
+        for n, one in zip(lengths, results, strict=True)
+    ]
+
+
+@reward_function
+def fails(messages, ground_truth):
+    match ground_truth:
+        case "raise":
+            raise KeyError("x\ud800")
+        case "none":
+            return None
+        case "nan":
+            return {"score": math.nan}
+        case "invalid":
+            return {"score": 0.5, "is_score_valid": False, "reason": "not today \ud800"}
+        case "wrong step":
+            return {"score": 1.0, "step_outputs": [{"step_index": 99, "base_reward": 0.0}]}
+        case "exit":
+            raise SystemExit(3)
+    return {"score": 1.0, "reason": "fine", "query": "asked", "response": "said", "raw_score": 3.5}
+
+
+ODD = [
+    *(None, True, -0.0, 1e-300, 10**30, "é", "\ud800 alone", b"\x00\xff", (1, (2,)), math.inf, math.nan),
+    *({"__type__": "tuple"}, {1: 2, "x": [None]}, np.float32(0.1), [[], {}], "", " \x00 "),
+]
+
+
+def odd_request(draw: random.Random, name: str) -> ScoringRequest:
+    """A rollout with values of every kind."""
+    roles = draw.choices(["user", "assistant", "tool"], k=draw.randrange(6))
+    contents = ["plain", "\ud800", None, [{"type": "text", "text": "part"}], ""]
+    messages = [Message(role=role, content=draw.choice(contents), weight=draw.choice(ODD[:5])) for role in roles]
+    return ScoringRequest(
+        name,
+        messages,
+        ground_truth=draw.choice(ODD),
+        assistant_turns=[i for i, role in enumerate(roles) if role == "assistant"],
+        sample={"row": draw.choice(ODD), "é": draw.choice(ODD)},
+        environment_return=draw.choice([None, 0.0, 1.5]),
+        stop_reason=draw.choice([None, "max_steps"]),
+        extra=draw.choice([{}, {"goal_description": "win"}, {"mine": draw.choice(ODD), "sample": {"of": "extra"}}]),
+    )
+
+
+def timeless(scored: list[Scored]) -> list[Scored]:
+    return [replace(one, duration_s=0.0) for one in scored]
+
+
+async def both(reward: Callable[..., Any], requests: list[ScoringRequest], size: int = 1) -> tuple[list[Scored], ...]:
+    """Scores of the reward in this process, and behind HTTP."""
+    async with server(reward) as asker:
+        remote = await RemoteReward.at(f"{asker.address}/v1/rewards/{reward_spec(reward).id}", api_key=KEY)
+        found = []
+        for scorer in (InProcessScorer(reward_spec(reward)), remote):
+            async with AsyncRewardAgent(scorer) as agent:
+                ticket = await agent.submit(requests, size)
+                found.append(timeless((await agent.get(len(requests), ticket=ticket)).extra_infos))
+    return tuple(found)
+
+
+class TestItsScoresAreThoseInProcess:
+    async def test_whatever_a_rollout_holds(self) -> None:
+        draw = random.Random(7)
+        requests = [odd_request(draw, f"r{i}") for i in range(150)]
+        here, there = await both(sees, requests)
+        assert there == here
+        assert len({one.result.reason for one in here if one.result}) > 140
+
+    async def test_steps_of_an_episode_and_what_is_laid_on_them(self) -> None:
+        actions = [call("look"), call("add", amount=2), {"type": "text", "content": "done"}]
+        episode = await worker_of(actions, name="t").collect_episode()
+        requests = [ScoringRequest.of(episode, task_of(name="t")), ScoringRequest("bare", episode.messages)]
+        here, there = await both(steps, requests)
+        assert there == here
+        assert here[0].result is not None and len(here[0].result.step_outputs or ()) == len(episode.assistant_turns) > 1
+
+    async def test_final_states_of_every_kind(self) -> None:
+        database = sqlite3.connect(":memory:")
+        database.execute("CREATE TABLE t AS SELECT 7 AS seven, 'x' AS letter")
+        states = [
+            None,
+            StateSnapshot.from_json({"a": [1, None]}),
+            StateSnapshot("sqlite", database.serialize()),
+            StateSnapshot("sqlite", b"no database"),
+            StateSnapshot("nosuch", b""),
+        ]
+        database.close()
+        requests = [ScoringRequest(f"r{i}", [], final_state=state) for i, state in enumerate(states)]
+        here, there = await both(looks, requests)
+        assert there == here
+        assert [one.score for one in here] == [0.0, 1.0, 1.0, None, None]
+
+    async def test_groups_of_a_batch_reward_without_their_broken_rollouts(self) -> None:
+        broke = Failure("timeout", "PolicyError", "it broke")
+        requests = [
+            ScoringRequest(f"r{i}", [Message(role="user")] * (i % 4), "fall" if i == 13 else i, sample={"i": i})
+            for i in range(16)
+        ]
+        requests[1] = replace(requests[1], failure=broke)
+        requests[8:12] = [replace(request, failure=broke) for request in requests[8:12]]
+        here, there = await both(ranks, requests, 4)
+        assert there == here
+        assert [one.score for one in there[:4]] == [0.0, None, 0.2, None]
+        assert {one.failure.message for one in there[12:] if one.failure} == {
+            "reward 'ranks': ValueError: the whole group of 4 falls"
+        }
+
+    async def test_every_way_of_failing(self) -> None:
+        truths = ["fine", "raise", "none", "nan", "invalid", "wrong step", "exit", None]
+        requests = [ScoringRequest(name or "no truth", [], ground_truth=name) for name in truths]
+        here, there = await both(fails, requests)
+        assert there == here
+        assert [one.failure and one.failure.failure_class for one in there] == [
+            None,
+            "crash",
+            *["invalid_result"] * 4,
+            *["crash"] * 2,
+        ]
+
+    async def test_a_class_that_finishes_groups_is_asked_for_whole_groups(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.py").write_text(
+            "class Mine:\n"
+            "    def compute_score(self, data_source, solution_str, ground_truth, extra_info):\n"
+            "        return float(len(solution_str))\n"
+            "    def post_process_scores(self, scores):\n"
+            "        return [score - min(scores) for score in scores]\n"
+        )
+        loaded = load_reward("mine.py:Mine", tmp_path, SandboxChoice("in_process"))
+        requests = [ScoringRequest(f"r{n}", [Message(role="assistant", content="x" * n)], "") for n in (3, 1, 2)]
+        async with serving([Named("mine", loaded.reward)], Keys([KEY]), ServerOptions()) as running:
+            remote = await RemoteReward.at(f"{running.address}/v1/rewards/mine", api_key=KEY)
+            async with AsyncRewardAgent(remote) as agent:
+                there = await agent.get(3, ticket=await agent.submit(requests, 3))
+        async with AsyncRewardAgent(scorer_of(loaded.reward)) as agent:
+            here = await agent.get(3, ticket=await agent.submit(requests, 3))
+        assert there.rewards == here.rewards == [2.0, 0.0, 1.0]
+        assert [one.result.model_dump() for one in there.extra_infos if one.result] == [
+            one.result.model_dump() for one in here.extra_infos if one.result
+        ]
+
+    async def test_many_pointwise_rollouts_at_once_go_in_requests_that_the_server_takes(self) -> None:
+        async with server(sees, max_batch=4) as asker:
+            remote = await RemoteReward.at(f"{asker.address}/v1/rewards/sees", api_key=KEY)
+            requests = [ScoringRequest(f"r{i}", [Message(role="user")] * i) for i in range(11)]
+            async with remote:
+                scored = await remote.score_group(requests)
+            figures = (await asker.get("/metrics")).body.decode()
+        assert [one.score for one in scored] == [i / 100 for i in range(11)]
+        assert 'requests_total{route="score_batch",status="200"} 3' in figures
+
+    async def test_only_what_the_reward_names_is_sent(self) -> None:
+        @reward_function
+        async def modest(messages):
+            return {"score": 1.0}
+
+        request = ScoringRequest("r", [], ground_truth={1, 2}, sample={"secret": object()}, extra={"mine": object()})
+        async with server(modest) as asker:
+            remote = await RemoteReward.at(f"{asker.address}/v1/rewards/modest", api_key=KEY)
+            async with remote:
+                assert (await remote.score(request)).score == 1.0
+
+    async def test_a_value_without_a_json_form_costs_its_own_rollout(self) -> None:
+        async with server(sees) as asker:
+            remote = await RemoteReward.at(f"{asker.address}/v1/rewards/sees", api_key=KEY)
+            async with remote:
+                scored = await remote.score(ScoringRequest("r", [], ground_truth={1, 2}))
+        assert scored.failure is not None and "a set has no JSON form" in scored.failure.message
+
+
+class TestItsName:
+    async def test_a_deadline_covers_the_whole_call(self) -> None:
+        @reward_function
+        async def sleeps(messages):
+            await anyio.sleep_forever()
+
+        async with server(sleeps, shutdown_timeout_s=0.01) as asker:
+            remote = await RemoteReward.at(f"{asker.address}/v1/rewards/sleeps", api_key=KEY)
+            async with scorer_of(remote, 0.05) as scorer:
+                scored = await scorer.score(ScoringRequest("r", []))
+        assert scored.failure is not None and scored.failure.failure_class == "timeout"
+        assert "took longer than its 0.05 s" in scored.failure.message
+
+    async def test_its_hash_is_of_the_address_and_of_what_the_server_says_of_its_code(self) -> None:
+        async with server(sees, ranks) as asker:
+            url = f"{asker.address}/v1/rewards/sees"
+            remote = await RemoteReward.at(f"{url}/", api_key=KEY)
+            assert remote.url == url and remote.digest == scorer_hash(reward_spec(sees))
+        changed = remote.about.model_copy(update={"digest": "another one"})
+        elsewhere = [
+            RemoteReward(url, changed, api_key=KEY),
+            RemoteReward(f"{asker.address}/v1/rewards/other", remote.about, api_key=KEY),
+        ]
+        hashes = {scorer_hash(one) for one in (remote, RemoteReward(url, remote.about, api_key=KEY), *elsewhere)}
+        assert len(hashes) == 3
+
+    @pytest.mark.parametrize(
+        ("url", "why"),
+        [
+            ("http://host/v1/reward/x", "is no reward's address"),
+            ("http://host/v1/rewards/x?a=1", "is no reward's address"),
+            ("http://host/v1/rewards/x/score", "is no reward's address"),
+            ("http://host:99999/v1/rewards/x", "is no reward's address"),
+            ("http:///v1/rewards/x", "is no reward's address"),
+            ("ftp://host/v1/rewards/x", "is no reward's address"),
+            ("https://me:hunter2@host/v1/rewards/x", "no user name and no password"),
+        ],
+    )
+    async def test_what_is_no_address_of_a_reward_is_refused(self, url: str, why: str) -> None:
+        with pytest.raises(ConfigError, match=why) as caught:
+            await RemoteReward.at(url, api_key=KEY)
+        assert "hunter2" not in str(caught.value)
+
+    def test_unencrypted_rollouts_to_another_machine_are_told(self) -> None:
+        about = AboutBody(
+            name="x", id="x", mode="pointwise", parameters=None, required=[], level="warm", digest="d" * 8,
+            deadline_s=None, max_batch=1,
+        )  # fmt: skip
+        notes = {
+            url: bool(notes_on(RemoteReward(f"{url}/v1/rewards/x", about, api_key=KEY)))
+            for url in ("http://10.0.0.1:8700", "https://host", "http://127.0.0.1:1", "http://localhost")
+        }
+        assert list(notes.values()) == [True, False, False, False]
+
+    @pytest.mark.parametrize(
+        ("choice", "options", "named"),
+        [
+            (SandboxChoice("warm"), {}, "sandbox.level"),
+            (SandboxChoice(back_end="docker:x"), {}, "sandbox.back_end"),
+            (SandboxChoice(install_requirements=True), {}, "sandbox.install_requirements"),
+            (SandboxChoice(read_paths=("x",)), {}, "sandbox.read_paths"),
+            (SandboxChoice(limits={"memory_mb": 64}), {}, "sandbox.limits"),
+            (SandboxChoice(), {"a": 1}, "reward_options"),
+        ],
+    )
+    def test_what_its_server_decides_is_refused_here(self, choice: SandboxChoice, options: Any, named: str) -> None:
+        with pytest.raises(ConfigError, match=f"{named} has no effect for http://127.0.0.1:1/v1/rewards/x"):
+            load_reward("http://127.0.0.1:1/v1/rewards/x", None, choice, options)
+
+    def test_without_a_key_it_says_which_variable_has_it(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv(KEY_VARIABLE, raising=False)
+        with pytest.raises(ConfigError, match=f"no key for http://127.0.0.1:1/v1/rewards/x: set {KEY_VARIABLE}"):
+            load_reward("http://127.0.0.1:1/v1/rewards/x")
+        monkeypatch.setenv(KEY_VARIABLE, "schlüssel-schlüssel")
+        with pytest.raises(ConfigError, match="no HTTP header can carry"):
+            load_reward("http://127.0.0.1:1/v1/rewards/x")
+
+
+async def test_transcripts_are_scored_by_a_url_on_the_command_line(tmp_path: Path) -> None:
+    rows = [{"id": f"q{n}", "messages": [{"role": "assistant", "content": "x"}] * n} for n in (1, 2, 3)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    async with server(sees) as asker:
+        url = f"{asker.address}/v1/rewards/sees"
+        env = {KEY_VARIABLE: KEY, "PATH": "/usr/bin:/bin", "NO_COLOR": "1"}
+
+        def score() -> Any:
+            return command("score", "rows.jsonl", "--reward", url, "--json", cwd=tmp_path, env=env)
+
+        done = await anyio.to_thread.run_sync(score)
+        assert done.returncode == 0, done.stderr
+    check_files(tmp_path, url)
+
+
+def check_files(folder: Path, url: str) -> None:
+    (path,) = (folder / "runs").glob("*/scores.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(line["score"] for line in lines) == [0.01, 0.02, 0.03]
+    told = hashlib.sha256(f"{url}\n{scorer_hash(reward_spec(sees))}".encode()).hexdigest()
+    assert {(line["sandbox"]["level"], line["scorer"]["id"], line["scorer"]["hash"]) for line in lines} == {
+        ("in_process", "sees", told)
+    }
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert len(files) > 3 and not [file for file in files if KEY.encode() in file.read_bytes()]
