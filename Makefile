@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format docs pictures bench campaign learning-campaign browser-campaign sandbox-campaign \
-	text-games-campaign integrations clean
+	text-games-campaign test-integrations clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +47,7 @@ bench: $(VENV)/.dev .integrations/.learners  ## Run the benchmarks, beside inspe
 	@$(BIN)/python benchmarks/managers.py
 	@$(BIN)/python benchmarks/report.py
 	@$(BIN)/python benchmarks/reward_agent.py
+	@$(BIN)/python benchmarks/serve.py
 	@$(BIN)/python benchmarks/generate.py
 	@.integrations/learners/bin/python benchmarks/train_step.py
 	@$(BIN)/python benchmarks/pipeline.py
@@ -71,7 +72,8 @@ sandbox-campaign: $(VENV)/.dev  ## Hostile code, a hundred thousand calls, a mil
 text-games-campaign: $(VENV)/.text-games  ## TextWorld's engine: a hundred household episodes, games of every maker
 	@$(BIN)/python -m pytest -m "" tests/environments/household tests/environments/test_textworld.py
 
-integrations: $(VENV)/.dev .integrations/.mcp .integrations/.agents .integrations/.endpoints .integrations/.learners  ## Drive software that others wrote: MCP servers, agents, model servers, learners (needs npm)
+PEERS := mcp agents endpoints learners verifiers openenv ray serve earlier axolotl
+test-integrations: $(VENV)/.dev $(PEERS:%=.integrations/.%)  ## Against what others wrote: trainers, engines, servers, worlds (needs npm, 8 GB)
 	@$(BIN)/python -m pytest -m campaign tests/integrations
 
 clean:  ## Remove everything that was installed or built here
@@ -145,11 +147,49 @@ $(VENV)/.docs: $(VENV)/.dev
 
 # verl without what it names: it pins other versions than it imports, and of its losses little is needed.
 .integrations/.learners: Makefile constraints.txt
-	@echo "Installing TRL and verl's losses into .integrations (about 1.7 GB)"
+	@echo "Installing TRL and verl into .integrations (about 1.9 GB)"
 	@$(PYTHON) -m venv .integrations/learners
 	@.integrations/learners/bin/python -m pip install --quiet --constraint constraints.txt 'torch==2.13.0'
 	@.integrations/learners/bin/python -m pip install --quiet --constraint constraints.txt \
 		trl==1.16.0 transformers==5.23.0 tensordict==0.15.3 hydra-core==1.3.8 codetiming==1.4.0 ray==2.60.0 \
-		orjson==3.13.0 pandas==3.1.1 pydantic==2.14.3 anyio==4.16.0
+		orjson==3.13.0 pandas==3.1.1 pydantic==2.14.3 anyio==4.16.0 aiohttp==3.14.5 torchdata==0.11.0 \
+		TransferQueue==0.1.11 pillow==13.0.0 cachetools==8.0.1 fastapi==0.165.0 uvicorn==0.54.0 peft==0.21.2 \
+		pytest==9.2.0 pytest-asyncio==1.5.0 hypothesis==6.170.15
 	@.integrations/learners/bin/python -m pip install --quiet --no-deps verl==0.9.1
+	@touch $@
+
+# A Python for each peer that pins what another one, or we, want otherwise.
+.integrations/.verifiers: Makefile constraints.txt pyproject.toml
+	@echo "Installing verifiers into .integrations (about 300 MB)"
+	@$(PYTHON) -m venv .integrations/verifiers
+	@.integrations/verifiers/bin/python -m pip install --quiet --constraint constraints.txt \
+		verifiers==0.4.0 pytest==9.2.0 pytest-asyncio==1.5.0
+	@.integrations/verifiers/bin/python -m pip install --quiet --no-deps --editable .
+	@touch $@
+
+.integrations/.openenv: Makefile
+	@echo "Installing OpenEnv into .integrations (about 300 MB)"
+	@$(PYTHON) -m venv .integrations/openenv
+	@.integrations/openenv/bin/python -m pip install --quiet openenv==0.10.0
+	@touch $@
+
+.integrations/.ray: Makefile constraints.txt pyproject.toml
+	@echo "Installing Ray into .integrations (about 1.3 GB)"
+	@$(PYTHON) -m venv .integrations/ray
+	@.integrations/ray/bin/python -m pip install --quiet --constraint constraints.txt 'torch==2.13.0'
+	@.integrations/ray/bin/python -m pip install --quiet --constraint constraints.txt \
+		'ray[default]==2.60.0' pytest==9.2.0 pytest-asyncio hypothesis --editable '.[train,games,ray]'
+	@touch $@
+
+.integrations/.serve: Makefile
+	@echo "Installing schemathesis into .integrations (about 100 MB)"
+	@$(PYTHON) -m venv .integrations/serve
+	@.integrations/serve/bin/python -m pip install --quiet schemathesis==4.32.5 prometheus-client==0.26.0
+	@touch $@
+
+# Of mcp, the earlier package takes the first major only, and does not say so.
+.integrations/.earlier: Makefile
+	@echo "Installing reward-kit 0.4.1 into .integrations (about 500 MB)"
+	@$(PYTHON) -m venv .integrations/earlier
+	@.integrations/earlier/bin/python -m pip install --quiet reward-kit==0.4.1 'mcp<2'
 	@touch $@
