@@ -178,7 +178,7 @@ $(VENV)/.docs: $(VENV)/.dev
 	@$(PYTHON) -m venv .integrations/ray
 	@.integrations/ray/bin/python -m pip install --quiet --constraint constraints.txt 'torch==2.13.0'
 	@.integrations/ray/bin/python -m pip install --quiet --constraint constraints.txt \
-		'ray[default]==2.60.0' pytest==9.2.0 pytest-asyncio hypothesis --editable '.[train,games,ray]'
+		'ray[default,train]==2.60.0' pytest==9.2.0 pytest-asyncio hypothesis --editable '.[train,games,ray]'
 	@touch $@
 
 .integrations/.serve: Makefile

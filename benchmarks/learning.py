@@ -75,7 +75,10 @@ def train(arm, changes, seed, folder, steps):
     given = {**ARMS[arm], **changes, "seed": seed}
     plan = load_plan(EXAMPLE / "train.yaml", given)
     is_new = not (folder / "run.json").exists()
-    opened = RunFolder.create(folder, header_of(folder.name, plan)) if is_new else RunFolder(folder)
+    if is_new:
+        opened = RunFolder.create(folder, header_of(folder.name, plan), plan.redaction)
+    else:
+        opened = RunFolder(folder, plan.redaction)
 
     @asynccontextmanager
     async def stops(control, display):

@@ -45,6 +45,11 @@ class RunBudget:
         self.cost += used.cost or 0.0
         self.steps += steps
 
+    @property
+    def seconds(self) -> float:
+        """How long the run has been worked on."""
+        return time.monotonic() - self._began
+
     def exhausted(self) -> Exhausted | None:
         """Which bound is reached; None while there is something left."""
         limits = self.limits
@@ -54,7 +59,7 @@ class RunBudget:
             return Exhausted("total_tokens", f"{self.tokens:,} of {limits.total_tokens:,} tokens")
         if limits.steps is not None and self.steps >= limits.steps:
             return Exhausted("steps", f"{self.steps:,} of {limits.steps:,} steps")
-        seconds = time.monotonic() - self._began
+        seconds = self.seconds
         if limits.wall_time_s is not None and seconds >= limits.wall_time_s:
             return Exhausted("wall_time_s", f"{seconds:.0f} of {limits.wall_time_s:g} s")
         return None

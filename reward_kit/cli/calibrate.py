@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.cli.numbers import WholeNumber
+from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
@@ -71,8 +72,7 @@ def _columns(command: Any) -> Any:
     help="Where labels are yes or no: a score from here on is yes.",
 )
 @click.option("--levels", metavar="X,Y,…", help="The labels that there are, where not each of them occurs.")
-@click.option("--sandbox", type=click.Choice(["in_process", "warm", "isolated"]), help="As for score.")
-@click.option("--install-requirements", is_flag=True, help="As for score.")
+@where_it_runs()
 @click.option("--max-concurrency", type=WholeNumber(1), default=16, show_default=True, help="Calls in flight.")
 @click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Of the intervals.")
 @click.option(
@@ -92,6 +92,7 @@ def command(
     threshold: float,
     levels: str | None,
     sandbox: str | None,
+    sandbox_back_end: str | None,
     install_requirements: bool,
     max_concurrency: int,
     seed: int,
@@ -114,8 +115,8 @@ def command(
     settings = Settings(threshold, _levels(levels), seed, resamples)
     names = Columns(**{name.removesuffix("_column"): value for name, value in columns.items()})
     rows = read_labels(labels, names, data=data, pairs=pairs)
-    walls = {"level": sandbox} if sandbox else {}
-    loaded, deadline_s = _loaded(reward, labels.stem, {**walls, "install_requirements": install_requirements}, options)
+    walls = keys_of_walls(sandbox, sandbox_back_end, install_requirements)
+    loaded, deadline_s = _loaded(reward, labels.stem, walls, options)
     requests = [request for row in rows for request in row.requests]
     fields = (key for request in requests for key in request.sample)
     check_truth(loaded, (request.ground_truth for request in requests), fields, "row")
@@ -145,14 +146,12 @@ def _levels(text: str | None) -> tuple[float, ...] | None:
         ) from None
 
 
-def _loaded(
-    reward: str, name: str, sandbox: Mapping[str, Any], options: tuple[str, ...]
-) -> tuple[Reward, float | None]:
+def _loaded(reward: str, name: str, walls: Mapping[str, Any], options: tuple[str, ...]) -> tuple[Reward, float | None]:
     """The reward with its options, and how long a call may take."""
     given = {"reward_options": overlaid({}, dict(parse_override(item, "-O") for item in options))}
     try:
-        keys = {"name": name, "reward_function_path": reward, "sandbox": sandbox, **given}
-        definition = TaskDefinitionModel.model_validate(keys)
+        keys = {"name": name, "reward_function_path": reward, **given}
+        definition = TaskDefinitionModel.model_validate(overlaid(keys, walls))
     except pydantic.ValidationError as error:
         raise ConfigError("; ".join(describe_validation_error(error, TaskDefinitionModel))) from None
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded

@@ -33,7 +33,7 @@ _FOR = {
     "config": ("resource", "reward"),
     "steps": ("resource",),
     **dict.fromkeys(("data", "ground_truth", "gold", "against", "sandbox", "read_path", "time_limit"), ("reward",)),
-    "install_requirements": ("reward",),
+    **dict.fromkeys(("sandbox_back_end", "install_requirements"), ("reward",)),
     **dict.fromkeys(("limit", "gold_policy"), ("task file",)),
     **dict.fromkeys(("fail_on", "as_json"), ("reward", "task file", "run", "file of rollouts")),
     "seed": ("reward", "task file", "resource"),
@@ -69,6 +69,11 @@ _FOR = {
     "--sandbox",
     type=click.Choice(["in_process", "warm", "isolated"]),
     help="Reward: behind which walls; default: warm for a file of one's own.",
+)
+@click.option(
+    "--sandbox-back-end",
+    metavar="docker:IMAGE|ssh:HOST",
+    help="Reward: run it in a container or on another machine; default: here.",
 )
 @click.option("--read-path", multiple=True, metavar="PATH", help="Reward: a file or folder that it may read.")
 @click.option(
@@ -162,6 +167,7 @@ def _asked(given: Mapping[str, Any], seed: int, options: Mapping[str, Any] | Non
         golds=given["gold"],
         against=given["against"],
         sandbox=given["sandbox"],
+        back_end=given["sandbox_back_end"],
         read_paths=given["read_path"],
         install_requirements=given["install_requirements"],
         time_s=given["time_limit"],

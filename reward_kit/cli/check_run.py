@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import operator
 import sys
 import time
@@ -18,17 +17,17 @@ import click
 from reward_kit.cli.check_run_files import check_header, check_summary, combination_rule
 from reward_kit.episodes.record import attempt_of, environment_return, episode_from_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, StoreError, boundary, did_you_mean
+from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, boundary, did_you_mean
 from reward_kit.reward_checks.report import counted, shown
 from reward_kit.runs.files import told_of
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.store import read_scores
 from reward_kit.tokens.checking.episodes import EpisodeFinding, check_episode
 from reward_kit.tokens.checking.findings import Found
 from reward_kit.tokens.checking.foreign import FORMATS, check_foreign_file
 from reward_kit.tokens.checking.groups import BatchChecks
 
-_EPISODES, _SCORES, _CREDIT = "episodes.jsonl", "scores.jsonl", "credit.jsonl"
+_EPISODES, _CREDIT = "episodes.jsonl", "credit.jsonl"
 _EXAMPLES = 3
 _LINE_CHARS = 400
 _SECONDS_BETWEEN = 5.0
@@ -45,14 +44,6 @@ def is_run(target: str) -> bool:
 def _in_runs(run: Path) -> Path:
     """Where the episodes of a run of this name are, in the folder in which runs are by default."""
     return Path("runs") / run / _EPISODES
-
-
-def is_training(run: Path) -> bool:
-    """Whether a folder is that of a training run."""
-    try:
-        return RunHeader.read(run).training is not None
-    except StoreError:
-        return False
 
 
 def is_foreign_file(target: str) -> bool:
@@ -174,7 +165,7 @@ def _report(tally: Tally, target: str, what: str, fail_on: str, as_json: bool) -
 def _refuse_no_run(run: Path) -> None:
     if (run / _EPISODES).is_file():
         return
-    if is_training(run):
+    if (run / FILE).is_file() and RunHeader.read(run).training is not None:
         raise ConfigError(
             f"{run} is a run of `reward-kit train`: it keeps figures, checkpoints and a model, and no {_EPISODES} "
             f"to check. Let its model act, and check that run: reward-kit run TASK -T policy.model={run / 'model'}"
@@ -210,13 +201,7 @@ def _findings_of(run: Path, credit: _CreditLines) -> Iterator[list[EpisodeFindin
 
 def _scores_of(run: Path) -> dict[tuple[str, int], bool]:
     """Whether each attempt of each episode has a score."""
-    scores = {}
-    for line in read_scores(run):
-        score, rollout_id = line.get("score"), line["rollout_id"]
-        if score is not None and (not isinstance(score, int | float) or not math.isfinite(score)):
-            raise StoreError(f"{run / _SCORES}: the score of {rollout_id} is a finite number or null; got {score!r}")
-        scores[rollout_id, attempt_of(line)] = score is not None
-    return scores
+    return {(line["rollout_id"], attempt_of(line)): line.get("score") is not None for line in read_scores(run)}
 
 
 def _check_line(

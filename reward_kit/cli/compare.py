@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from reward_kit.cli.numbers import Number, WholeNumber
+from reward_kit.cli.outcome import note_console
 from reward_kit.runs.comparison.comparing import Comparison, compare, to_json
 from reward_kit.runs.comparison.gates import Gate, regression_gates, under_gate
 from reward_kit.runs.comparison.sides import read_sides
@@ -111,7 +112,7 @@ def _console(display: str | None) -> Console:
 
 def _tell(comparison: Comparison, gates: list[Gate], output: Path | None) -> None:
     """What belongs to the table but not into it: warnings, where the page is, which gates fell."""
-    note = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    note = note_console()
     for told in notes_of(comparison):
         note.print(f"warning: {told}", style="yellow")
     if output is not None:

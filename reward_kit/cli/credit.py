@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.cli.numbers import WholeNumber
-from reward_kit.cli.outcome import write_page
-from reward_kit.errors import ConfigError, StoreError, did_you_mean
+from reward_kit.cli.outcome import note_console, write_page
+from reward_kit.errors import ConfigError, StoreError
 from reward_kit.runs.credit import RunCredit, assign_credit, extreme_steps, headline, write_section
-from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.header import RunHeader
 from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.store import episode_at, is_open_elsewhere
 from reward_kit.task_parts import CreditModel
@@ -62,7 +62,7 @@ def command(run: Path, estimator: str | None, options: tuple[str, ...], top: int
       reward-kit credit runs/my-run --estimator rloo
       reward-kit credit runs/my-run -E omega=0.3 -E 'state_hash={name: last_messages, count: 2}'
     """
-    header = _header(run)
+    header = RunHeader.of_folder(run)
     if header.training is not None:
         raise ConfigError(
             f"{run} is a training run, which has no episodes.jsonl; the credit of the episodes that it kept "
@@ -79,22 +79,11 @@ def command(run: Path, estimator: str | None, options: tuple[str, ...], top: int
         click.echo(json.dumps({"run": str(run), **credit.section, "best": best, "worst": worst}))
     else:
         _show(credit, best, worst)
-    note = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    note = note_console()
     for warning in credit.warnings:
         note.print(f"warning: {warning}", style="yellow")
     note.print(f"Written to {run / 'credit.jsonl'}")
     write_page(run, note)
-
-
-def _header(run: Path) -> RunHeader:
-    if (run / FILE).is_file():
-        return RunHeader.read(run)
-    if (run.parent / FILE).is_file():  # a file of the run
-        near = f"; did you mean {str(run.parent)!r}?"
-    else:
-        folders = {run, run.parent, Path("runs")}
-        near = did_you_mean(str(run), (str(path.parent) for folder in folders for path in folder.glob(f"*/{FILE}")))
-    raise ConfigError(f"{run} is no run: it has no {FILE}{near}")
 
 
 def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]) -> CreditModel:

@@ -26,6 +26,7 @@ from reward_kit.processes import LOG_FOLDER
 from reward_kit.runs import events
 from reward_kit.runs.credit import RunCredit, assign_credit, headline, settings_of, write_section
 from reward_kit.runs.display import Display, DisplayKind
+from reward_kit.runs.engine import Engine
 from reward_kit.runs.plan import Control, Plan
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_log import log_handler
@@ -142,7 +143,7 @@ class Ending:
     further: Callable[[Sequence[EpisodeRow]], FurtherPart] | None = None
 
 
-def carry_out(
+def run_into(
     plan: Plan,
     store: RunStore,
     ending: Ending,
@@ -152,6 +153,7 @@ def carry_out(
     error_limit: float | None = None,
     only_failed: bool = False,
     given: Iterable[SingleAgentEpisode] = (),
+    engine: Engine | None = None,
 ) -> int:
     """Run a plan into its store and end the command.
 
@@ -164,6 +166,7 @@ def carry_out(
         error_limit: stops the run.
         only_failed: run again what broke, and nothing else.
         given: episodes that are there already and are only to be scored.
+        engine: where episodes are collected; by default in this process.
 
     Returns:
         The exit code.
@@ -171,7 +174,15 @@ def carry_out(
 
     async def run() -> int:
         control, shown = Control(), Display(display_kind(display), ending.expected)
-        execution = Run(plan, store, listener=shown, control=control, error_limit=error_limit, only_failed=only_failed)
+        execution = Run(
+            plan,
+            store,
+            listener=shown,
+            control=control,
+            error_limit=error_limit,
+            only_failed=only_failed,
+            engine=engine,
+        )
         shown.scoring = lambda: execution.scoring
         if traffic is not None:
             from reward_kit.providers.traffic import CURRENT_TRAFFIC

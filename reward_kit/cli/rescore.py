@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reward_kit.cli.outcome import Ending, FurtherPart, carry_out
+from reward_kit.cli.outcome import Ending, FurtherPart, run_into
 from reward_kit.cli.scoring import Asked, Origin, Ready, made_ready, origin_of, scoring_flags
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.processes import SECRET_NAME
@@ -36,9 +36,8 @@ from reward_kit.runs.rescoring import (
     source_of,
 )
 from reward_kit.runs.scoring_given import check_reward
-from reward_kit.runs.statistics import Interval
 from reward_kit.runs.store import RunStore, is_open_elsewhere, new_run_path
-from reward_kit.runs.tables import figure, printable
+from reward_kit.runs.tables import difference_text, figure, interval_text, printable
 
 _MUST_HOLD = {"run": "episodes of another run", "files": "the run has changed since", "scorer": "another reward"}
 
@@ -87,7 +86,7 @@ def command(run: Path, asked: Asked, output: Path | None, only_failed: bool) -> 
         credit=definition.credit,
         further=lambda rows: _part(changes_of(before, rows, definition.pass_threshold)),
     )
-    sys.exit(carry_out(plan, store, ending, display=asked.display, only_failed=only_failed))
+    sys.exit(run_into(plan, store, ending, display=asked.display, only_failed=only_failed))
 
 
 def _header(source: Source, asked: Asked, ready: Ready, plan: Plan) -> RunHeader:
@@ -192,9 +191,9 @@ def _lines(policies: Sequence[PolicyChange]) -> list[tuple[str, list[str]]]:
         return [f"{getattr(one.episodes, name):,}" for one in policies]
 
     lines = [
-        ("mean score before", [_interval(one.before) for one in policies]),
-        ("mean score now", [_interval(one.after) for one in policies]),
-        ("difference, paired", [_interval(one.difference, signed=True) for one in policies]),
+        ("mean score before", [interval_text(one.before) for one in policies]),
+        ("mean score now", [interval_text(one.after) for one in policies]),
+        ("difference, paired", [difference_text(one.difference) for one in policies]),
         ("episodes scored both times", [f"{one.paired:,}" for one in policies]),
         ("higher / lower / equal", [_ways(one.episodes) for one in policies]),
         ("failed before, pass now", counted("to_passed")),
@@ -213,18 +212,6 @@ def _ways(counts: Counts) -> str:
 
 def _samples(change: PolicyChange) -> str:
     return f"{change.samples_up:,} / {change.samples_down:,} / {change.samples_same:,}"
-
-
-def _interval(interval: Interval | None, *, signed: bool = False) -> str:
-    if interval is None:
-        return "–" if signed else "unscored"
-
-    def told(value: float) -> str:
-        return f"+{figure(value)}" if signed and value > 0 else figure(value)
-
-    if interval.low is None or interval.high is None:
-        return told(interval.mean)
-    return f"{told(interval.mean)}  [{told(interval.low)}, {told(interval.high)}]"
 
 
 def _moved(changes: Changes) -> RenderableType:

@@ -39,3 +39,9 @@ def where_it_runs(default: str | None = None) -> Callable[[Any], Any]:
         return command
 
     return add
+
+
+def keys_of_walls(sandbox: str | None, sandbox_back_end: str | None, install_requirements: bool) -> dict[str, Any]:
+    """The dotted keys of a task file that these flags set; a flag that is not given sets none."""
+    given = {"level": sandbox, "back_end": sandbox_back_end, "install_requirements": install_requirements}
+    return {f"sandbox.{key}": value for key, value in given.items() if value}

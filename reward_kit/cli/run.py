@@ -15,15 +15,18 @@ import click
 import pydantic
 from click.core import ParameterSource
 
+from reward_kit.cli.engine_flags import as_the_driver_needs_it, engine_of, refuse_unused, where_it_is_collected
 from reward_kit.cli.numbers import Number, WholeNumber
-from reward_kit.cli.outcome import Ending, carry_out
-from reward_kit.cli.reward_flags import where_it_runs
+from reward_kit.cli.outcome import Ending, run_into
+from reward_kit.cli.resumed_secrets import told_of_hidden
+from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
 from reward_kit.errors import ConfigError
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.plan import Plan
 from reward_kit.runs.preparation import has_human, new_store, plan_of
-from reward_kit.runs.request import Request, changes_since, header_to_resume, hidden_overrides
+from reward_kit.runs.redaction import is_hidden
+from reward_kit.runs.request import Request, changes_since, header_to_resume
 from reward_kit.runs.resources import check_world
 from reward_kit.runs.store import RunStore, latest_run
 from reward_kit.runs.tasks import Task, load_task
@@ -75,6 +78,7 @@ _LATEST = "latest"
     help="Set a key of the task (dotted for inner).",
 )
 @where_it_runs("the task's")
+@where_it_is_collected()
 @click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
 @click.option("--resume", is_flag=False, flag_value=_LATEST, metavar="[RUN]", help="Go on; default: the latest run.")
 @click.option("--only-failed", is_flag=True, help="With --resume: run again what broke, and nothing else.")
@@ -107,6 +111,9 @@ def command(
     sandbox: str | None,
     sandbox_back_end: str | None,
     install_requirements: bool,
+    engine: str,
+    address: str | None,
+    engine_options: tuple[str, ...],
     log_dir: Path,
     resume: str | None,
     only_failed: bool,
@@ -135,19 +142,21 @@ def command(
             _refuse_options_with_resume()
             path = _run_to_resume(resume, task, log_dir)
             header = header_to_resume(path)
-            request = Request.of_run(header).changed(parsed, base_url, _told_of_hidden(header, parsed))
+            request = _as_it_was_asked(header, parsed, base_url)
         elif task is not None:
-            parsed |= _of_sandbox(sandbox, sandbox_back_end, install_requirements)
+            parsed |= keys_of_walls(sandbox, sandbox_back_end, install_requirements)
             request = Request(task, parsed, models, policies, base_url, rollouts, limit, sample_ids, seed)
         else:
             raise click.UsageError("name a task file, or give --resume")
         _refuse_what_goes_with_resume(resume, only_failed=only_failed, force=force)
+        refuse_unused(engine, address, engine_options, {"--record": record, "--replay": replay})
         loaded = load_task(request.task_path, request.overrides)
         if path is not None and header is not None:
             _check_unchanged(path, header, loaded, force)
         loaded = _with_run_limits(loaded, header, parsed, max_cost)
         traffic = _traffic(record, replay)
-        plan, redaction = plan_of(loaded, request, max_concurrency, traffic)
+        plan, redaction = plan_of(as_the_driver_needs_it(engine, loaded), request, max_concurrency, traffic)
+        where = engine_of(engine, address, engine_options, loaded, request, plan, traffic)
         anyio.run(check_world, loaded.definition, loaded.samples, loaded.path)
         _record(record, traffic, dry_run)  # opened last, so that bad input leaves none behind
     click.echo("".join(f"{note}\n" for note in loaded.notes), err=True, nl=False)
@@ -157,16 +166,17 @@ def command(
     store = RunStore(path, redaction) if path is not None else new_store(log_dir, loaded, plan, request, redaction)
     ending = _ending(plan, store.path, fail_under, as_json)
     shown = _display(display, plan)
-    code = carry_out(
-        plan, store, ending, display=shown, traffic=traffic, error_limit=fail_on_error, only_failed=only_failed
+    code = run_into(
+        plan,
+        store,
+        ending,
+        display=shown,
+        traffic=traffic,
+        error_limit=fail_on_error,
+        only_failed=only_failed,
+        engine=where,
     )
     sys.exit(code)
-
-
-def _of_sandbox(level: str | None, back_end: str | None, install_requirements: bool) -> dict[str, Any]:
-    """The keys of a task file that the flags about the sandbox set."""
-    given = {"level": level, "back_end": back_end, "install_requirements": install_requirements}
-    return {f"sandbox.{key}": value for key, value in given.items() if value}
 
 
 def _refuse_what_goes_with_resume(resume: str | None, *, only_failed: bool, force: bool) -> None:
@@ -205,13 +215,18 @@ def _refuse_options_with_resume() -> None:
             click.echo(f"{parameter.opts[0]} of the environment is not used: a resume keeps what was decided", err=True)
 
 
-def _told_of_hidden(header: RunHeader, given: Mapping[str, Any]) -> list[str]:
-    """The secrets that the run was given by -T; who resumes is told that they are not stored."""
-    hidden = hidden_overrides(header)
-    if missing := [key for key in hidden if key not in given]:
-        keys = " ".join(f"-T {key}=…" for key in missing)
-        click.echo(f"{keys} is a secret and was not stored; give it again, or set it in the environment", err=True)
-    return hidden
+def _as_it_was_asked(header: RunHeader, given: Mapping[str, Any], base_url: str | None) -> Request:
+    """What the run was asked to do, with what the resume is given.
+
+    Raises:
+        ConfigError: an override would change what is run, or the endpoint holds a secret, which is not stored.
+    """
+    if base_url is None and is_hidden(header.base_url):
+        raise ConfigError(
+            f"the run's endpoint was {header.base_url}, of which a secret was not stored; give --base-url"
+        )
+    hidden = told_of_hidden(header.overrides, given, ", or set it in the environment")
+    return Request.of_run(header).changed(given, base_url, hidden)
 
 
 def _with_run_limits(task: Task, header: RunHeader | None, given: Mapping[str, Any], max_cost: float | None) -> Task:

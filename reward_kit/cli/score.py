@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from reward_kit.cli.outcome import Ending, carry_out
+from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.scoring import Asked, Origin, made_ready, origin_of, scoring_flags
 from reward_kit.episodes.record import facts_of
 from reward_kit.errors import ConfigError
@@ -53,7 +53,7 @@ def command(data: Path, asked: Asked) -> None:
         fail_under=asked.fail_under,
         as_json=asked.as_json,
     )
-    sys.exit(carry_out(plan, store, ending, display=asked.display, given=episodes))
+    sys.exit(run_into(plan, store, ending, display=asked.display, given=episodes))
 
 
 def _origin_of(data: Path) -> Origin:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from reward_kit.cli.numbers import Number
-from reward_kit.cli.reward_flags import where_it_runs
+from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.scoring import Reward
@@ -108,11 +108,8 @@ def _asked(given: dict[str, Any]) -> Asked:
     """What the flags said, taken out of what click gives."""
     options = dict(parse_override(item, "-O") for item in given.pop("options"))
     changes = dict(parse_override(item) for item in given.pop("overrides"))
-    level, back_end = given.pop("sandbox"), given.pop("sandbox_back_end")
-    changes |= {"sandbox.level": level} if level else {}
     changes |= {f"reward_options.{key}": value for key, value in options.items()}
-    changes |= {"sandbox.back_end": back_end} if back_end else {}
-    changes |= {"sandbox.install_requirements": True} if given.pop("install_requirements") else {}
+    changes |= keys_of_walls(*(given.pop(name) for name in ("sandbox", "sandbox_back_end", "install_requirements")))
     kept = ("reward", "pass_threshold", "log_dir", "fail_under", "display", "as_json")
     return Asked(options=options, changes=changes, **{name: given.pop(name) for name in kept})
 

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -23,24 +23,28 @@ from reward_kit.cli.outcome import (
     note_console,
     write_page,
 )
+from reward_kit.cli.resumed_secrets import told_of_hidden
 from reward_kit.errors import ConfigError
 from reward_kit.processes import LOG_FOLDER
+from reward_kit.rl.learner.crew import Crew, crew_of_processes
 from reward_kit.rl.training.carry_out import Outcome, carry_out
 from reward_kit.rl.training.display import TrainingDisplay
 from reward_kit.rl.training.explain import explained, notes
-from reward_kit.rl.training.logs import METRICS
 from reward_kit.rl.training.plan import TrainingPlan, load_plan
 from reward_kit.rl.training.policy_checks import check_policy
 from reward_kit.rl.training.resuming import CHANGEABLE, changes_since
 from reward_kit.rl.training.run_folder import RunFolder, header_of, latest_training, remove_unused, training_of
 from reward_kit.rl.training.session import INTERRUPTED
+from reward_kit.rl.training.setup import Makers
+from reward_kit.rl.training.together import help_to_train, sharded_by
 from reward_kit.runs import events
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.plan import Control
-from reward_kit.runs.redaction import Redaction, known_secrets, without_hidden
+from reward_kit.runs.redaction import without_hidden
 from reward_kit.runs.resources import check_world
 from reward_kit.runs.store import new_run_path
+from reward_kit.runs.training_files import METRICS
 
 _LATEST = "latest"
 
@@ -86,6 +90,26 @@ def command(
       reward-kit train train.yaml -T ppo.lr=1e-4 -T pipeline=one_step_off
       reward-kit train --resume
     """
+    with crew_of_processes() as crew:
+        if crew is not None and not crew.processes.is_first:
+            if not help_to_train(crew):
+                sys.exit(0)  # the first process has said what there is to say
+            return
+        code = _command(config, overrides, log_dir, resume, force, display, as_json, dry_run, crew)
+    sys.exit(code)
+
+
+def _command(
+    config: Path | None,
+    overrides: tuple[str, ...],
+    log_dir: Path,
+    resume: str | None,
+    force: bool,
+    display: str | None,
+    as_json: bool,
+    dry_run: bool,
+    crew: Crew | None,
+) -> int:
     # What a user's code prints must not mix with the summary on standard output.
     with contextlib.redirect_stdout(sys.stderr):
         given, path = dict(parse_override(item) for item in overrides), None
@@ -103,12 +127,12 @@ def command(
     if dry_run:
         click.echo(json.dumps({"dry_run": True, "run": plan.name}) if as_json else explained(plan))
         click.echo("Nothing was written.", err=True)
-        return
+        return 0
     if path is None:
         path = new_run_path(log_dir, plan.name)
-        RunFolder.create(path, header_of(path.name, plan))
+        RunFolder.create(path, header_of(path.name, plan), plan.redaction)
     try:
-        sys.exit(_train(plan, path, display, as_json))
+        return _train(plan, path, display, as_json, crew)
     except (ConfigError, ExceptionGroup) as error:
         is_refused = isinstance(error, ConfigError) or error.subgroup(ConfigError) is not None
         if is_refused and resume is None:  # by what only weights or worlds could tell: there is nothing to go on from
@@ -139,12 +163,13 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
     """
     header = RunHeader.read(path)
     training = training_of(header, path)
+    hidden = told_of_hidden(training.overrides, given)
     for key in given:
-        if key.partition(".")[0] not in CHANGEABLE:
+        if key.partition(".")[0] not in CHANGEABLE and key not in hidden:
             raise ConfigError(
                 f"-T {key} cannot be changed by --resume; start a new run. These can: {', '.join(CHANGEABLE)}"
             )
-    before = without_hidden(training.overrides)
+    before = without_hidden(training.overrides) | {key: given[key] for key in hidden if key in given}
     plan = load_plan(Path(training.train_path), before)
     changes = changes_since(header, plan, path)
     for change in changes.allowed:
@@ -157,7 +182,8 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
     return load_plan(Path(training.train_path), {**before, **given}) if given else plan
 
 
-def _train(plan: TrainingPlan, path: Path, display: str | None, as_json: bool) -> int:
+def _train(plan: TrainingPlan, path: Path, display: str | None, as_json: bool, crew: Crew | None) -> int:
+    makers = _makers(plan, crew)
     evaluation = plan.config.evaluation
     every = evaluation.every if evaluation is not None else None
     shown = TrainingDisplay(display_kind(display), plan.config.updates, evaluated_every=every)
@@ -167,13 +193,13 @@ def _train(plan: TrainingPlan, path: Path, display: str | None, as_json: bool) -
 
     async def run() -> Outcome:
         with shown, contextlib.redirect_stdout(sys.stderr):
-            return await carry_out(plan, folder, shown, stoppable)
+            return await carry_out(plan, folder, shown, stoppable, makers)
 
     allow_many_connections()
     # Bars of libraries that load and write weights would be drawn over ours.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    with RunFolder(path) as folder:
-        log_to(path / "run.log", Redaction(known_secrets(plan.task.definition.model_dump(mode="json"))))
+    with RunFolder(path, plan.redaction) as folder:
+        log_to(path / "run.log", plan.redaction)
         LOG_FOLDER.set(path / "logs")
         events.began(path, "training", plan.config.updates)
         try:
@@ -181,7 +207,25 @@ def _train(plan: TrainingPlan, path: Path, display: str | None, as_json: bool) -
         finally:
             _write_page(path)
         events.ended(path, "training", outcome.status)
-    return _end(path, outcome, as_json)
+    return _end(path, outcome, as_json, _started_by(crew))
+
+
+def _makers(plan: TrainingPlan, crew: Crew | None) -> Makers:
+    """Of what is in other processes."""
+    makers = Makers() if crew is None else Makers(sharded_by(crew))
+    if plan.config.engine.type == "local":
+        return makers
+    from reward_kit.integrations.ray.training import on_cluster
+
+    return on_cluster(plan, makers)
+
+
+def _started_by(crew: Crew | None) -> list[str]:
+    """The words with which this command was called, as far as a resume needs them."""
+    if crew is None:
+        return ["reward-kit"]
+    here = os.environ.get("LOCAL_WORLD_SIZE", str(crew.processes.size))
+    return ["torchrun", "--nproc-per-node", here, "-m", "reward_kit.cli.main"]
 
 
 def _write_page(path: Path) -> None:
@@ -191,7 +235,7 @@ def _write_page(path: Path) -> None:
         write_page(path, note_console())
 
 
-def _end(path: Path, outcome: Outcome, as_json: bool) -> int:
+def _end(path: Path, outcome: Outcome, as_json: bool, called: Sequence[str]) -> int:
     if as_json:
         click.echo(json.dumps({"run": str(path), "status": outcome.status, **outcome.summary}))
     elif (best := outcome.summary.get("best")) is not None:
@@ -201,5 +245,5 @@ def _end(path: Path, outcome: Outcome, as_json: bool) -> int:
     click.echo(f"Written to {path}", err=True)
     if outcome.status != INTERRUPTED:
         return 0
-    click.echo(f"Go on with:  {shlex.join(['reward-kit', 'train', '--resume', str(path)])}", err=True)
+    click.echo(f"Go on with:  {shlex.join([*called, 'train', '--resume', str(path)])}", err=True)
     return 130

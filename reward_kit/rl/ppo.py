@@ -85,7 +85,8 @@ class PPOLearner:
         if reference is self.module:
             raise ConfigError("the reference is the module in training; give it a copy, copy.deepcopy(module)")
         if reference is not None:
-            return Scorer(reference.to(self._place.device).eval().requires_grad_(False), self.config)
+            self._place.processes.same_weights(reference.to(self._place.device))
+            return Scorer(reference.eval().requires_grad_(False), self.config)
         # Adapters leave the weights that they are beside as they were.
         return self._scorer if self.config.kl_coefficient and has_adapters(self.module) else None
 
@@ -187,11 +188,16 @@ class PPOLearner:
         laid.reshape(-1)[flat.flat_N] = found.logprobs_N
         return laid
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that a learner like this one needs to go on as if nothing had happened."""
+    def state_dict(self, *, keep: bool = True) -> dict[str, Any]:
+        """All that a learner like this one needs to go on as if nothing had happened.
+
+        Args:
+            keep: False where another of several processes keeps it: all of them have to call this, and put shards
+                together, but then the tensors are None.
+        """
         return {
-            "module": whole(self.module.state_dict()),
-            "optimizer": whole(self.optimizer.state_dict()),
+            "module": whole(self.module.state_dict(), keep=keep),
+            "optimizer": whole(self.optimizer.state_dict(), keep=keep),
             "parameters": self._names(),
             "generator": self._generator.get_state(),
             "kl": self._kl.state_dict() if self._kl is not None else {},

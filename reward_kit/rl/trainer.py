@@ -12,14 +12,13 @@ import anyio
 import anyio.to_thread
 import torch
 
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.rl.reward_manager import RewardManager
-from reward_kit.rl.training.collecting import Collector
+from reward_kit.rl.training.collecting import Collector, TrainingWorker
 from reward_kit.rl.training.kept import KeptUpdate
 from reward_kit.rl.training.meter import SCORING, WAIT, Meter
 from reward_kit.rl.training.placed_scores import placed_scores
@@ -75,7 +74,7 @@ class Trainer:
 
     def __init__(
         self,
-        worker: RLRolloutWorker,
+        worker: TrainingWorker,
         reward_agent: AsyncRewardAgent,
         credit: CreditAssigner,
         learner: Learner,
@@ -121,8 +120,7 @@ class Trainer:
         """A score, or a failure, per episode, in the order in which they came."""
         with self.meter.time(SCORING), self.meter.time(WAIT):
             requests = [ScoringRequest.of(episode, self.worker.task_definition) for episode in episodes]
-            ticket = await self.reward_agent.submit(requests, self.group_size)
-            return (await self.reward_agent.get(len(requests), ticket=ticket)).extra_infos
+            return await self.reward_agent.score_all(requests, self.group_size)
 
     def align(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
         """The steps with their rewards, and the scores as the reward manager leaves them."""

@@ -21,6 +21,7 @@ import pydantic
 from reward_kit.agent.models import StopReason
 from reward_kit.credit.diagnostics import credit_diagnostics
 from reward_kit.episodes.json_codec import TAG
+from reward_kit.episodes.latest_attempts import LatestAttempts
 from reward_kit.episodes.record import attempt_of, episode_from_record
 from reward_kit.errors import ConfigError, EpisodeError, Failure, StoreError, boundary
 from reward_kit.models import EvaluateResult
@@ -164,10 +165,10 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
     """
     scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(path)}
     is_lean = _reads_recorded_keys(assigner)
-    latest: dict[str, tuple[int, _StoredEpisode | None]] = {}
+    latest = LatestAttempts[_StoredEpisode | None]()
     for number, (offset, record) in enumerate(placed_episodes(path), 1):
         rollout_id, attempt = record["rollout_id"], attempt_of(record)
-        if latest.get(rollout_id, (-1, None))[0] > attempt:
+        if latest.is_outdated(rollout_id, attempt):
             continue
         scored, found = _scored(path, rollout_id, scores.get((rollout_id, attempt))), None
         with _told_of_line(f"{path / 'episodes.jsonl'}:{number}"):
@@ -175,8 +176,8 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
                 aligned = assigner.align_one(episode_from_record(_lean(record) if is_lean else record), scored)
                 aligned = aligned if keeps_steps else aligned._replace(steps=[])
                 found = _StoredEpisode(aligned, attempt, record["rollout_index"] or 0, offset)
-        latest[rollout_id] = attempt, found
-    stored = [episode for _, episode in latest.values() if episode is not None]
+        latest.put(rollout_id, attempt, found)
+    stored = [episode for episode in latest.values() if episode is not None]
     return sorted(stored, key=lambda one: (one.aligned.group_id, one.rollout_index, one.aligned.rollout_id))
 
 

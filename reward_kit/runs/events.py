@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from reward_kit.runs.summary import EpisodeRow
+from reward_kit.runs.training_files import HELD_OUT_SCORE
 
 NAME = "reward_kit.events"
 _log = logging.getLogger(NAME)
-_OF_UPDATE = ("held_out/score", "score/mean", "learner/approx_kl", "time/total_s")
+_OF_UPDATE = (HELD_OUT_SCORE, "score/mean", "learner/approx_kl", "time/total_s")
 
 
 def began(run: Path, kind: str, total: int) -> None:

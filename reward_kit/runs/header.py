@@ -13,7 +13,7 @@ from typing import Any
 
 import pydantic
 
-from reward_kit.errors import StoreError
+from reward_kit.errors import ConfigError, StoreError, did_you_mean
 from reward_kit.runs.files import read_json
 from reward_kit.validation import describe_validation_error
 
@@ -109,6 +109,18 @@ class RunHeader(pydantic.BaseModel):
         except pydantic.ValidationError as error:
             raise StoreError(f"{run / FILE}: {'; '.join(describe_validation_error(error))}") from None
 
+    @classmethod
+    def of_folder(cls, run: Path) -> RunHeader:
+        """As `read`, of a folder that a user named.
+
+        Raises:
+            ConfigError: it is not that of a run; the message names what may have been meant.
+            StoreError: as `read`.
+        """
+        if not (run / FILE).is_file():
+            raise ConfigError(f"{run} is not the folder of a run: it has no {FILE}{_what_is_meant(run)}")
+        return cls.read(run)
+
     @property
     def pass_threshold(self) -> float:
         """A score of at least this passes."""
@@ -116,6 +128,10 @@ class RunHeader(pydantic.BaseModel):
         if isinstance(told, int | float) and not isinstance(told, bool) and abs(told) <= sys.float_info.max:
             return float(told)
         return 1.0
+
+    def status_now(self, is_open: bool) -> str:
+        """The status; "killed" where it says running, and no process has the run open."""
+        return "killed" if self.status == "running" and not is_open else self.status
 
     def to_bytes(self) -> bytes:
         """As it stands in the file: ASCII JSON, without the keys that say nothing of this kind of run."""
@@ -126,3 +142,12 @@ class RunHeader(pydantic.BaseModel):
     def with_(self, **changes: Any) -> RunHeader:
         """The header with other values of some keys."""
         return self.model_copy(update=changes)
+
+
+def _what_is_meant(run: Path) -> str:
+    """The run whose file it is, or whose name is the nearest, for the end of a message."""
+    if (run.parent / FILE).is_file():
+        return f"; did you mean {str(run.parent)!r}?"
+    folders = {run, run.parent, Path("runs")}
+    near = did_you_mean(str(run), (str(path.parent) for folder in folders for path in folder.glob(f"*/{FILE}")))
+    return near if near.endswith("?") else "; `reward-kit runs list` names them"

@@ -101,8 +101,8 @@ def files_of(reward: Reward) -> tuple[Path, ...]:
 def scorer_hash(reward: Reward) -> str:
     """What scored, whatever it is called: SHA-256 of the reward's file where nothing else decides its scores.
 
-    Else of the SHA-256s of all that does, sorted, a line each: its files, and its options. Of one behind HTTP: of its URL
-    and what its server says in this way.
+    Else of the SHA-256s of all that does, sorted, a line each: its files, and its options. Of one behind HTTP: of its
+    URL and what its server says in this way.
     """
     if reward.origin is None:
         from reward_kit.reward_agent.remote import RemoteReward

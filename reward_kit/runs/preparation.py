@@ -61,7 +61,7 @@ def prepare(
     user = make_user(task, traffic)
     check_costs(task, policies, user)
     with about(task.located, "redact"):
-        redaction = redaction_of(task.definition, task.folder, base_url)
+        redaction = redaction_of(task.definition, task.folder)
     return Prepared(policies, user, redaction)
 
 

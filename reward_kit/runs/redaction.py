@@ -61,6 +61,11 @@ class Redaction:
         self._encoded = [text.encode("utf-8", "surrogatepass") for text in self._secrets]
         self._hook = hook
 
+    @property
+    def has_hook(self) -> bool:
+        """Whether `of_record` changes anything."""
+        return self._hook is not None
+
     def of_record(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """The record with the hook applied to its texts; keys, and what joins records, stay as they are.
 
@@ -137,11 +142,24 @@ def _is_secret(key: Any, value: Any) -> bool:
     return bool(SECRET_NAME.search(str(key))) and not isinstance(value, Mapping) and value is not None
 
 
+def is_hidden(value: Any) -> bool:
+    """Whether a text, or one in a list, is not what it was: a secret in it was hidden before it was stored."""
+    return HIDDEN in value if isinstance(value, str) else isinstance(value, list) and any(map(is_hidden, value))
+
+
 def without_hidden(value: Any) -> Any:
-    """`value` without the entries, at any depth, that `without_secrets` replaced."""
+    """`value` without the entries, at any depth, of which a secret was hidden."""
     if isinstance(value, Mapping):
-        return {key: without_hidden(item) for key, item in value.items() if item != HIDDEN}
+        return {key: without_hidden(item) for key, item in value.items() if not is_hidden(item)}
     return [without_hidden(item) for item in value] if isinstance(value, list) else value
+
+
+def hidden_keys(value: Any, key: str = "") -> Iterator[str]:
+    """The dotted keys of the entries that `without_hidden` leaves out; `key` is that of `value` itself."""
+    if is_hidden(value):
+        yield key
+    for name, item in value.items() if isinstance(value, Mapping) else ():
+        yield from hidden_keys(item, f"{key}.{name}" if key else str(name))
 
 
 def known_secrets(*configurations: Any) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from reward_kit.reward_agent.scoring import Reward
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.inputs import differences
 from reward_kit.runs.plan import Plan
-from reward_kit.runs.redaction import HIDDEN, without_hidden, without_secrets
+from reward_kit.runs.redaction import without_hidden, without_secrets
 from reward_kit.runs.tasks import Task
 
 
@@ -67,18 +67,6 @@ def header_to_resume(path: Path) -> RunHeader:
     if header.task_path is None:
         raise ConfigError(f"{path} is no run of a task and cannot be resumed")
     return header
-
-
-def hidden_overrides(header: RunHeader) -> list[str]:
-    """The dotted keys of overrides that a run was given and that are secrets, which are not stored."""
-    return list(_hidden(header.overrides))
-
-
-def _hidden(value: Any, key: str = "") -> Iterator[str]:
-    if value == HIDDEN:
-        yield key
-    for name, item in value.items() if isinstance(value, Mapping) else ():
-        yield from _hidden(item, f"{key}.{name}" if key else str(name))
 
 
 def header_of(run_id: str, task: Task, plan: Plan, request: Request) -> RunHeader:

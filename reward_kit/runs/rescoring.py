@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.runs.files import told_of, write_atomically
-from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.header import RunHeader
 from reward_kit.runs.redaction import HIDDEN, Redaction
 from reward_kit.runs.results import Places, places_of, read_results
 from reward_kit.runs.statistics import Interval, mean_interval
 from reward_kit.runs.store import placed_scores
 from reward_kit.runs.summary import EpisodeRow, score_interval
+from reward_kit.runs.training_files import kept_files
 
 _MOST_EXAMPLES = 10
 _SAME = 1e-12  # what differs by less differs by rounding
@@ -55,11 +56,9 @@ def source_of(run: Path) -> Source:
         ConfigError: it is no run with episodes.
         StoreError: a file of it is damaged.
     """
-    if not (run / FILE).is_file():
-        raise ConfigError(f"{run} is not the folder of a run: it has no {FILE}; `reward-kit runs list` names them")
-    header = RunHeader.read(run)
+    header = RunHeader.of_folder(run)
     if header.training is not None:
-        kept = sorted((run / "episodes").glob("*.jsonl"))
+        kept = list(kept_files(run).values())
         told = f"score those it kept: reward-kit score {kept[-1]}" if kept else "it kept none (logs.episodes_every)"
         raise ConfigError(f"{run} is a training run, which has no episodes.jsonl; {told}")
     places = places_of(run)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from reward_kit.agent.models import StopReason
+from reward_kit.episodes.latest_attempts import LatestAttempts
 from reward_kit.episodes.record import attempt_of
 from reward_kit.runs.files import told_of
 from reward_kit.runs.store import placed_episodes, placed_scores
@@ -60,18 +61,15 @@ def places_of(run: Path) -> Places:
     Raises:
         StoreError: a line is damaged; the message says which.
     """
-    latest: dict[str, tuple[int, int, bool]] = {}
+    latest = LatestAttempts[tuple[int, bool]]()
     for offset, record in placed_episodes(run):
-        rollout_id, attempt = record["rollout_id"], attempt_of(record)
-        if rollout_id in latest and latest[rollout_id][0] > attempt:
-            continue
-        latest.pop(rollout_id, None)  # it stands where its latest line does
-        latest[rollout_id] = attempt, offset, record.get("stop_reason") != StopReason.RUN_LIMIT
-    episodes = {rollout_id: offset for rollout_id, (_, offset, is_result) in latest.items() if is_result}
+        is_result = record.get("stop_reason") != StopReason.RUN_LIMIT
+        latest.put(record["rollout_id"], attempt_of(record), (offset, is_result))
+    episodes = {rollout_id: offset for rollout_id, (offset, is_result) in latest.items().items() if is_result}
     scores = {
         line["rollout_id"]: offset
         for offset, line in placed_scores(run)
-        if line["rollout_id"] in episodes and attempt_of(line) == latest[line["rollout_id"]][0]
+        if line["rollout_id"] in episodes and attempt_of(line) == latest.attempt(line["rollout_id"])
     }
     return Places(episodes, scores)
 

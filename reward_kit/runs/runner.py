@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import anyio
@@ -22,21 +23,19 @@ import anyio.to_thread
 
 from reward_kit.agent.budget import RunBudget, Used
 from reward_kit.agent.policy_interface import AgentPolicy
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, make_group_id, make_rollout_id
 from reward_kit.agent.simulated_user import WHO, SimulatedUser
-from reward_kit.agent.starts import GroupStart
 from reward_kit.agent.world_calls import CLOSE_SECONDS
 from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import attempt_of, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.runs import events
 from reward_kit.runs.clock import RunClock
+from reward_kit.runs.engine import Engine, LocalEngine, RolloutWorker
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, Listener, Plan
 from reward_kit.runs.score_lines import score_record
@@ -59,6 +58,7 @@ class Run:
         control: stops the run.
         error_limit: stops the run once more episodes than this broke; a share of the total where it is below 1.
         only_failed: what broke earlier runs again, and nothing else does.
+        engine: where episodes are collected and rewards are called; by default in this process.
     """
 
     def __init__(
@@ -70,12 +70,14 @@ class Run:
         control: Control | None = None,
         error_limit: float | None = None,
         only_failed: bool = False,
+        engine: Engine | None = None,
     ) -> None:
         self.rows: dict[str, EpisodeRow] = {}
         self._plan, self._store, self._listener = plan, store, listener
         self._control = control or Control()
         self._error_limit = error_limit
         self._only_failed = only_failed
+        self._engine = engine or LocalEngine()
         self._budget = RunBudget(plan.definition.run_limits, seconds=store.header.timing.worked_s)
         self._next_attempt: dict[str, int] = {}
         self._failed: set[str] = set()
@@ -164,7 +166,8 @@ class Run:
         """
         units = ScoringUnits(self._mode, None)
         for episode in episodes:
-            row = EpisodeRow.of(self._store.append_episode(episode))
+            self._store.append_episode(episode)
+            row = EpisodeRow.of_episode(episode)
             self.rows[row.rollout_id] = row
             self._tell_stopped(row)
             facts = facts_of(episode)
@@ -217,7 +220,7 @@ class Run:
         deadline_s = self._plan.definition.limits.reward_time_s
         # The sandbox has a slot for each CPU and bounds itself; what waits for one of them costs nothing.
         width = max(self._plan.max_concurrency, os.cpu_count() or 1)
-        self._agent = AsyncRewardAgent(scorer_of(reward, deadline_s), max_concurrency=width)
+        self._agent = AsyncRewardAgent(self._engine.scorer(reward, deadline_s), max_concurrency=width)
         async with self._agent as scorer, anyio.create_task_group() as takers:
             scoring = _Scoring(self, reward, scorer, takers, RunClock(self._store.header.timing.started_at))
             backlog, self._unscored = self._unscored, deque()
@@ -232,50 +235,43 @@ class Run:
             yield unit
 
     async def _collect(self, scoring: _Scoring | None) -> None:
-        items = self._missing()
+        missing = self._missing()
+        if (first := next(missing, None)) is None:
+            return
+        items = chain([first], missing)
 
         async def work() -> None:
             for item in items:
                 if self._control.stop_reason:
                     return
-                await self._run_item(item, scoring)
+                await self._run_item(item, workers[item.policy], scoring)
 
-        async with anyio.create_task_group() as tasks:
+        async with self._engine.workers(self._plan, self._budget) as workers, anyio.create_task_group() as tasks:
             for _ in range(min(self._plan.max_concurrency, self._plan.total)):
                 tasks.start_soon(work)
 
     def _missing(self) -> Iterator[_Item]:
         """What is to be run, a group at a time, so that groups complete early."""
         plan = self._plan
-        workers = {
-            named.label: RLRolloutWorker(
-                plan.definition,
-                named.policy,
-                tools=plan.tools,
-                user=plan.user,
-                budget=self._budget,
-                policy_label=named.label,
-            )
-            for named in plan.policies
-        }
         for sample in plan.samples:
-            for label, worker in workers.items():
+            for label in (named.label for named in plan.policies):
                 group_id = make_group_id(plan.seed, sample.id, label)
                 missing = [i for i in range(plan.rollouts) if self._is_to_be_run(make_rollout_id(group_id, i))]
                 for index in missing:
-                    yield _Item(worker, sample, group_id, index, len(missing))
+                    yield _Item(label, sample, group_id, index, len(missing))
 
     def _is_to_be_run(self, rollout_id: str) -> bool:
         return rollout_id in self._failed if self._only_failed else rollout_id not in self.rows
 
-    async def _run_item(self, item: _Item, scoring: _Scoring | None) -> None:
+    async def _run_item(self, item: _Item, worker: RolloutWorker, scoring: _Scoring | None) -> None:
         if item.group_id not in self._groups:
-            start = item.worker.group(item.sample, self._plan.seed)
+            start = worker.group(item.sample, self._plan.seed)
             self._groups[item.group_id] = _OpenGroup(start, item.group_size)
         group = self._groups[item.group_id]
-        episode = await item.worker.collect_episode(group.start, item.rollout_index)
-        episode.custom_data["attempt"] = self._next_attempt.get(episode.id_, 0)
-        row = EpisodeRow.of(self._store.append_episode(episode))
+        episode = await worker.collect_episode(group.start, item.rollout_index)
+        episode.custom_data["attempt"] += self._next_attempt.get(episode.id_, 0)
+        self._store.append_episode(episode)
+        row = EpisodeRow.of_episode(episode)
         events.episode_stopped(row)
         if not row.is_unfinished:
             self.rows[row.rollout_id] = row
@@ -328,7 +324,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    worker: RLRolloutWorker
+    policy: str
     sample: Sample
     group_id: str
     rollout_index: int
@@ -353,7 +349,7 @@ def _stopped(
 
 @dataclass(slots=True)
 class _OpenGroup:
-    start: GroupStart
+    start: Any
     remaining: int
 
 

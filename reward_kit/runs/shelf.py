@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reward_kit.errors import ConfigError, StoreError
+from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.files import read_json
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.store import is_open_elsewhere
@@ -93,11 +93,11 @@ def _read(path: Path) -> StoredRun:
         header = RunHeader.read(path)
     except StoreError:
         return StoredRun(path, "?", "unreadable", _LONG_AGO, size, 0, _scores(path))
-    is_killed = header.status == "running" and not is_open_elsewhere(path)
+    is_open = header.status == "running" and is_open_elsewhere(path)
     return StoredRun(
         path=path,
         task=header.task_name,
-        status="killed" if is_killed else header.status,
+        status=header.status_now(is_open),
         started_at=header.timing.started_at,
         size=size,
         total=header.total,
@@ -106,7 +106,17 @@ def _read(path: Path) -> StoredRun:
 
 
 def _scores(path: Path) -> dict[str, float | None]:
+    """As the summary says; none where there is no summary, or it is damaged: one such run does not hide the others."""
     if not (path / "summary.json").is_file():
         return {}
-    policies: list[dict[str, Any]] = read_json(path / "summary.json").get("policies", [])
-    return {policy["policy"]: (policy["score"] or {}).get("mean") for policy in policies}
+    try:
+        with boundary(StoreError, f"{path / 'summary.json'} is damaged"):
+            policies = read_json(path / "summary.json").get("policies", [])
+            return {str(policy["policy"]): _mean(policy["score"]) for policy in policies}
+    except StoreError:
+        return {}
+
+
+def _mean(score: Mapping[str, Any] | None) -> float | None:
+    told = (score or {}).get("mean")
+    return None if told is None else float(told)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 import re
 import secrets
@@ -21,15 +22,18 @@ from typing import Any, Self
 
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.environments.snapshots import compose, decompose
+from reward_kit.episodes.json_text import compact_json
 from reward_kit.episodes.record import episode_from_record, episode_to_record
+from reward_kit.episodes.record_text import episode_to_text
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, StoreError, boundary
 from reward_kit.processes import lock_for_this_process
-from reward_kit.runs.files import cut_torn_line, told_of, write_atomically
+from reward_kit.runs.files import cut_torn_line, read_line, told_of, write_atomically
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.redaction import Redaction
 
 SCHEMA_VERSION = 1
+_READ_AT_ONCE = 1 << 18  # lines are longer than Python's own buffer
 
 
 def new_run_path(log_dir: Path, task_name: str) -> Path:
@@ -95,6 +99,7 @@ class RunStore:
         self.path = path
         self.redaction = redaction or Redaction()
         self._files: dict[str, int] = {}
+        self._states: set[tuple[str, str]] = set()
 
     @classmethod
     def create(cls, path: Path, header: RunHeader, redaction: Redaction | None = None) -> RunStore:
@@ -146,21 +151,23 @@ class RunStore:
         self._files.clear()
         self._opened.close()
 
-    def append_episode(self, episode: SingleAgentEpisode) -> dict[str, Any]:
-        """Write one episode; its final state goes to `states/` first. Returns the line as written."""
+    def append_episode(self, episode: SingleAgentEpisode) -> None:
+        """Write one episode; its final state goes to `states/` first."""
         state = episode.custom_data.get("final_state")
         kept = self._keep_state(redacted_state(state, self.redaction)) if state else None
-        record = episode_to_record(episode, final_state=kept)
-        self._append("episodes.jsonl", record)
-        return record
+        if self.redaction.has_hook:
+            self._append("episodes.jsonl", episode_to_record(episode, final_state=kept))
+        else:
+            self._append_line("episodes.jsonl", episode_to_text(episode, final_state=kept))
 
     def append_score(self, record: Mapping[str, Any]) -> None:
         """Write one score."""
         self._append("scores.jsonl", {"schema_version": SCHEMA_VERSION, **record})
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        # ASCII escapes keep lone surrogates writable; every JSON reader undoes them.
-        text = json.dumps(self.redaction.of_record(record), separators=(",", ":"), allow_nan=False)
+        self._append_line(name, compact_json(self.redaction.of_record(record)))
+
+    def _append_line(self, name: str, text: str) -> None:
         line = self.redaction.of_line(text.encode("ascii")) + b"\n"
         descriptor = self._files[name]
         facts = os.fstat(descriptor)
@@ -177,11 +184,13 @@ class RunStore:
 
     def _keep_state(self, snapshot: StateSnapshot) -> dict[str, str]:
         digest = snapshot.digest
-        path = self.path / "states" / f"{digest}.{snapshot.kind}"
-        if not path.exists():
-            with told_of("write", path):
-                path.parent.mkdir(exist_ok=True)
-            write_atomically(path, snapshot.payload)
+        if (digest, snapshot.kind) not in self._states:  # episodes of a group often end alike
+            path = self.path / "states" / f"{digest}.{snapshot.kind}"
+            if not path.exists():
+                with told_of("write", path):
+                    path.parent.mkdir(exist_ok=True)
+                write_atomically(path, snapshot.payload)
+            self._states.add((digest, snapshot.kind))
         return {"kind": snapshot.kind, "sha256": digest}
 
     def write_header(self, header: RunHeader) -> None:
@@ -228,7 +237,7 @@ def read_scores(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a run's `scores.jsonl`; a torn last line is left out.
 
     Raises:
-        StoreError: a line is damaged, or names a failure that no release knows; the message says which.
+        StoreError: a line is damaged, or names a failure that no release knows, or no score; the message says which.
     """
     return (record for _, record in placed_scores(path))
 
@@ -239,20 +248,30 @@ def placed_scores(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def check_score(record: Mapping[str, Any]) -> None:
-    """A failure that nobody can tell would be counted as one of its own."""
+    """Refuse a score that no figure can be made of, and a failure that would be counted as one of its own.
+
+    Raises:
+        StoreError: the score is no finite number and not null, or the failure cannot be told.
+    """
+    if (score := record.get("score")) is not None and not _is_finite(score):
+        raise StoreError(f"the score of {record['rollout_id']} is a finite number or null; got {score!r:.80}")
     if (failure := record.get("failure")) is not None:
         with boundary(StoreError, "the failure cannot be read"):
             Failure.from_json(failure)
 
 
+def _is_finite(value: Any) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
 def read_credit(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a run's `credit.jsonl`, one per step, none where no credit was assigned."""
-    return (record for _, record in placed_credit(path))
-
-
-def placed_credit(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """As `read_credit`, each line with the offset at which it begins."""
-    return _read_lines(path / "credit.jsonl")
+    return (record for _, record in _read_lines(path / "credit.jsonl"))
 
 
 def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
@@ -320,7 +339,7 @@ def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     if not path.exists():
         return
     offset = 0
-    with told_of("read", path), path.open("rb") as lines:
+    with told_of("read", path), path.open("rb", buffering=_READ_AT_ONCE) as lines:
         for line in lines:
             if not line.endswith(b"\n"):
                 return
@@ -341,7 +360,7 @@ def line_record(path: Path, number: int, line: bytes, check: Check = _anything) 
         StoreError: it is no JSON object with a `rollout_id`, or `check` refuses it; the message says where.
     """
     try:
-        record = json.loads(line.rstrip())
+        record = read_line(line.rstrip())
     except ValueError as error:
         raise StoreError(f"{path}:{number}: not JSON: {error}") from None
     if not isinstance(record, dict) or not isinstance(record.get("rollout_id"), str):

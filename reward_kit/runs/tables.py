@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -40,7 +40,7 @@ def as_text(summaries: Sequence[PolicySummary], title: str) -> str:
 
 def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
     lines = [
-        ("mean score", [_interval(summary.score) for summary in summaries]),
+        ("mean score", [interval_text(summary.score) for summary in summaries]),
         ("pass@1", [_share(summary.pass_at_1) for summary in summaries]),
     ]
     # Where attempts broke, policies may differ in the k that they have complete samples of.
@@ -66,12 +66,20 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
     return lines
 
 
-def _interval(interval: Interval | None) -> str:
-    if interval is None:
-        return "unscored"
+def interval_text(interval: Interval | None) -> str:
+    """A mean with its interval; "unscored" where there is none."""
+    return "unscored" if interval is None else _with_bounds(interval, figure)
+
+
+def difference_text(interval: Interval | None) -> str:
+    """A difference with its interval, or a dash where there is none."""
+    return "–" if interval is None else _with_bounds(interval, signed)
+
+
+def _with_bounds(interval: Interval, told: Callable[[float], str]) -> str:
     if interval.low is None or interval.high is None:
-        return figure(interval.mean)
-    return f"{figure(interval.mean)}  [{figure(interval.low)}, {figure(interval.high)}]"
+        return told(interval.mean)
+    return f"{told(interval.mean)}  [{told(interval.low)}, {told(interval.high)}]"
 
 
 def _share(value: float | None) -> str:
@@ -81,6 +89,14 @@ def _share(value: float | None) -> str:
 def figure(value: float) -> str:
     """A score for people: three digits after the point, and of a large one six in all."""
     return f"{value:.3f}" if abs(value) < 1000 else f"{value:.6g}"
+
+
+def signed(value: float | None) -> str:
+    """A difference with its sign, or a dash where there is none."""
+    if value is None:
+        return "–"
+    text = figure(abs(value))
+    return f"{'−' if value < 0 else '+'}{text}" if float(text) else text
 
 
 def _number(value: float | None) -> str:

@@ -13,6 +13,7 @@ import pydantic
 from reward_kit.agent.conversations import episode_of
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.samples import make_group_id, make_rollout_id
+from reward_kit.episodes.latest_attempts import LatestAttempts
 from reward_kit.episodes.record import EpisodeFacts, attempt_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, StoreError, boundary
@@ -37,7 +38,7 @@ def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
     """
     rollouts: Counter[str] = Counter()
     places: dict[tuple[str, int], str] = {}
-    latest: dict[str, _Attempt] = {}
+    latest = LatestAttempts[SingleAgentEpisode | None]()
     for index, (where, row) in enumerate(read_rows(path)):
         if _is_episode(row):
             found = _stored(path.parent, row, where)
@@ -47,10 +48,8 @@ def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
             rollouts[sample_id] += 1
         if (known := places.setdefault((found.rollout_id, found.number), where)) != where:
             raise ConfigError(f"{where}: rollout {found.rollout_id!r} stands already at {known}")
-        if found.rollout_id not in latest or found.number > latest[found.rollout_id].number:
-            latest.pop(found.rollout_id, None)  # it stands where its latest line does
-            latest[found.rollout_id] = found
-    return [attempt.episode for attempt in latest.values() if attempt.episode is not None]
+        latest.put(found.rollout_id, found.number, found.episode)
+    return [episode for episode in latest.values() if episode is not None]
 
 
 class _Attempt(NamedTuple):

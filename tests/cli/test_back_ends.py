@@ -50,6 +50,17 @@ def test_a_score_runs_there_too(project: Project, reached: dict[str, str]) -> No
     assert (line["score"], line["sandbox"]["back_end"]) == (1.0, SSH)
 
 
+def test_a_calibration_runs_there_too_and_so_would_a_check(project: Project, reached: dict[str, str]) -> None:
+    (project.folder / "labels.csv").write_text("id,label,prompt,response\na,1,x,yes\nb,0,x,no\n")
+    (project.folder / "own.py").write_text("def length(messages):\n    return {'score': len(messages[-1].text) / 9}\n")
+    asked = ("calibrate", "labels.csv", "--reward", "own.py:length", "--resamples", "0", "--sandbox-back-end", SSH)
+    done = project.call(*asked, **reached)
+    assert done.returncode == 0 and "2 of 2 rows are scored" in done.stdout, done.stderr
+    for arguments in (asked, ("check", "own.py:length", "--sandbox-back-end", SSH)):
+        refused = project.call(*arguments, REWARD_KIT_SSH="no-such-ssh")
+        assert refused.returncode == 2 and "no-such-ssh" in refused.stderr, "nothing is run here instead"
+
+
 def test_a_back_end_that_cannot_be_used_ends_the_run_before_it_begins(project: Project) -> None:
     project.write_task(sandbox={"back_end": "docker:image"})
     done = project.call("run", "task.yaml", REWARD_KIT_CONTAINER_ENGINE="no-such-engine")

@@ -209,7 +209,7 @@ class TestRefused:
         [
             (
                 ["runs/done", "runs/don"],
-                "runs/don is not the folder of a run: it has no run.json; did you mean 'done'?",
+                "runs/don is not the folder of a run: it has no run.json; did you mean 'runs/done'?",
             ),
             (
                 ["--fail-on-regression", "runs/done"],

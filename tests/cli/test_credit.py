@@ -127,7 +127,7 @@ def test_a_training_run_is_refused_and_told_where_the_credit_stands(tmp_path: Pa
 
 def test_a_misspelt_run_is_answered_with_the_nearest(tmp_path: Path) -> None:
     run = stored_run(tmp_path)
-    with pytest.raises(ConfigError, match=re.escape(f"is no run: it has no run.json; did you mean '{run}'")):
+    with pytest.raises(ConfigError, match=re.escape(f"it has no run.json; did you mean '{run}'")):
         call(str(tmp_path / "rum"))
 
 
@@ -139,7 +139,7 @@ def test_a_run_by_its_bare_name_or_by_one_of_its_files_is_answered_with_its_fold
     run.rename(tmp_path / "runs" / "lake-1")
     monkeypatch.chdir(tmp_path)
     for named in ("lake-1", "runs/lake-1/episodes.jsonl"):
-        with pytest.raises(ConfigError, match=r"is no run: it has no run\.json; did you mean 'runs/lake-1'"):
+        with pytest.raises(ConfigError, match=r"not the folder of a run: .*; did you mean 'runs/lake-1'"):
             call(named)
 
 

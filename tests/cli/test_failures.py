@@ -26,6 +26,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.runs.datasets import read_rows
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.plan import NamedPolicy, Plan
+from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.runner import Run
 from reward_kit.runs.store import RunStore, read_episodes, read_scores
 from tests.agent.worlds import Counter as World
@@ -313,6 +314,20 @@ def test_a_secret_is_in_no_file_of_the_run(
         again = project.call("run", "--resume", "-T", "policy.api_key=sk-SECRET")
         assert again.returncode == 0, again.stderr
         assert "was not stored" in project.call("run", "--resume").stderr
+
+
+def test_an_endpoint_of_which_a_secret_was_hidden_must_be_given_again(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.call("run", "task.yaml", "--limit", "1")
+    file = project.run_path() / "run.json"
+    header = RunHeader.read(file.parent).with_(base_url="http://gateway.example/of-a-gateway/v1")
+    file.write_bytes(Redaction(["of-a-gateway"]).of_line(header.to_bytes()))
+    assert RunHeader.read(file.parent).base_url == "http://gateway.example/(hidden)/v1"
+    monkeypatch.chdir(project.folder)
+    assert "of which a secret was not stored; give --base-url" in refused("run", "--resume")
+    again = project.call("run", "--resume", "--base-url", "http://gateway.example/of-a-gateway/v1")
+    assert "--base-url is for models" in again.stderr, "it is taken, and this run has no use for it"
 
 
 class TestScoringARunAgain:

@@ -51,6 +51,21 @@ def test_the_list_is_newest_first_and_tells_scores(shelf: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "document",
+    [
+        '{"policies": [{"score": {"mean": 0.5}}]}',
+        '{"policies": [{"policy": "p", "score": {"mean": "high"}}]}',
+        *('{"policies": 3}', '{"policies": ["p"]}', "[]", "{"),
+    ],
+)
+def test_a_damaged_summary_costs_its_own_scores_and_nothing_else(shelf: Path, document: str) -> None:
+    (shelf / "b" / "summary.json").write_text(document)
+    listed = json.loads(call(shelf, "list", "--json").stdout)
+    assert [run["scores"] for run in listed] == [{"p": 0.5, "q": None}, {}] + [{"p": 0.5, "q": None}] * 2
+    assert {run["status"] for run in listed} == {"complete"}
+
+
+@pytest.mark.parametrize(
     ("rule", "left"),
     [
         (["--keep", "1"], {"c", "d"}),

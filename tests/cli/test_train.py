@@ -179,6 +179,10 @@ def test_there_is_nothing_to_resume(tmp_path: Path) -> None:
             ["one version older", "1 groups at a time", "3 collections at most"],
         ),
         ({"reward_manager": {"normalization_type": "variance"}}, ["(score - mean) / (std + 1e-8), running over"]),
+        (
+            {"engine": {"type": "ray", "address": "auto", "workers": 2, "gpus": 0.5, "reward_workers": 3}},
+            ["in 2 processes of the cluster auto, each with 1 CPUs, 0.5 GPUs", "rewards are called in 3 processes"],
+        ),
         ({"early_stop": {"at_least": 0.9, "times": 2}}, ["once held_out/score is at least 0.9 2 times in a row"]),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reward_kit.errors import StoreError
+from reward_kit.errors import ConfigError, StoreError
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.store import RunStore
 
@@ -51,3 +51,27 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, change: dict[str, Any], sa
     (store.path / "run.json").write_text(json.dumps({**written(store.path), **change}))
     with pytest.raises(StoreError, match=rf"run\.json.*{said}"):
         RunHeader.read(store.path)
+
+
+def test_a_folder_that_is_no_run_is_answered_with_what_may_be_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunStore.create(Path("runs") / "lake-1", RunHeader(task_name="t")).path
+    assert RunHeader.of_folder(run) == RunHeader.read(run)
+    for named in ("lake-1", "runs/lake-2", "runs/lake-1/episodes.jsonl"):
+        with pytest.raises(ConfigError, match=r"not the folder of a run: .* no run\.json; did you mean 'runs/lake-1'"):
+            RunHeader.of_folder(Path(named))
+    with pytest.raises(ConfigError, match=r"no run\.json; `reward-kit runs list` names them$"):
+        RunHeader.of_folder(Path("elsewhere/something"))
+    (run / "run.json").write_text("{")
+    with pytest.raises(StoreError, match=r"run\.json"):
+        RunHeader.of_folder(run)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_open", "told"),
+    [("running", True, "running"), ("running", False, "killed"), ("failed", False, "failed")],
+)
+def test_a_run_that_runs_nowhere_was_killed(status: str, is_open: bool, told: str) -> None:
+    assert RunHeader(task_name="t", status=status).status_now(is_open) == told

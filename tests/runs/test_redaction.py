@@ -14,6 +14,7 @@ from reward_kit.runs.redaction import (
     HIDDEN,
     RedactingFormatter,
     Redaction,
+    hidden_keys,
     known_secrets,
     load_hook,
     without_hidden,
@@ -81,6 +82,14 @@ class TestWhatIsKnown:
         hidden = {"api_key": HIDDEN, "tokens": 5, "inner": [{"password": HIDDEN}], "secret": None}
         assert without_secrets(given) == hidden
         assert without_hidden(hidden) == {"tokens": 5, "inner": [{}], "secret": None}
+
+    def test_a_text_of_which_a_part_was_hidden_is_not_taken_for_what_it_was(self) -> None:
+        url = "http://me:p4ssword-1@models.example/v1"
+        given = {"user.base_url": url, "policy": {"arguments": ["-v", url], "seed": 1}}
+        stored = json.loads(Redaction(known_secrets(given)).of_line(json.dumps(given).encode("ascii")))
+        assert stored["user.base_url"] == f"http://me:{HIDDEN}@models.example/v1"
+        assert without_hidden(stored) == {"policy": {"seed": 1}}
+        assert list(hidden_keys(stored)) == ["user.base_url", "policy.arguments"]
 
 
 class TestHook:

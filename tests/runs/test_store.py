@@ -98,6 +98,17 @@ def test_a_file_that_is_all_torn_becomes_empty(store: RunStore) -> None:
         assert (store.path / "scores.jsonl").read_bytes() == b""
 
 
+@pytest.mark.parametrize("value", ['"good"', '"1.0"', "true", "NaN", "-Infinity", "1e999", f"1{'0' * 400}", "[1]"])
+def test_what_is_no_score_is_named_before_a_figure_is_made_of_it(tmp_path: Path, value: str) -> None:
+    store = RunStore.create(tmp_path / "run", RunHeader(task_name="t"))
+    lines = [f'{{"rollout_id": "r{n}", "score": {score}}}\n' for n, score in enumerate(("0.5", "1", "null", value))]
+    (store.path / "scores.jsonl").write_text("".join(lines[:3]))
+    assert [line["score"] for line in read_scores(store.path)] == [0.5, 1, None]
+    (store.path / "scores.jsonl").write_text("".join(lines))
+    with pytest.raises(StoreError, match=r"scores\.jsonl:4: the score of r3 is a finite number or null; got "):
+        list(read_scores(store.path))
+
+
 def test_a_broken_line_in_the_middle_is_an_error_with_its_number(store: RunStore) -> None:
     (store.path / "scores.jsonl").write_bytes(b'{"rollout_id": "a"}\nnot json\n{"rollout_id": "b"}\n')
     with pytest.raises(StoreError, match=r"scores\.jsonl:2"):
@@ -171,6 +182,8 @@ def test_of_several_resources_each_state_is_redacted(tmp_path: Path) -> None:
     episode = make_episode()
     episode.custom_data["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
     with RunStore.create(tmp_path / "run", RunHeader(task_name="t"), Redaction(["abcdefgh1234"])) as store:
-        kept = load_episode(store.path, store.append_episode(episode)).custom_data["final_state"]
+        store.append_episode(episode)
+        (record,) = read_episodes(store.path)
+        kept = load_episode(store.path, record).custom_data["final_state"]
     found = decompose(StateSnapshot(kept["kind"], kept["payload"]))
     assert b"abcdefgh1234" not in found["a"].payload and found["b"] == parts["b"]

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import PolicySummary
-from reward_kit.runs.tables import summary_table
+from reward_kit.runs.tables import difference_text, interval_text, signed, summary_table
 
 SUMMARY = PolicySummary(
     policy="openai/gpt-5-mini",
@@ -170,3 +170,20 @@ class TestTheFirstError:
 
     def test_brackets_of_a_message_are_no_markup(self) -> None:
         assert "got [/x] in [red]" in shown(replace(SUMMARY, first_error="got [/x] in [red]"))
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0.25, "+0.250"), (-0.25, "−0.250"), (0.0, "0.000"), (-1e-9, "0.000"), (None, "–"), (-4e6, "−4e+06")],
+)
+def test_differences_have_their_sign(value: float | None, told: str) -> None:
+    assert signed(value) == told
+
+
+def test_an_interval_of_scores_and_one_of_differences_are_told_with_their_bounds() -> None:
+    interval = Interval(-0.25, -0.5, 0.125, 0.1, 10, 3, 2)
+    assert interval_text(interval) == "-0.250  [-0.500, 0.125]"
+    assert difference_text(interval) == "−0.250  [−0.500, +0.125]"
+    alone = replace(interval, low=None, high=None)
+    assert (interval_text(alone), difference_text(alone)) == ("-0.250", "−0.250")
+    assert (interval_text(None), difference_text(None)) == ("unscored", "–")

@@ -309,9 +309,8 @@ def test_what_is_wrong_about_a_rewards_surroundings_has_its_own_line(tmp_path: P
 
 def test_a_column_in_single_braces_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"order": "tea"}\n')
-    (tmp_path / "t.yaml").write_text(
-        'name: t\ndataset_path: rows.jsonl\ninitial_user_prompt: "{order} {{order}} {{ order }} {other} {\\"order\\": 1}"\n'
-    )
+    prompt = '{order} {{order}} {{ order }} {other} {\\"order\\": 1}'
+    (tmp_path / "t.yaml").write_text(f'name: t\ndataset_path: rows.jsonl\ninitial_user_prompt: "{prompt}"\n')
     assert load_task(tmp_path / "t.yaml").notes == (
         "the prompt has {order} as it stands; a column is written {{ order }}",
     )

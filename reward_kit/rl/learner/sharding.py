@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -69,18 +70,33 @@ class Processes:
         """
         if not self.is_group or isinstance(module, FSDPModule):
             return
-        for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), 0)
+        self.same_weights(module)
+        mesh = init_device_mesh(_device_of(module).type, (self.size,))
         policy = MixedPrecisionPolicy()
         if precision == torch.bfloat16:
             policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
         for layer in layers_of(module):
-            fully_shard(layer, mp_policy=policy)
-        fully_shard(module, mp_policy=policy)
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(module, mesh=mesh, mp_policy=policy)
         for one in module.modules():
             if isinstance(one, FSDPModule):
                 one.set_gradient_divide_factor(1.0)
                 one.set_force_sum_reduction_for_comms(True)
+
+    def same_weights(self, module: nn.Module) -> None:
+        """Give every process the weights that the first has; nothing where they are no group.
+
+        Args:
+            module: not sharded.
+
+        Raises:
+            ConfigError: it is on an accelerator, and this process has none of its own.
+        """
+        if not self.is_group:
+            return
+        _check_accelerator(_device_of(module))
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), 0)
 
     def share(self, parts: Sequence[Ints]) -> list[Ints]:
         """This process's micro-batches, as many as every other process has.
@@ -132,30 +148,42 @@ class Processes:
 _NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 
 
+_STARTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
 @contextmanager
-def process_group(device: torch.device | str = "cpu") -> Iterator[Processes]:
-    """The processes that `torchrun` started, as a group until the end of the block; without it this one alone.
+def process_group() -> Iterator[Processes]:
+    """The processes that `torchrun` or Ray Train started, as a group until the end of the block; else this one alone.
 
-    Args:
-        device: "cpu" talks over gloo; "cuda" over NCCL, each process on the accelerator of its local rank.
-
-    Raises:
-        ConfigError: a process has no accelerator of its own.
+    What is on a CPU goes over gloo; what is on accelerators over NCCL, each process on the one of its local rank. A
+    block that ends by an error leaves the group as it is: others may be gone, or wait for this one.
     """
-    if dist.is_initialized() or "WORLD_SIZE" not in os.environ:
+    if dist.is_initialized() or not os.environ.keys() >= _STARTED:
         yield Processes.current()
         return
-    kind = torch.device(device).type
-    if kind == "cuda":
-        local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if local >= count:
-            raise ConfigError(f"this is process {local} of this machine, which has {count} GPUs; start as many or less")
-        torch.cuda.set_device(local)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
-    try:
-        yield Processes.current()
-    finally:
-        dist.destroy_process_group()
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        if _local_rank() < torch.cuda.device_count():  # else it may well train on the CPU
+            torch.cuda.set_device(_local_rank())
+    dist.init_process_group(backend)
+    yield Processes.current()
+    dist.destroy_process_group()
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _check_accelerator(device: torch.device) -> None:
+    if device.type == "cuda" and _local_rank() >= (count := torch.cuda.device_count()):
+        raise ConfigError(
+            f"this is process {_local_rank()} of this machine, which has {count} GPUs; start as many or less"
+        )
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    return next(module.parameters(), torch.empty(0)).device
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
@@ -173,24 +201,40 @@ def _gathered(value: Value, size: int) -> list[Value]:
     return found
 
 
-def whole(state: Any) -> Any:
+def whole(state: Any, *, keep: bool = True) -> Any:
     """A state with the shards of all processes put together, on the CPU: what one process alone would have.
 
     Every process calls it, with a tree of the same form, such as the `state_dict` of a module or an optimizer.
 
     Args:
         state: tensors, and dicts, lists and tuples of them; anything else stays.
+        keep: False only takes part, for who needs no copy: the tensors are None in what comes back.
     """
     if isinstance(state, DTensor):
         full: Tensor = state.full_tensor()
-        return full.detach().cpu()
+        return full.detach().cpu() if keep else None
     if isinstance(state, Tensor):
-        return state.detach().cpu()
+        return state.detach().cpu() if keep else None
     if isinstance(state, Mapping):
-        return {key: whole(value) for key, value in state.items()}
+        return {key: whole(value, keep=keep) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(map(whole, state))
+        return type(state)(whole(value, keep=keep) for value in state)
     return state
+
+
+@torch.no_grad()
+def gather_into(module: nn.Module, target: nn.Module | None) -> None:
+    """Copy the weights of a module into one that is not sharded, a tensor after the other.
+
+    Args:
+        module: sharded over the processes, each of which calls this, or not.
+        target: has weights of the same names and shapes; None only takes part.
+    """
+    own = target.state_dict() if target is not None else {}
+    for name, tensor in module.state_dict().items():
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if target is not None:
+            own[name].copy_(full)
 
 
 def load_module(module: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -216,10 +216,7 @@ def _run(
 
     async def run() -> list[Scored]:
         async with AsyncRewardAgent(reward, max_concurrency=max_concurrency, deadline_s=deadline_s) as agent:
-            await agent.submit(requests, len(requests) if agent.scorer.mode == "batch" else 1)
-            chunk = await agent.get(len(requests))
-        found = dict(zip(chunk.data_idxs, chunk.extra_infos, strict=True))
-        return [found[index] for index in range(len(requests))]
+            return await agent.score_all(requests, len(requests) if agent.scorer.mode == "batch" else 1)
 
     try:
         asyncio.get_running_loop()

@@ -80,8 +80,7 @@ class BatchOnItsWay:
         episodes, trainer = self.episodes[place], self._trainer
         requests = [ScoringRequest.of(episode, trainer.worker.task_definition) for episode in episodes]
         self._first_call = min(self._first_call, time.perf_counter())
-        ticket = await trainer.reward_agent.submit(requests, len(requests))
-        scored = (await trainer.reward_agent.get(len(requests), ticket=ticket)).extra_infos
+        scored = await trainer.reward_agent.score_all(requests, len(requests))
         self._ready.put_nowait(Group(place, episodes, scored))
 
     async def next_group(self) -> Group:

@@ -13,13 +13,12 @@ import anyio.to_thread
 from reward_kit.rl.training.display import TrainingDisplay
 from reward_kit.rl.training.garbage import rare_garbage_collection
 from reward_kit.rl.training.logs import Logs
-from reward_kit.rl.training.plan import TrainingPlan, resolved
-from reward_kit.rl.training.run_folder import RunFolder
+from reward_kit.rl.training.plan import TrainingPlan
+from reward_kit.rl.training.run_folder import RunFolder, stored_config
 from reward_kit.rl.training.session import INTERRUPTED, TrainingSession
-from reward_kit.rl.training.setup import equipped, use_threads
+from reward_kit.rl.training.setup import Makers, equipped, use_threads
 from reward_kit.rl.training.state import Progress, latest_state, restore_state, threads_differ
 from reward_kit.runs.plan import Control
-from reward_kit.runs.redaction import without_secrets
 
 Interruptible = Callable[[Control, TrainingDisplay], AbstractAsyncContextManager[None]]
 
@@ -38,7 +37,11 @@ class Outcome:
 
 
 async def carry_out(
-    plan: TrainingPlan, folder: RunFolder, display: TrainingDisplay, interruptible: Interruptible
+    plan: TrainingPlan,
+    folder: RunFolder,
+    display: TrainingDisplay,
+    interruptible: Interruptible,
+    makers: Makers | None = None,
 ) -> Outcome:
     """Train; where the folder has checkpoints, go on from the latest.
 
@@ -47,6 +50,7 @@ async def carry_out(
         folder: of the run, open.
         display: shows how it goes.
         interruptible: lets the user stop it, while its block runs.
+        makers: of what is not in this process; by default everything is.
 
     Raises:
         RewardKitError: it cannot go on; what was reached until the last checkpoint is kept.
@@ -60,7 +64,7 @@ async def carry_out(
     try:
         async with interruptible(control, display):
             with control.scope:
-                return await _train(plan, folder, display, control)
+                return await _train(plan, folder, display, control, makers)
     except BaseException:
         updates, worked_s = _reached(folder)
         folder.note(status="failed", updates=updates, worked_s=worked_s)
@@ -76,9 +80,11 @@ def _reached(folder: RunFolder) -> tuple[int, float]:
     return int(training.get("updates", 0)), folder.header.timing.worked_s
 
 
-async def _train(plan: TrainingPlan, folder: RunFolder, display: TrainingDisplay, control: Control) -> Outcome:
+async def _train(
+    plan: TrainingPlan, folder: RunFolder, display: TrainingDisplay, control: Control, makers: Makers | None
+) -> Outcome:
     checkpoint = latest_state(folder.checkpoints)
-    async with equipped(plan, folder.path, display.say) as equipment:
+    async with equipped(plan, folder.path, display.say, makers) as equipment:
         progress: Progress | None = None
         if checkpoint is not None:
             progress = await restore_state(checkpoint, equipment.pipeline)
@@ -99,6 +105,6 @@ async def _train(plan: TrainingPlan, folder: RunFolder, display: TrainingDisplay
 @asynccontextmanager
 async def _logs(plan: TrainingPlan, folder: RunFolder, progress: Progress | None) -> AsyncIterator[Logs]:
     done = progress or Progress()
-    config = without_secrets(resolved(plan))
+    config = stored_config(plan)
     with Logs(folder.path, plan.config.logs, config, first=done.updates + 1, metrics_size=done.metrics_size) as logs:
         yield logs

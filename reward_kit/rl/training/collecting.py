@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.models import TaskDefinitionModel
 from reward_kit.rl.training.start_together import StartTogether
+from reward_kit.runs.engine import RolloutWorker
+
+
+class TrainingWorker(RolloutWorker, Protocol):
+    """Collects the episodes that are trained on; `RLRolloutWorker` is the one in this process.
+
+    Attributes:
+        agent_policy: who acts, or who publishes weights to those who do.
+        task_definition: the task.
+    """
+
+    agent_policy: Any
+    task_definition: TaskDefinitionModel
+
 
 Asked = tuple[Sample, int]
 """A sample, and the seed of its group."""
@@ -32,7 +46,7 @@ class Collector:
         self._wave_lock = anyio.Lock()
 
     async def collect(
-        self, worker: RLRolloutWorker, asked: Sequence[Asked], finished: Finished | None = None
+        self, worker: TrainingWorker, asked: Sequence[Asked], finished: Finished | None = None
     ) -> list[list[SingleAgentEpisode]]:
         """A group for each sample, in their order; a failed episode carries its failure.
 
@@ -65,7 +79,7 @@ class Collector:
         return groups
 
     async def _group(
-        self, worker: RLRolloutWorker, sample: Sample, seed: int, limiter: anyio.CapacityLimiter
+        self, worker: TrainingWorker, sample: Sample, seed: int, limiter: anyio.CapacityLimiter
     ) -> list[SingleAgentEpisode]:
         episodes: dict[int, SingleAgentEpisode] = {}
 

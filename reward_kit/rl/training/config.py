@@ -90,6 +90,34 @@ class RolloutModel(BaseModel):
     max_concurrency: int | None = Field(default=None, ge=1, description="episodes in flight; default: all of a batch")
 
 
+class EngineModel(BaseModel):
+    """Where episodes are collected and rewards are called: in this process, or on a cluster of Ray."""
+
+    model_config = _STRICT
+
+    type: Literal["local", "ray"] = "local"
+    address: str | None = Field(default=None, description="of a running cluster, or auto; default: one of this machine")
+    workers: int | None = Field(
+        default=None, ge=1, description="processes that collect, each with the policy; default: as many as fit"
+    )
+    cpus: float = Field(default=1.0, gt=0, description="that each of them reserves")
+    gpus: float = Field(default=0.0, ge=0, description="that each of them reserves")
+    reward_workers: int = Field(default=0, ge=0, description="processes that call the reward; 0: in this process")
+    env: list[str] = Field(default_factory=list, description="environment variables that all of them get")
+    worker_wait_s: float = Field(default=300.0, gt=0, description="without any of them; then training gives up")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_name_alone(cls, data: Any) -> Any:
+        return {"type": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        if self.type == "local" and (given := sorted(self.model_fields_set - {"type"})):
+            raise ValueError(f"{given[0]} has no effect without type: ray")
+        return self
+
+
 class RewardModel(BaseModel):
     """How the task's reward is called."""
 
@@ -208,6 +236,7 @@ class TrainModel(BaseModel):
     seed: int = 0
     threads: int | None = Field(default=None, ge=1, description="of torch; a resume is bit-equal for the same number")
     pipeline: Schedule = Schedule.SYNC
+    engine: EngineModel = Field(default_factory=EngineModel)
     rollout: RolloutModel = Field(default_factory=RolloutModel)
     reward: RewardModel = Field(default_factory=RewardModel)
     reward_manager: RewardManagerModel = Field(default_factory=RewardManagerModel)

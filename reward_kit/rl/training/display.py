@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.rl.training.state import Progress
+from reward_kit.runs.training_files import HELD_OUT_SCORE
 
 DisplayKind = Literal["rich", "plain", "none"]
 
@@ -77,7 +78,7 @@ class TrainingDisplay:
     def _line(self, update: int, figures: Mapping[str, float], progress: Progress) -> str:
         width = len(str(self._updates))
         parts = [f"update {update:{width}}/{self._updates}", *_told(figures)]
-        if (found := figures.get("held_out/score")) is not None:
+        if (found := figures.get(HELD_OUT_SCORE)) is not None:
             best = f" (best {progress.best:.3f})" if progress.best is not None and progress.best > found else ""
             parts.append(f"held-out {found:.3f}{best}")
         return "  ".join(parts) + self._left()

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.rl.reward_manager import RewardManager
-from reward_kit.rl.training.collecting import Collector
+from reward_kit.rl.training.collecting import Collector, TrainingWorker
 from reward_kit.rl.training.figures import Figures, episode_figures, prefixed, score_figures
 from reward_kit.runs.statistics import mean_interval
 from reward_kit.tokens import build_rows
@@ -35,7 +34,7 @@ class Evaluation:
         pad_token_id: of the policy, for the examples.
     """
 
-    worker: RLRolloutWorker
+    worker: TrainingWorker
     reward_agent: AsyncRewardAgent
     samples: Sequence[Sample]
     rollouts: int
@@ -51,8 +50,7 @@ class Evaluation:
         episodes = [episode for group in groups for episode in group]
         task = self.worker.task_definition
         requests = [ScoringRequest.of(episode, task) for episode in episodes]
-        ticket = await self.reward_agent.submit(requests, self.rollouts)
-        scored = (await self.reward_agent.get(len(requests), ticket=ticket)).extra_infos
+        scored = await self.reward_agent.score_all(requests, self.rollouts)
         if self.examples is not None:
             self._show(self.examples, episodes, scored)
         return prefixed("held_out", self._figures(episodes, scored))

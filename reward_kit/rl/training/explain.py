@@ -65,6 +65,7 @@ def explained(plan: TrainingPlan) -> str:
     config = plan.config
     sections = {
         "Training": _training(plan),
+        "Engine": _engine(config),
         "Pipeline": [f"{config.pipeline.value}: {_PIPELINES[config.pipeline]}", *_parts(plan)],
         "Scores": _scores(plan),
         "Credit": _credit(plan),
@@ -119,6 +120,19 @@ def _dynamic(config: TrainModel) -> list[str]:
     dropped = "; groups with an unscored member are dropped" if dynamic.unscored == "drop" else ""
     return [f"only groups {kept}{band} count; others are collected in their place, {dynamic.max_collections} "
             f"collections at most{dropped}"]  # fmt: skip
+
+
+def _engine(config: TrainModel) -> list[str]:
+    if (engine := config.engine).type == "local":
+        return []
+    count = engine.workers or "as many as fit"
+    where = f"the cluster {engine.address}" if engine.address else "a cluster on this machine alone"
+    rewards = f"in {engine.reward_workers} processes there" if engine.reward_workers else "in this process"
+    return [
+        f"ray: rollouts in {count} processes of {where}, each with {engine.cpus:g} CPUs, {engine.gpus:g} GPUs and a "
+        f"copy of the weights, which gets the new ones after each update; rewards are called {rewards}",
+        "which episodes are computed together is not repeated: the same seed gives the same draws, not the same bits",
+    ]
 
 
 def _parts(plan: TrainingPlan) -> list[str]:

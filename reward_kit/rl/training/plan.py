@@ -20,8 +20,9 @@ from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.overrides import overlaid
 from reward_kit.runs.policies import check_costs
+from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
 from reward_kit.runs.tasks import Task, load_task, located_assigner, place_of, task_of, validated
-from reward_kit.runs.yaml_lines import LocatedYaml
+from reward_kit.runs.yaml_lines import LocatedYaml, about
 from reward_kit.task_parts import CreditModel, PolicyModel
 
 TRAIN_FILE = "train file"
@@ -60,6 +61,7 @@ class TrainingPlan:
         credit: turns scores into advantages.
         held_out: None where nothing is evaluated.
         digests: SHA-256 of everything that decides what comes of it, but for the policy's own files.
+        redaction: what is kept out of the run's files: every secret that the file, the tasks and the overrides name.
     """
 
     located: LocatedYaml
@@ -70,6 +72,7 @@ class TrainingPlan:
     credit: CreditAssigner
     held_out: HeldOut | None
     digests: Mapping[str, str]
+    redaction: Redaction
 
     @property
     def path(self) -> Path:
@@ -142,12 +145,14 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None) -> Trainin
     credit = located_assigner(located, config.credit or task.definition.credit or CreditModel(), own)
     _check_task(located, config, task)
     _check_together(located, config, credit, own)
+    _check_lockstep(config, task, place_of(located, ("policy", "lockstep"), own))
     samples, held_out = _held_out(config, task, folder, of_task)
     told = f"{hashlib.sha256(located.source).hexdigest()} {sorted(given.items())}"
     digests = {**task.digests, TRAIN_FILE: hashlib.sha256(told.encode()).hexdigest()}
     if held_out is not None:
         digests |= {f"evaluation's {name}": digest for name, digest in held_out.task.digests.items()}
-    return TrainingPlan(located, given, config, task, samples, credit, held_out, digests)
+    redaction = _redaction(config, given, task, held_out)
+    return TrainingPlan(located, given, config, task, samples, credit, held_out, digests, redaction)
 
 
 def _refuse_task_file(located: LocatedYaml) -> None:
@@ -220,8 +225,20 @@ def _check_together(
         refusals["checkpoints", "best_by"] = needs_evaluation
     if credit.estimator in _NEEDS_PEERS and rollout.group_size < 2:
         refusals["rollout", "group_size"] = f"{credit.estimator} compares the episodes of a group, and there is one"
+    if (config.engine.workers or 0) > (episodes := rollout.samples_per_update * rollout.group_size):
+        refusals["engine", "workers"] = f"an update has {episodes} episodes"
     for location, why in refusals.items():
         raise ConfigError(f"{place_of(located, location, overrides)}: {'.'.join(location)}: {why}")
+
+
+def _check_lockstep(config: TrainModel, task: Task, where: str) -> None:
+    policy = config.policy or task.definition.policy
+    if config.engine.type == "local" or policy is None or not policy.options().get("lockstep"):
+        return
+    raise ConfigError(
+        f"{where if config.policy else task.path}: policy.lockstep: with engine: ray it is chance which episodes are "
+        "computed together, and what lockstep promises cannot be kept; leave it out"
+    )
 
 
 def _held_out(
@@ -250,6 +267,14 @@ def _held_out(
     laid_over = {**of_task, "dataset_path": str(folder / str(asked.dataset_path))}
     other = task_of(task.located, laid_over)
     return task.samples, HeldOut(other, other.samples[: asked.limit], False)
+
+
+def _redaction(config: TrainModel, given: Mapping[str, Any], task: Task, held_out: HeldOut | None) -> Redaction:
+    tasks = [task] if held_out is None else [task, held_out.task]
+    definitions = [each.definition.model_dump(mode="json") for each in tasks]
+    with about(task.located, "redact"):
+        hook = load_hook(task.definition.redact, task.folder)
+    return Redaction(known_secrets(config.model_dump(mode="json"), given, *definitions), hook)
 
 
 def resolved(plan: TrainingPlan) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import fields
+from typing import Any
 
 from reward_kit.agent.policies import policy_class
 from reward_kit.errors import ConfigError
@@ -35,8 +37,22 @@ def check_policy(plan: TrainingPlan) -> None:
     kind = policy_class(block.type, block.options(), folder)
     if not hasattr(kind, "publish"):
         raise ConfigError(f"{plan.path}: {kind.__name__} is no TrainablePolicy; take hf, or one of your own")
+    if plan.config.engine.type == "ray" and not _takes_weights(kind):
+        raise ConfigError(
+            f"{plan.path}: engine: ray sends weights to processes that act, and {kind.__name__}.publish takes none; "
+            "give it publish(version, state_dict)"
+        )
     if block.type == "hf":
         _check_language_model(plan)
+
+
+def _takes_weights(kind: Any) -> bool:
+    """Whether `publish` can be called with a version and weights."""
+    try:
+        inspect.signature(kind.publish).bind(None, 0, {})
+    except TypeError:
+        return False
+    return True
 
 
 def _check_language_model(plan: TrainingPlan) -> None:

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reward_kit.rl.training.plan import TRAIN_FILE, TrainingPlan, resolved
-from reward_kit.rl.training.run_folder import training_of
+from reward_kit.rl.training.plan import TRAIN_FILE, TrainingPlan
+from reward_kit.rl.training.run_folder import stored_config, training_of
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.inputs import TASK_FILE
-from reward_kit.runs.redaction import without_secrets
 
-CHANGEABLE = ("updates", "checkpoints", "early_stop", "logs", "threads")
-"""Keys of the train file that may change: they say how long, and what is kept and told of it."""
+CHANGEABLE = ("updates", "checkpoints", "early_stop", "logs", "threads", "engine")
+"""Keys of the train file that may change: they say how long, where, and what is kept and told of it."""
 _NOTHING = object()
 
 
@@ -61,8 +60,7 @@ def changes_since(header: RunHeader, plan: TrainingPlan, run: Path) -> Changes:
     changed = [name for name in changed if name not in _within(plan)]
     if TRAIN_FILE not in changed:
         return Changes(changed, [])
-    now = json.loads(json.dumps(without_secrets(resolved(plan))))
-    keys = [Change(*found) for found in _differences(training_of(header, run).config, now)]
+    keys = [Change(*found) for found in _differences(training_of(header, run).config, stored_config(plan))]
     refused = [name for name in changed if name != TRAIN_FILE]
     if told := [str(key) for key in keys if not key.is_allowed]:
         refused.append(f"{TRAIN_FILE} ({'; '.join(told)})")

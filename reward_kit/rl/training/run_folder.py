@@ -21,13 +21,15 @@ from types import TracebackType
 from typing import Any, Self
 
 import pydantic
+from pydantic_core import to_jsonable_python
 
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.processes import lock_for_this_process
 from reward_kit.rl.training.plan import TrainingPlan, resolved
 from reward_kit.runs.files import told_of, write_atomically
 from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.redaction import without_secrets
+from reward_kit.runs.redaction import Redaction, without_secrets
+from reward_kit.runs.training_files import METRICS
 from reward_kit.validation import describe_validation_error
 
 CHECKPOINTS = "checkpoints"
@@ -58,7 +60,7 @@ def header_of(run_id: str, plan: TrainingPlan) -> RunHeader:
     training = TrainingHeader(
         train_path=str(plan.path.resolve()),
         overrides=without_secrets(dict(plan.overrides)),
-        config=without_secrets(resolved(plan)),
+        config=stored_config(plan),
         redacts=plan.task.definition.redact is not None,
     )
     return RunHeader(
@@ -68,6 +70,13 @@ def header_of(run_id: str, plan: TrainingPlan) -> RunHeader:
         digests=dict(plan.digests),
         training=training.model_dump(mode="json"),
     )
+
+
+def stored_config(plan: TrainingPlan) -> dict[str, Any]:
+    """The train file as it counts and as it may be kept: plain JSON without secrets, the same at every resume."""
+    line = json.dumps(without_secrets(resolved(plan)), default=to_jsonable_python).encode("ascii")
+    config: dict[str, Any] = json.loads(plan.redaction.of_line(line))
+    return config
 
 
 def training_of(header: RunHeader, run: Path) -> TrainingHeader:
@@ -111,7 +120,7 @@ def remove_unused(run: Path) -> None:
     Args:
         run: its folder, open nowhere.
     """
-    figures = run / "metrics.jsonl"
+    figures = run / METRICS
     if (figures.is_file() and figures.stat().st_size) or any((run / CHECKPOINTS).glob("*")):
         return
     shutil.rmtree(run, ignore_errors=True)
@@ -122,13 +131,15 @@ class RunFolder:
 
     Args:
         path: the folder of a run that was begun.
+        redaction: keeps secrets out of what is written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, redaction: Redaction) -> None:
         self.path = path
+        self._redaction = redaction
 
     @classmethod
-    def create(cls, path: Path, header: RunHeader) -> RunFolder:
+    def create(cls, path: Path, header: RunHeader, redaction: Redaction) -> RunFolder:
         """Make it, with its `run.json`.
 
         Raises:
@@ -138,8 +149,9 @@ class RunFolder:
             path.mkdir(parents=True)
         except OSError as error:
             raise ConfigError(f"cannot make {path}: {error.strerror}; choose another --log-dir") from error
-        write_atomically(path / FILE, header.to_bytes())
-        return cls(path)
+        folder = cls(path, redaction)
+        folder._write(FILE, header.to_bytes())
+        return folder
 
     @property
     def checkpoints(self) -> Path:
@@ -155,7 +167,7 @@ class RunFolder:
             os.close(self._lock)
             raise StoreError(f"{self.path} is open in another process; wait for it to end") from None
         self.header = RunHeader.read(self.path).with_(status="running")
-        self._write()
+        self._write(FILE, self.header.to_bytes())
         return self
 
     def __exit__(
@@ -169,11 +181,11 @@ class RunFolder:
         training = training_of(self.header, self.path).model_copy(update=changes)
         timing = self.header.timing.model_copy(update={"worked_s": round(worked_s, 3)})
         self.header = self.header.with_(status=status, timing=timing, training=training.model_dump(mode="json"))
-        self._write()
+        self._write(FILE, self.header.to_bytes())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace `summary.json`."""
-        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+        self._write("summary.json", json.dumps(summary, indent=2).encode("ascii") + b"\n")
 
-    def _write(self) -> None:
-        write_atomically(self.path / FILE, self.header.to_bytes())
+    def _write(self, name: str, document: bytes) -> None:
+        write_atomically(self.path / name, self._redaction.of_line(document))

@@ -19,7 +19,7 @@ from reward_kit.rl.training.state import Progress, save_state
 from reward_kit.runs import events
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.plan import Control
-from reward_kit.runs.redaction import redaction_of
+from reward_kit.runs.training_files import kept_file
 
 INTERRUPTED = "interrupted"
 
@@ -63,7 +63,6 @@ class TrainingSession:
         self.why_stopped: str | None = None
         self._plan, self._equipment, self._folder, self._logs = plan, equipment, folder, logs
         self._control, self._watcher = control, watcher
-        self._redaction = redaction_of(plan.task.definition, plan.task.folder)
         self._saved = self.progress.updates if progress is not None else -1
         self._measured: float | None = None
         self._began = time.perf_counter() - self.progress.worked_s
@@ -183,10 +182,10 @@ class TrainingSession:
         trainer = self._equipment.pipeline.trainer
         if trainer.kept is None:
             return
-        folder = self._folder.path / "episodes"
-        folder.mkdir(exist_ok=True)
-        lines = [trainer.kept.line(episode, self._redaction) for episode in trainer.meter.episodes]
-        write_atomically(folder / f"update-{number:06d}.jsonl", lines)
+        file = kept_file(self._folder.path, number)
+        file.parent.mkdir(exist_ok=True)
+        lines = [trainer.kept.line(episode, self._plan.redaction) for episode in trainer.meter.episodes]
+        write_atomically(file, lines)
 
     def _note(self, status: str) -> None:
         self._folder.note(status=status, updates=self.progress.updates, worked_s=self._worked_s())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,19 +17,21 @@ from reward_kit.agent.samples import derive_seed
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError
 from reward_kit.providers.retry import RetryPolicy
+from reward_kit.providers.traffic import Traffic
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.retrying import Retries
 from reward_kit.reward_agent.score_cache import ScoreCache
+from reward_kit.reward_agent.scoring import Scorer
 from reward_kit.rl.checkpoint import save_batch_for_study
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.reward_manager import EpisodeRewardManager
-from reward_kit.rl.trainer import Trainer, trainable
-from reward_kit.rl.training.collecting import Collector
+from reward_kit.rl.trainer import Learner, Trainer, trainable
+from reward_kit.rl.training.collecting import Collector, TrainingWorker
 from reward_kit.rl.training.evaluation import Evaluation, acting_as
 from reward_kit.rl.training.pipelines import Pipeline, PipelineOptions
-from reward_kit.rl.training.plan import HeldOut, TrainingPlan
+from reward_kit.rl.training.plan import TrainingPlan
 from reward_kit.rl.training.sample_stream import SampleStream
 from reward_kit.rl.training.start_together import StartTogether
 from reward_kit.runs.tasks import Task
@@ -56,6 +58,13 @@ class Equipment:
     policy: AgentPolicy
 
 
+class Actors(NamedTuple):
+    """Who collects: the episodes that are trained on, and those of evaluations, where there are any."""
+
+    worker: TrainingWorker
+    held_out: TrainingWorker | None
+
+
 class _NoTokenizer:
     """Decodes for a policy that has no tokenizer: the ids as they are."""
 
@@ -64,25 +73,32 @@ class _NoTokenizer:
 
 
 @asynccontextmanager
-async def equipped(plan: TrainingPlan, folder: Path, say: Say) -> AsyncIterator[Equipment]:
+async def equipped(
+    plan: TrainingPlan, folder: Path, say: Say, makers: Makers | None = None
+) -> AsyncIterator[Equipment]:
     """Everything that a plan needs, opened; closed at the end of the block.
 
     Args:
         plan: what is trained.
         folder: of the run; batches for study go there.
         say: takes each line of an example that an evaluation shows.
+        makers: of what is not in this process; by default everything is.
 
     Raises:
         ConfigError: the policy cannot be made, or not be trained as it samples, or an option does not fit it.
     """
+    makers = makers or Makers()
     policy = plan.make_policy()
     ppo = with_temperature(plan.config.ppo, policy)
-    acting = _in_lockstep(policy)
-    learner = make_learner(policy, ppo, plan, folder)
+    learner = makers.learner(policy, ppo, plan, folder)
     try:
-        async with ServerPool(), _reward_agent(plan.task, plan) as agent:
+        async with (
+            ServerPool(),
+            makers.actors(plan, policy) as actors,
+            _reward_agent(plan.task, plan, makers.scorer) as agent,
+        ):
             trainer = Trainer(
-                _worker(plan.task, acting),
+                actors.worker,
                 agent,
                 plan.credit,
                 learner,
@@ -91,10 +107,29 @@ async def equipped(plan: TrainingPlan, folder: Path, say: Say) -> AsyncIterator[
                 reward_manager=_reward_manager(plan),
                 max_concurrency=plan.config.rollout.max_concurrency,
             )
-            async with _evaluation(plan, policy, agent, say) as evaluation, _pipeline(plan, trainer) as pipeline:
+            evaluating = _evaluation(plan, policy, actors.held_out, agent, say, makers.scorer)
+            async with evaluating as evaluation, _pipeline(plan, trainer) as pipeline:
                 yield Equipment(pipeline, evaluation, agent, policy)
     finally:
         await policy.close()
+
+
+def acting_for_evaluation(plan: TrainingPlan, policy: AgentPolicy) -> AgentPolicy:
+    """The policy as it is evaluated.
+
+    Raises:
+        ConfigError: it knows no temperature, and is to have another one.
+    """
+    acting: AgentPolicy = acting_as(policy, plan.config.evaluation.temperature if plan.config.evaluation else None)
+    return acting
+
+
+@asynccontextmanager
+async def _actors_here(plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterator[Actors]:
+    held_out = None
+    if plan.held_out is not None:
+        held_out = make_worker(plan.held_out.task, _in_lockstep(acting_for_evaluation(plan, policy)))
+    yield Actors(make_worker(plan.task, _in_lockstep(policy)), held_out)
 
 
 def _in_lockstep(policy: AgentPolicy) -> AgentPolicy:
@@ -126,7 +161,11 @@ def make_learner(policy: AgentPolicy, ppo: PPOConfig, plan: TrainingPlan, folder
     Raises:
         ConfigError: the policy cannot be trained, or not with these options.
     """
-    module = trainable(policy).module
+    return learner_over(trainable(policy).module, ppo, plan, folder)
+
+
+def learner_over(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> PPOLearner:
+    """The learner over these weights; as `make_learner`."""
     config = plan.config
     parts = -(-config.rollout.samples_per_update // plan.samples_per_minibatch)
 
@@ -150,18 +189,44 @@ def _reward_manager(plan: TrainingPlan) -> EpisodeRewardManager | None:
     return None if kind == "none" else EpisodeRewardManager(_NoTokenizer(), 0, normalization_type=kind)
 
 
-def _worker(task: Task, policy: AgentPolicy) -> RLRolloutWorker:
+def make_worker(task: Task, policy: AgentPolicy, traffic: Traffic | None = None) -> RLRolloutWorker:
+    """The worker that collects episodes of a task, on whichever machine.
+
+    Args:
+        task: with its tools.
+        policy: who acts.
+        traffic: what all requests to endpoints share there.
+    """
     # The label is a part of ids and seeds: a policy that is wrapped draws as one that is not.
-    label = "policy"
-    return RLRolloutWorker(task.definition, policy, tools=task.tools, user=make_user(task), policy_label=label)
+    user = make_user(task, traffic)
+    return RLRolloutWorker(task.definition, policy, tools=task.tools, user=user, policy_label="policy")
 
 
-def _reward_agent(task: Task, plan: TrainingPlan) -> AsyncRewardAgent:
-    asked, deadline_s = plan.config.reward, task.definition.limits.reward_time_s
+def _scorer_here(task: Task) -> Scorer:
     assert task.reward is not None, "load_plan refuses tasks without one"
+    return scorer_of(task.reward, task.definition.limits.reward_time_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Makers:
+    """Who makes what need not be in this process; by default everything is.
+
+    Attributes:
+        learner: over the policy's weights.
+        actors: who collects episodes, for as long as the block lasts.
+        scorer: where a task's reward is called.
+    """
+
+    learner: Callable[[AgentPolicy, PPOConfig, TrainingPlan, Path], Learner] = make_learner
+    actors: Callable[[TrainingPlan, AgentPolicy], AbstractAsyncContextManager[Actors]] = _actors_here
+    scorer: Callable[[Task], Scorer] = _scorer_here
+
+
+def _reward_agent(task: Task, plan: TrainingPlan, scorer: Callable[[Task], Scorer]) -> AsyncRewardAgent:
+    asked = plan.config.reward
     retries = Retries(RetryPolicy(max_attempts=asked.max_attempts), seed=plan.config.seed)
     return AsyncRewardAgent(
-        scorer_of(task.reward, deadline_s),
+        scorer(task),
         max_concurrency=asked.max_concurrency,
         retries=retries if asked.max_attempts > 1 else None,
         cache=ScoreCache() if asked.cache else None,
@@ -183,20 +248,26 @@ async def _pipeline(plan: TrainingPlan, trainer: Trainer) -> AsyncIterator[Pipel
 
 @asynccontextmanager
 async def _evaluation(
-    plan: TrainingPlan, policy: AgentPolicy, agent: AsyncRewardAgent, say: Say
+    plan: TrainingPlan,
+    policy: AgentPolicy,
+    worker: TrainingWorker | None,
+    agent: AsyncRewardAgent,
+    say: Say,
+    scorer: Callable[[Task], Scorer],
 ) -> AsyncIterator[Evaluation | None]:
     asked, held_out = plan.config.evaluation, plan.held_out
-    if asked is None or held_out is None:
+    if asked is None or held_out is None or worker is None:
         yield None
         return
-    acting = _in_lockstep(acting_as(policy, asked.temperature))
     manager = None
     if asked.examples:
         decoder = getattr(policy, "tokenizer", None) or _NoTokenizer()
         manager = EpisodeRewardManager(decoder, asked.examples, seed=plan.config.seed, echo=say)
-    async with _agent_for(held_out, plan, agent) as scoring:
+    # The reward agent of training, or one of its own for a task with another reward.
+    own = _reward_agent(held_out.task, plan, scorer) if held_out.is_own_task else nullcontext(agent)
+    async with own as scoring:
         yield Evaluation(
-            worker=_worker(held_out.task, acting),
+            worker=worker,
             reward_agent=scoring,
             samples=held_out.samples,
             rollouts=asked.rollouts,
@@ -205,16 +276,6 @@ async def _evaluation(
             examples=manager,
             pad_token_id=trainable(policy).pad_token_id,
         )
-
-
-@asynccontextmanager
-async def _agent_for(held_out: HeldOut, plan: TrainingPlan, agent: AsyncRewardAgent) -> AsyncIterator[AsyncRewardAgent]:
-    """The reward agent of training, or one of its own for a task with another reward."""
-    if not held_out.is_own_task:
-        yield agent
-        return
-    async with _reward_agent(held_out.task, plan) as own:
-        yield own
 
 
 def use_threads(threads: int | None) -> None:

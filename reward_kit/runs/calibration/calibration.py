@@ -128,10 +128,7 @@ async def _scored(rows: Sequence[LabelledRow], scorer: Scorer, max_concurrency: 
     """What each row's requests scored."""
     requests = [request for row in rows for request in row.requests]
     async with AsyncRewardAgent(scorer, max_concurrency=max_concurrency) as agent:
-        await agent.submit(requests)
-        chunk = await agent.get(len(requests))
-    by_index = dict(zip(chunk.data_idxs, chunk.extra_infos, strict=True))
-    found = iter(by_index[index] for index in range(len(requests)))
+        found = iter(await agent.score_all(requests))
     return [[next(found) for _ in row.requests] for row in rows]
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from reward_kit.runs.comparison.comparing import Comparison, Difference
 from reward_kit.runs.comparison.sides import Side
-from reward_kit.runs.tables import figure
+from reward_kit.runs.tables import figure, signed
 
 
 class Gate(NamedTuple):
@@ -54,11 +54,3 @@ def under_gate(side: Side, least: float, *, by_lower_bound: bool = False) -> Gat
 def failed(gates: Sequence[Gate]) -> list[Gate]:
     """Those that fell."""
     return [gate for gate in gates if gate.failed]
-
-
-def signed(value: float | None) -> str:
-    """A difference with its sign, or a dash where there is none."""
-    if value is None:
-        return "–"
-    text = figure(abs(value))
-    return f"{'−' if value < 0 else '+'}{text}" if float(text.replace(",", "")) else text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reward_kit.errors import ConfigError, StoreError, boundary, did_you_mean
-from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.header import RunHeader
 from reward_kit.runs.results import Result, read_results
 from reward_kit.runs.statistics import mean_of
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise
@@ -160,11 +159,7 @@ class _Run:
 
 
 def _header(path: Path) -> RunHeader:
-    if not (path / FILE).is_file():
-        near = [found.parent.name for found in path.parent.glob(f"*/{FILE}")]
-        hint = did_you_mean(path.name, near) if near else "; `reward-kit runs list` names them"
-        raise ConfigError(f"{path} is not the folder of a run: it has no {FILE}{hint}")
-    header = RunHeader.read(path)
+    header = RunHeader.of_folder(path)
     if header.training is not None:
         raise ConfigError(
             f"{path} is a training run, whose metrics.jsonl has means and no scores of single samples: nothing can be "
@@ -174,12 +169,8 @@ def _header(path: Path) -> RunHeader:
 
 
 def _checked(row: EpisodeRow, path: Path) -> EpisodeRow:
-    """The row, if its score is one that figures can be made of."""
-    told = row.score
-    is_number = told is None or (isinstance(told, int | float) and not isinstance(told, bool))
-    if not is_number or (told is not None and not math.isfinite(told)):
-        raise StoreError(f"{path / 'scores.jsonl'}: the score of {row.rollout_id} is a finite number or null")
-    if told is not None and abs(told) > _LARGEST:
+    """The row, if its score is one that differences can be made of."""
+    if row.score is not None and abs(row.score) > _LARGEST:
         raise ConfigError(f"{path}: the score of {row.rollout_id} is beyond 1e99, and its differences say nothing")
     return row
 

@@ -10,12 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.runs.comparison.comparing import Comparison, Difference
-from reward_kit.runs.comparison.gates import signed
 from reward_kit.runs.comparison.pairing import SamplePair
 from reward_kit.runs.comparison.sides import Side
 from reward_kit.runs.report.wording import shown
-from reward_kit.runs.statistics import Interval
-from reward_kit.runs.tables import figure
+from reward_kit.runs.tables import difference_text, figure, interval_text
 
 _NAMES_SHOWN = 10
 _NAME_LENGTH = 60
@@ -149,22 +147,6 @@ def _notes(comparison: Comparison) -> Iterable[str]:
             yield f"{side.label}: {unscored:,} of {side.summary.episodes:,} episodes are unscored, and in no average"
         if len(side.scorers) > 1:
             yield f"{side.label}: its scores are of several rewards: {', '.join(sorted(side.scorers))}"
-
-
-def interval_text(interval: Interval | None) -> str:
-    """A mean with its interval."""
-    if interval is None:
-        return "unscored"
-    if interval.low is None or interval.high is None:
-        return figure(interval.mean)
-    return f"{figure(interval.mean)}  [{figure(interval.low)}, {figure(interval.high)}]"
-
-
-def difference_text(interval: Interval) -> str:
-    """A difference with its interval."""
-    if interval.low is None or interval.high is None:
-        return signed(interval.mean)
-    return f"{signed(interval.mean)}  [{signed(interval.low)}, {signed(interval.high)}]"
 
 
 def p_text(p: float) -> str:

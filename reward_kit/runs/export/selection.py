@@ -11,9 +11,9 @@ from typing import Any
 
 from reward_kit.errors import ConfigError, StoreError, did_you_mean
 from reward_kit.runs.files import told_of
-from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.header import RunHeader
+from reward_kit.runs.places import credit_places
 from reward_kit.runs.results import Result, read_results
-from reward_kit.runs.store import placed_credit
 
 
 @dataclass(slots=True)
@@ -77,9 +77,7 @@ def header_of_run(run: Path) -> RunHeader:
         ConfigError: the folder is not that of a run, or of one that was trained.
         StoreError: it is damaged.
     """
-    if not (run / FILE).is_file():
-        raise ConfigError(f"{run} is not the folder of a run: it has no {FILE}; `reward-kit runs list` names them")
-    header = RunHeader.read(run)
+    header = RunHeader.of_folder(run)
     if header.training is not None:
         raise ConfigError(f"{run} is a training run; its figures are in metrics.jsonl, one JSON object a line")
     return header
@@ -97,27 +95,20 @@ class CreditLines:
 
     def __init__(self, run: Path) -> None:
         self._path = run / "credit.jsonl"
-        self._first: dict[str, int] = {}
-        for offset, line in placed_credit(run):
-            self._first.setdefault(line["rollout_id"], offset)
+        self._places = credit_places(run)
 
     def of(self, rollout_id: str) -> list[Mapping[str, Any]]:
         """Those of one episode, which stand one after the other.
 
         Raises:
-            StoreError: the file cannot be read.
+            StoreError: the file cannot be read, or one of them is no JSON.
         """
-        if rollout_id not in self._first:
+        if (place := self._places.get(rollout_id)) is None:
             return []
-        found: list[Mapping[str, Any]] = []
         with told_of("read", self._path), self._path.open("rb") as lines:
-            lines.seek(self._first[rollout_id])
-            for line in lines:
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise StoreError(f"{self._path}: not JSON: {error}") from None
-                if record["rollout_id"] != rollout_id:
-                    break
-                found.append(record)
-        return found
+            lines.seek(place.offset)
+            block = lines.read(place.length)
+        try:
+            return [json.loads(line) for line in block.splitlines()]
+        except ValueError as error:
+            raise StoreError(f"{self._path}: the credit of {rollout_id} is not JSON: {error}") from None

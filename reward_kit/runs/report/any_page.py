@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reward_kit.runs.header import FILE as HEADER
 from reward_kit.runs.report.page import write_report
 from reward_kit.runs.report.training.page import write_training_report
 from reward_kit.runs.report.training.reading import is_training
@@ -24,5 +23,5 @@ def write_any_report(run: Path, target: Path | None = None) -> Path:
         ConfigError: the folder is not that of a run, or the file's folder is missing.
         StoreError: a file of the run is damaged, or the page cannot be written.
     """
-    write = write_training_report if (run / HEADER).is_file() and is_training(run) else write_report
+    write = write_training_report if is_training(run) else write_report
     return write(run, target)

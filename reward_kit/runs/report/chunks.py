@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import NamedTuple
 
 from reward_kit.runs.files import told_of
+from reward_kit.runs.places import STEP, Place, credit_places
 from reward_kit.runs.report.fitting import LineFitter
-from reward_kit.runs.report.reading import EpisodeFacts, Place, RunFacts
-from reward_kit.runs.store import line_record, placed_lines
+from reward_kit.runs.report.reading import EpisodeOutline, RunFacts
 
 MOST_TOGETHER = 64
 """Episodes of a group that are shown side by side; of a larger one in parts."""
 _PART_BYTES = 4_000_000
 _CHUNK_BYTES = 500_000
-_STEP = b'"step":'
 
 
 class StoredLines(NamedTuple):
@@ -47,7 +45,7 @@ class Part(NamedTuple):
     group_id: str
     size: int
     first: int
-    episodes: Sequence[EpisodeFacts]
+    episodes: Sequence[EpisodeOutline]
 
 
 def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
@@ -64,21 +62,21 @@ def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
 
 def _lean_credit(block: bytes) -> bytes:
     """The lines as items of a list, without what all of them begin with: whose they are, which the page knows."""
-    prefix = block[1 : max(1, block.find(_STEP))]
+    prefix = block[1 : max(1, block.find(STEP))]
     lean = block.replace(prefix, b"") if prefix else block
     return lean.strip().replace(b"\n", b",")
 
 
-def parts_of(episodes: Iterable[EpisodeFacts]) -> list[Part]:
+def parts_of(episodes: Iterable[EpisodeOutline]) -> list[Part]:
     """The groups of a run in the order of samples and policies; a large one in parts."""
-    groups: dict[str, list[EpisodeFacts]] = defaultdict(list)
+    groups: dict[str, list[EpisodeOutline]] = defaultdict(list)
     for facts in episodes:
         groups[facts.group_id].append(facts)
     names = sorted(groups, key=lambda name: (str(groups[name][0].row.sample_id), groups[name][0].row.policy, name))
     return [part for name in names for part in _parts(name, groups[name])]
 
 
-def _parts(group_id: str, episodes: Sequence[EpisodeFacts]) -> Iterator[Part]:
+def _parts(group_id: str, episodes: Sequence[EpisodeOutline]) -> Iterator[Part]:
     ordered = sorted(episodes, key=lambda facts: (facts.rollout_index, facts.row.rollout_id))
     first, size = 0, 0
     for place, facts in enumerate(ordered):
@@ -102,7 +100,7 @@ def chunks_of(parts: Iterable[Part]) -> list[list[Part]]:
     return chunks
 
 
-def _size(facts: EpisodeFacts) -> int:
+def _size(facts: EpisodeOutline) -> int:
     score = facts.score.place if facts.score is not None else None
     return (facts.place.length if facts.place is not None else 0) + (score.length if score is not None else 0)
 
@@ -174,7 +172,7 @@ class ChunkReader:
     def _text_of(self, part: Part) -> bytes:
         return group_text(map(self._stored, part.episodes), self._fitter)
 
-    def _stored(self, facts: EpisodeFacts) -> StoredLines:
+    def _stored(self, facts: EpisodeOutline) -> StoredLines:
         score, credit = facts.score, self._credit.get(facts.row.rollout_id)
         return StoredLines(
             _read(self._episodes, facts.place) or b"{}",
@@ -185,20 +183,3 @@ class ChunkReader:
 
 def _read(descriptor: int, place: Place | None) -> bytes | None:
     return os.pread(descriptor, place.length, place.offset) if place is not None else None
-
-
-def credit_places(run: Path) -> Mapping[str, Place]:
-    """Where the lines of each episode's steps are in the `credit.jsonl` of a run; they follow one another.
-
-    Raises:
-        StoreError: the file is damaged.
-    """
-    path, places = run / "credit.jsonl", {}
-    name, start, prefix = "", 0, b"\n"
-    for number, (offset, line) in enumerate(placed_lines(path), 1):
-        if not line.startswith(prefix):
-            name, start = line_record(path, number, line)["rollout_id"], offset
-            # Up to the number of the step, all lines of an episode are alike.
-            prefix = line[: line.find(_STEP)] if _STEP in line else line
-        places[name] = Place(start, offset + len(line) - start)
-    return places

@@ -10,7 +10,7 @@ from reward_kit.runs.report import figures
 from reward_kit.runs.report.data import NAME_LENGTH, DataTable, episodes_table, groups_table, samples_table
 from reward_kit.runs.report.drawing import Drawing, draw_histogram, draw_timeline
 from reward_kit.runs.report.figures import Count, ScoringFigures, Spent
-from reward_kit.runs.report.reading import EpisodeFacts, RunFacts
+from reward_kit.runs.report.reading import EpisodeOutline, RunFacts
 from reward_kit.runs.report.timeline import MOST_BARS, Timeline, length_of, timeline_of
 from reward_kit.runs.report.wording import DASH, counted, dollars, number, seconds, share, shown
 from reward_kit.runs.summary import PolicySummary, summarise
@@ -159,7 +159,7 @@ def _spread(found: figures.Histogram) -> str:
     return f"{found.scored:,} scores" + (f", {found.unscored:,} unscored" if found.unscored else "")
 
 
-def _spent(policy: str, episodes: Sequence[EpisodeFacts]) -> Spent:
+def _spent(policy: str, episodes: Sequence[EpisodeOutline]) -> Spent:
     return figures.spent_by(policy, episodes)._replace(policy=shown(policy, NAME_LENGTH))
 
 
@@ -173,7 +173,7 @@ def _cost(cost: float | None, unpriced: int, *, has_tokens: bool) -> str:
     return f"at least {dollars(cost)} ({unpriced:,} without a price)" if unpriced else dollars(cost)
 
 
-def _lines(episodes: Iterable[EpisodeFacts]) -> list[EpisodeLine]:
+def _lines(episodes: Iterable[EpisodeOutline]) -> list[EpisodeLine]:
     return [
         EpisodeLine(
             key=facts.row.rollout_id,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from reward_kit.runs.report.figures import GroupRow, SampleRow, error_of, outcome_of, tokens_of
-from reward_kit.runs.report.reading import EpisodeFacts
+from reward_kit.runs.report.reading import EpisodeOutline
 from reward_kit.runs.report.wording import shown
 
 NAME_LENGTH = 120
@@ -127,7 +127,7 @@ def groups_table(rows: Iterable[GroupRow]) -> DataTable:
     return with_choices(DataTable("groups", "Groups", _GROUP_COLUMNS, cells, is_optional=True), ("policy",))
 
 
-def episodes_table(episodes: Sequence[EpisodeFacts], pass_threshold: float) -> DataTable:
+def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) -> DataTable:
     """A row for each episode, by name."""
     length = max(_SHORTEST_REASON, min(_REASON_LENGTH, _REASONS_IN_ALL // max(1, len(episodes))))
     ordered = sorted(episodes, key=lambda facts: facts.row.rollout_id)
@@ -136,7 +136,7 @@ def episodes_table(episodes: Sequence[EpisodeFacts], pass_threshold: float) -> D
     return with_choices(table, ("policy", "outcome", "stop", "error"))
 
 
-def _episode_cells(facts: EpisodeFacts, pass_threshold: float, length: int) -> list[Cell]:
+def _episode_cells(facts: EpisodeOutline, pass_threshold: float, length: int) -> list[Cell]:
     row = facts.row
     return [
         _named(row.rollout_id),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reward_kit.agent.models import StopReason
-from reward_kit.runs.report.reading import EpisodeFacts, RunFacts
+from reward_kit.runs.report.reading import EpisodeOutline, RunFacts
 from reward_kit.runs.report.timeline import Timeline, groups_complete
 from reward_kit.runs.statistics import mean_of
 
@@ -102,12 +102,12 @@ class ScoringFigures(NamedTuple):
     untimed: int
 
 
-def policies_of(episodes: Iterable[EpisodeFacts]) -> list[str]:
+def policies_of(episodes: Iterable[EpisodeOutline]) -> list[str]:
     """The policies, by name."""
     return sorted({facts.row.policy for facts in episodes})
 
 
-def histograms(episodes: Sequence[EpisodeFacts]) -> list[Histogram]:
+def histograms(episodes: Sequence[EpisodeOutline]) -> list[Histogram]:
     """The distribution of each policy's scores, over the same bins: of [0, 1] where no score leaves it."""
     scores = [facts.row.score for facts in episodes if facts.row.score is not None]
     low, high = min([0.0, *scores]), max([1.0, *scores])
@@ -118,7 +118,7 @@ def histograms(episodes: Sequence[EpisodeFacts]) -> list[Histogram]:
     return [_histogram(policy, episodes, low, high) for policy in policies_of(episodes)]
 
 
-def _histogram(policy: str, episodes: Iterable[EpisodeFacts], low: float, high: float) -> Histogram:
+def _histogram(policy: str, episodes: Iterable[EpisodeOutline], low: float, high: float) -> Histogram:
     own = [facts.row.score for facts in episodes if facts.row.policy == policy]
     scores = np.array([score for score in own if score is not None], dtype=np.float64)
     # Halves, since the distance of two floats may be beyond every float.
@@ -127,24 +127,24 @@ def _histogram(policy: str, episodes: Iterable[EpisodeFacts], low: float, high: 
     return Histogram(policy, low, high, counts.tolist(), len(scores), len(own) - len(scores))
 
 
-def stop_reasons(episodes: Sequence[EpisodeFacts]) -> list[Count]:
+def stop_reasons(episodes: Sequence[EpisodeOutline]) -> list[Count]:
     """Why episodes ended, the most frequent reason first."""
     limits = {reason.value for reason in StopReason if reason.is_limit}
     counts = _counts(episodes, lambda facts: facts.row.stop_reason)
     return [count._replace(is_limit=count.name in limits) for count in counts]
 
 
-def failure_classes(episodes: Sequence[EpisodeFacts]) -> list[Count]:
+def failure_classes(episodes: Sequence[EpisodeOutline]) -> list[Count]:
     """What broke, by its class, the most frequent first; episodes and scores alike."""
     return _counts(episodes, lambda facts: error_of(facts) or None)
 
 
-def error_of(facts: EpisodeFacts) -> str:
+def error_of(facts: EpisodeOutline) -> str:
     """The class of what broke in an episode or in its scoring; "" where nothing did."""
     return facts.row.error_class or facts.row.score_error or ""
 
 
-def _counts(episodes: Sequence[EpisodeFacts], key: Callable[[EpisodeFacts], str | None]) -> list[Count]:
+def _counts(episodes: Sequence[EpisodeOutline], key: Callable[[EpisodeOutline], str | None]) -> list[Count]:
     policies = policies_of(episodes)
     counts = Counter((name, facts.row.policy) for facts in episodes if (name := key(facts)) is not None)
     found = [Count(name, [counts[name, policy] for policy in policies]) for name in {name for name, _ in counts}]
@@ -160,7 +160,7 @@ def percentiles(title: str, values: Iterable[float | None]) -> Percentiles | Non
     return Percentiles(title, len(known), float(p50), float(p90), float(p99), max(known))
 
 
-def spent_by(policy: str, episodes: Iterable[EpisodeFacts]) -> Spent:
+def spent_by(policy: str, episodes: Iterable[EpisodeOutline]) -> Spent:
     """What one policy's episodes took."""
     own = [facts for facts in episodes if facts.row.policy == policy]
     usages = [facts.row.usage for facts in own]
@@ -182,7 +182,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def tokens_of(facts: EpisodeFacts) -> int:
+def tokens_of(facts: EpisodeOutline) -> int:
     """The tokens that an episode used."""
     return int(sum(facts.row.usage.get(key, 0) for key in _TOKENS))
 
@@ -215,9 +215,9 @@ def scoring_figures(run: RunFacts, timeline: Timeline | None) -> ScoringFigures:
     )
 
 
-def _group_times(episodes: Iterable[EpisodeFacts]) -> list[float]:
+def _group_times(episodes: Iterable[EpisodeOutline]) -> list[float]:
     """From the begin of its first episode until a group was complete."""
-    groups: dict[str, list[EpisodeFacts]] = defaultdict(list)
+    groups: dict[str, list[EpisodeOutline]] = defaultdict(list)
     for facts in episodes:
         groups[facts.group_id].append(facts)
     found = []
@@ -229,26 +229,26 @@ def _group_times(episodes: Iterable[EpisodeFacts]) -> list[float]:
     return found
 
 
-def slowest(episodes: Sequence[EpisodeFacts]) -> list[EpisodeFacts]:
+def slowest(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
     """The episodes that took longest."""
     timed = [facts for facts in episodes if facts.duration_s is not None]
     return sorted(timed, key=lambda facts: (-(facts.duration_s or 0.0), facts.row.rollout_id))[:_EXTREMES]
 
 
-def worst(episodes: Sequence[EpisodeFacts]) -> list[EpisodeFacts]:
+def worst(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
     """The scored episodes with the lowest scores; what broke is not among them, since unscored is not zero."""
     scored = [(facts.row.score, facts.row.rollout_id, facts) for facts in episodes if facts.row.score is not None]
     return [facts for _, _, facts in sorted(scored, key=lambda item: item[:2])[:_EXTREMES]]
 
 
-def broken(episodes: Sequence[EpisodeFacts]) -> list[EpisodeFacts]:
+def broken(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
     """The first episodes that broke, or whose scoring did."""
     return sorted((facts for facts in episodes if facts.row.is_error), key=lambda facts: facts.row.rollout_id)[
         :_EXTREMES
     ]
 
 
-def outcome_of(facts: EpisodeFacts, pass_threshold: float) -> str:
+def outcome_of(facts: EpisodeOutline, pass_threshold: float) -> str:
     """What became of an episode, in one word."""
     if facts.row.score is not None:
         return "passed" if facts.row.score >= pass_threshold else "failed"
@@ -273,15 +273,15 @@ class SampleRow(NamedTuple):
     seconds: float | None
 
 
-def sample_rows(episodes: Iterable[EpisodeFacts], pass_threshold: float) -> list[SampleRow]:
+def sample_rows(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> list[SampleRow]:
     """One row for each sample of each policy, by name."""
-    groups: dict[tuple[str, str], list[EpisodeFacts]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[EpisodeOutline]] = defaultdict(list)
     for facts in episodes:
         groups[str(facts.row.sample_id), facts.row.policy].append(facts)
     return [_sample_row(*key, groups[key], pass_threshold) for key in sorted(groups)]
 
 
-def _sample_row(sample_id: str, policy: str, own: Sequence[EpisodeFacts], pass_threshold: float) -> SampleRow:
+def _sample_row(sample_id: str, policy: str, own: Sequence[EpisodeOutline], pass_threshold: float) -> SampleRow:
     scores = [facts.row.score for facts in own if facts.row.score is not None]
     costs = [facts.row.usage["cost"] for facts in own if "cost" in facts.row.usage]
     return SampleRow(
@@ -316,16 +316,16 @@ class GroupRow(NamedTuple):
     steps: float
 
 
-def group_rows(episodes: Iterable[EpisodeFacts]) -> list[GroupRow]:
+def group_rows(episodes: Iterable[EpisodeOutline]) -> list[GroupRow]:
     """One row for each group of several episodes, those first whose scores differ most: there credit says most."""
-    groups: dict[str, list[EpisodeFacts]] = defaultdict(list)
+    groups: dict[str, list[EpisodeOutline]] = defaultdict(list)
     for facts in episodes:
         groups[facts.group_id].append(facts)
     rows = [_group_row(group_id, own) for group_id, own in groups.items() if len(own) > 1]
     return sorted(rows, key=lambda row: (1.0 if row.spread is None else -row.spread, *row[1:3], row.group_id))
 
 
-def _group_row(group_id: str, own: Sequence[EpisodeFacts]) -> GroupRow:
+def _group_row(group_id: str, own: Sequence[EpisodeOutline]) -> GroupRow:
     scores = [facts.row.score for facts in own if facts.row.score is not None]
     spread = max(scores) - min(scores) if scores else math.inf
     return GroupRow(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from reward_kit.errors import ConfigError
 from reward_kit.runs.files import write_atomically
-from reward_kit.runs.header import FILE as HEADER
+from reward_kit.runs.header import RunHeader
 from reward_kit.runs.report.bundling import SCRIPTS, STYLES, bundle, digest
 from reward_kit.runs.report.chunks import ChunkReader
 from reward_kit.runs.report.contents import Page, page_of
@@ -43,7 +43,7 @@ def write_report(run: Path, target: Path | None = None) -> Path:
         ConfigError: the folder is not that of a run, or the file's folder is missing.
         StoreError: a file of the run is damaged, or the page cannot be written.
     """
-    target = place_of(run, target)
+    target = page_file(run, target)
     facts = read_run(run)
     with ChunkReader(facts) as reader:
         data = within(run, reader) if reader.stored_bytes <= MOST_INLINE else beside(run, reader, target)
@@ -52,14 +52,13 @@ def write_report(run: Path, target: Path | None = None) -> Path:
     return target
 
 
-def place_of(run: Path, target: Path | None) -> Path:
+def page_file(run: Path, target: Path | None) -> Path:
     """The file that the page of a run becomes: `target`, or `report.html` in its folder.
 
     Raises:
         ConfigError: the folder is not that of a run, or the file's folder is missing.
     """
-    if not (run / HEADER).is_file():
-        raise ConfigError(f"{run} is not the folder of a run: it has no {HEADER}; `reward-kit runs list` names them")
+    RunHeader.of_folder(run)
     target = target or run / FILE
     if not target.parent.is_dir():
         raise ConfigError(f"-o {target}: there is no folder {target.parent}; make it first")

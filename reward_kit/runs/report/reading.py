@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reward_kit.episodes.json_codec import from_json_value
+from reward_kit.episodes.latest_attempts import LatestAttempts
 from reward_kit.episodes.record import attempt_of
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.reward_agent.stats import cost_of
 from reward_kit.rewards.judging.usage import METRIC
+from reward_kit.runs.files import read_line
 from reward_kit.runs.header import RunHeader
+from reward_kit.runs.places import Place
 from reward_kit.runs.store import check_score, line_record, placed_lines
 from reward_kit.runs.summary import EpisodeRow
 
@@ -31,13 +33,6 @@ class Said(NamedTuple):
 
     text: str = ""
     length: int = 0
-
-
-class Place(NamedTuple):
-    """Where a line, or several that follow one another, lie in a file: from which byte on, and how many."""
-
-    offset: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +61,7 @@ class ScoreFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeFacts:
+class EpisodeOutline:
     """One episode, by its latest attempt.
 
     Attributes:
@@ -113,7 +108,7 @@ class RunFacts:
 
     path: Path
     header: RunHeader
-    episodes: Sequence[EpisodeFacts]
+    episodes: Sequence[EpisodeOutline]
     earlier_attempts: int
     unfinished: int
 
@@ -134,19 +129,16 @@ def read_run(path: Path) -> RunFacts:
     if header.training is not None:
         raise ConfigError(f"{path} is a training run; its figures are in metrics.jsonl, and it has no episodes.jsonl")
     scores = {(line["rollout_id"], attempt_of(line)): line for line in _scores(path)}
-    latest: dict[str, EpisodeFacts] = {}
-    earlier = 0
+    latest = LatestAttempts[EpisodeOutline]()
     file = path / "episodes.jsonl"
     for number, (offset, line) in enumerate(placed_lines(file), 1):
         record = _outlined(line) or line_record(file, number, line)
         score = scores.get((record["rollout_id"], attempt_of(record)))
-        facts = episode_facts(record, header, score, Place(offset, len(line)))
-        known = latest.get(facts.row.rollout_id)
-        earlier += known is not None
-        if known is None or facts.row.attempt >= known.row.attempt:
-            latest[facts.row.rollout_id] = facts
-    finished = [facts for facts in latest.values() if not facts.row.is_unfinished]
-    return RunFacts(path, header, finished, earlier, len(latest) - len(finished))
+        facts = episode_outline(record, header, score, Place(offset, len(line)))
+        latest.put(facts.row.rollout_id, facts.row.attempt, facts)
+    found = latest.values()
+    finished = [facts for facts in found if not facts.row.is_unfinished]
+    return RunFacts(path, header, finished, latest.earlier, len(found) - len(finished))
 
 
 def _outlined(line: bytes) -> dict[str, Any] | None:
@@ -159,11 +151,12 @@ def _outlined(line: bytes) -> dict[str, Any] | None:
     if not 0 < begin < end or any(line.find(told, begin, end) >= 0 for told in _TELLING):
         return None
     try:
-        record = json.loads(line[:begin] + line[end:])
+        record = read_line(line[:begin] + line[end:])
     except ValueError:
         return None
     is_whole = isinstance(record.get("rollout_id"), str) and isinstance(record.get("attempt"), int | None)
-    return record | {"steps": []} if is_whole else None
+    record["steps"] = []
+    return record if is_whole else None
 
 
 def _scores(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -172,9 +165,9 @@ def _scores(path: Path) -> Iterator[Mapping[str, Any]]:
         yield lean_score(line_record(file, number, line, check_score), Place(offset, len(line)))
 
 
-def episode_facts(
+def episode_outline(
     record: Mapping[str, Any], header: RunHeader, score: Mapping[str, Any] | None, place: Place | None = None
-) -> EpisodeFacts:
+) -> EpisodeOutline:
     """What the page knows of one episode.
 
     Args:
@@ -193,7 +186,7 @@ def episode_facts(
         said = _said(row.error_message) if row.error_message else score["said"] if score is not None else Said()
         row.error_message = said.text if row.error_message else None
         timing = record.get("timing") or {}
-        return EpisodeFacts(
+        return EpisodeOutline(
             row=row,
             group_id=str(from_json_value(record.get("group_id"))),
             # Transcripts that are scored bring the times of when they were collected.
@@ -214,14 +207,8 @@ def lean_score(line: Mapping[str, Any], place: Place | None = None) -> dict[str,
     Args:
         line: what it says.
         place: where it is.
-
-    Raises:
-        StoreError: its score is no number.
     """
-    score, result, failure = line.get("score"), line.get("result") or {}, line.get("failure")
-    if score is not None and _number(score) is None:
-        told = f"the score of {line['rollout_id']} is a finite number or null; got {score!r}"
-        raise StoreError(f"scores.jsonl: {told}")
+    result, failure = line.get("result") or {}, line.get("failure")
     usage = (result.get("metrics") or {}).get(METRIC) or {}
     kept = {key: line.get(key) for key in ("rollout_id", "attempt", "score", "timing", "scored_group")}
     kept["failure"] = failure
@@ -241,7 +228,7 @@ def _score(line: Mapping[str, Any]) -> ScoreFacts:
         attempts=tuple((begin, max(begin, end)) for begin, end in spans if begin is not None and end is not None),
         done_s=_number(timing.get("done_s")),
         usage=line["usage"],
-        cost_usd=cost_of(line["usage"]),
+        cost_usd=cost_of(line["usage"]) if line["usage"] else None,
         place=line["place"],
     )
 
@@ -266,6 +253,8 @@ def _duration(value: Any) -> float | None:
 
 
 def _number(value: Any) -> float | None:
+    if type(value) is float:  # nearly always
+        return value if math.isfinite(value) else None
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:

@@ -16,10 +16,8 @@ from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.redaction import HIDDEN
 from reward_kit.runs.report.wording import shown
+from reward_kit.runs.training_files import TRAINING
 
-TRAINING = "training"
-"""The key under which a training run keeps what it made of an episode: `advantages` (a number for each action with
-tokens) and `ratios` (for each such action one for each of its tokens)."""
 _MOST_CONTEXT = 200  # tokens shown of what the model saw before an action
 _DIGITS = 4
 _SPACE = "\u2581"  # how SentencePiece writes a space

@@ -19,16 +19,16 @@ from typing import NamedTuple
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.files import read_json
 from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.report.training.samples import FOLDER
 from reward_kit.runs.report.wording import shown
 from reward_kit.runs.store import is_open_elsewhere
 from reward_kit.runs.summary import PolicySummary, summarise, summary_from_json
-from reward_kit.runs.viewer.training_tail import METRICS, last_held_out
+from reward_kit.runs.training_files import EPISODES, METRICS
+from reward_kit.runs.viewer.training_tail import last_held_out
 from reward_kit.runs.viewer.watched_run import WatchedRun
 
 SUMMARY = "summary.json"
 _FILES = (FILE, SUMMARY, "episodes.jsonl", "scores.jsonl", METRICS)
-_FOLDERS = (FOLDER,)
+_FOLDERS = (EPISODES,)
 """Of files that a page reads."""
 _NAME_LENGTH = 120
 _NOTE_LENGTH = 300
@@ -254,7 +254,7 @@ def _of_header(path: Path, header: RunHeader, *, is_open: bool) -> RunRow:
     return RunRow(
         run=path.name,
         task=shown(header.task_name, _NAME_LENGTH),
-        status="killed" if header.status == "running" and not is_open else header.status,
+        status=header.status_now(is_open),
         total=header.total,
         began=f"{header.timing.started_at.astimezone(datetime.UTC):%Y-%m-%d %H:%M}",
     )

@@ -24,7 +24,7 @@ from reward_kit.runs.report.data import (
     with_choices,
 )
 from reward_kit.runs.report.page import served_page
-from reward_kit.runs.report.reading import EpisodeFacts, RunFacts
+from reward_kit.runs.report.reading import EpisodeOutline, RunFacts
 from reward_kit.runs.report.training import page as training
 from reward_kit.runs.report.training.reading import read_training
 from reward_kit.runs.report.wording import href, number, seconds, share, shown
@@ -74,7 +74,7 @@ def figures_page(run: RunFacts) -> str:
     return served_page(run.path, page_of(run, has_rows=False))
 
 
-def rows_of(changed: Sequence[EpisodeFacts], beside: Sequence[EpisodeFacts], pass_threshold: float) -> Rows:
+def rows_of(changed: Sequence[EpisodeOutline], beside: Sequence[EpisodeOutline], pass_threshold: float) -> Rows:
     """The rows of a page's tables for episodes that changed.
 
     Args:

@@ -6,10 +6,9 @@ import threading
 from pathlib import Path
 
 from reward_kit.runs.header import FILE
-from reward_kit.runs.report.training.samples import FOLDER
+from reward_kit.runs.training_files import EPISODES, METRICS
 from reward_kit.runs.viewer import pages
 from reward_kit.runs.viewer.catalogue import SUMMARY
-from reward_kit.runs.viewer.training_tail import METRICS
 
 _MOST_PAGES = 8
 
@@ -44,7 +43,7 @@ def mark_of(run: Path) -> str:
     A file in the folder of episodes is put there as a whole, which the folder's own time tells.
     """
     found = []
-    for name in (FILE, METRICS, SUMMARY, FOLDER):
+    for name in (FILE, METRICS, SUMMARY, EPISODES):
         try:
             facts = (run / name).stat()
             found += [facts.st_ino, facts.st_size, facts.st_mtime_ns]

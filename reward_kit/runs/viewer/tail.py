@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reward_kit.runs.files import told_of
-from reward_kit.runs.report.reading import Place
+from reward_kit.runs.places import Place
 from reward_kit.runs.store import line_record
 
 _PART = 1 << 20

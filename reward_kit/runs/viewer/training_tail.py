@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.runs.files import told_of
+from reward_kit.runs.training_files import HELD_OUT_SCORE, METRICS
 
-METRICS = "metrics.jsonl"
-HELD_OUT = "held_out/score"
 _END = 1 << 18
 
 
@@ -30,7 +29,7 @@ def last_held_out(run: Path) -> float | None:
         data = file.read()
     whole = data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
     lines = [line for line in map(_object, whole) if line is not None]
-    scores = [line[HELD_OUT] for line in lines if isinstance(line.get(HELD_OUT), int | float)]
+    scores = [line[HELD_OUT_SCORE] for line in lines if isinstance(line.get(HELD_OUT_SCORE), int | float)]
     return float(scores[-1]) if scores else None
 
 

@@ -18,8 +18,9 @@ from reward_kit.episodes.record import attempt_of
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.runs.files import told_of
 from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.report.chunks import Part, StoredLines, credit_places, parts_of
-from reward_kit.runs.report.reading import EpisodeFacts, Place, RunFacts, episode_facts, lean_score
+from reward_kit.runs.places import Place, credit_places
+from reward_kit.runs.report.chunks import Part, StoredLines, parts_of
+from reward_kit.runs.report.reading import EpisodeOutline, RunFacts, episode_outline, lean_score
 from reward_kit.runs.store import check_score, line_record
 from reward_kit.runs.viewer.tail import Placed, TailReader
 
@@ -44,7 +45,7 @@ class GroupLines(NamedTuple):
 class _Known:
     """An episode by its latest attempt: what the page shows of it, and the number of its last change."""
 
-    facts: EpisodeFacts
+    facts: EpisodeOutline
     change: int = 0
 
 
@@ -133,7 +134,7 @@ class WatchedRun:
             finished = [known.facts for known in latest if not known.facts.row.is_unfinished]
             return RunFacts(self.path, self.header, finished, self._memory.earlier, len(latest) - len(finished))
 
-    def changed_since(self, change: int) -> list[EpisodeFacts]:
+    def changed_since(self, change: int) -> list[EpisodeOutline]:
         """The episodes that are new or were scored after a change; what takes time is their number alone."""
         with self._lock:
             found = []
@@ -145,7 +146,7 @@ class WatchedRun:
                     found.append(known.facts)
             return found[::-1]
 
-    def beside(self, episodes: Iterable[EpisodeFacts]) -> list[EpisodeFacts]:
+    def beside(self, episodes: Iterable[EpisodeOutline]) -> list[EpisodeOutline]:
         """All episodes of the samples and policies that these are of, as the table of samples needs them."""
         with self._lock:
             keys = dict.fromkeys((facts.row.sample_id, facts.row.policy) for facts in episodes)
@@ -247,9 +248,9 @@ class WatchedRun:
             memory.known[row.rollout_id] = _Known(facts)
             self._note(row.rollout_id, memory.known[row.rollout_id])
 
-    def _facts_of(self, record: Mapping[str, Any], place: Place | None) -> EpisodeFacts:
+    def _facts_of(self, record: Mapping[str, Any], place: Place | None) -> EpisodeOutline:
         score = self._memory.scores_of.get((record["rollout_id"], attempt_of(record)))
-        return episode_facts(record, self.header, score, place)
+        return episode_outline(record, self.header, score, place)
 
     def _note(self, rollout_id: str, known: _Known) -> None:
         self.change += 1
@@ -286,7 +287,7 @@ class CreditPlaces:
         return self._places
 
 
-def _offset(facts: EpisodeFacts) -> int:
+def _offset(facts: EpisodeOutline) -> int:
     return facts.place.offset if facts.place is not None else 0
 
 

@@ -15,6 +15,7 @@ from reward_kit.rl.training.carry_out import Outcome, carry_out
 from reward_kit.rl.training.display import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, load_plan
 from reward_kit.rl.training.run_folder import RunFolder, header_of
+from reward_kit.rl.training.setup import Makers
 from reward_kit.runs.plan import Control
 
 REWARD = """
@@ -85,14 +86,18 @@ def interrupted_after(updates: int) -> Callable[[Control, TrainingDisplay], Any]
     return stop
 
 
-async def train(plan: TrainingPlan, run: Path, interruptible: Any = uninterrupted) -> Outcome:
+async def train(
+    plan: TrainingPlan, run: Path, interruptible: Any = uninterrupted, makers: Makers | None = None
+) -> Outcome:
     """Train into the folder `run`, which may hold a run that is to go on."""
     with _opened(plan, run) as folder:
-        return await carry_out(plan, folder, TrainingDisplay("none", plan.config.updates), interruptible)
+        return await carry_out(plan, folder, TrainingDisplay("none", plan.config.updates), interruptible, makers)
 
 
 def _opened(plan: TrainingPlan, run: Path) -> RunFolder:
-    return RunFolder(run) if run.exists() else RunFolder.create(run, header_of(run.name, plan))
+    if run.exists():
+        return RunFolder(run, plan.redaction)
+    return RunFolder.create(run, header_of(run.name, plan), plan.redaction)
 
 
 async def trained(path: Path, run: Path, **overrides: Any) -> Outcome:

@@ -62,6 +62,15 @@ def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
         ({"early_stop": {"at_least": 1, "metric": "held_out/scor"}}, "metric", "did you mean 'held_out/score'?"),
         ({"checkpoints": {"best_by": "learner/loss"}}, "best_by", "no figure that decides anything"),
         ({"evaluation": {"every": 1}}, "evaluation", "by one of task, dataset_path and hold_out; got none"),
+        ({"engine": "rya"}, "engine", "'local' or 'ray'"),
+        ({"engine": {"type": "ray", "nodes": 2}}, "nodes", "engine.nodes: unknown key"),
+        ({"engine": {"workers": 2}}, "engine", "workers has no effect without type: ray"),
+        ({"engine": {"type": "ray", "workers": 5}}, "workers", "engine.workers: an update has 4 episodes"),
+        (
+            {"engine": "ray", "policy": {"type": "hf", "model": "m", "lockstep": True}},
+            "lockstep",
+            "what lockstep promises cannot be kept",
+        ),
     ],
 )
 def test_a_key_that_nothing_reads_or_that_would_do_nothing_is_refused(

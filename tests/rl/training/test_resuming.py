@@ -44,6 +44,12 @@ def test_what_may_change_is_told_and_let_through(tmp_path: Path) -> None:
     assert [str(one) for one in found.allowed] == ["logs.episodes_every was not there, is 2", "updates was 2, is 5"]
 
 
+def test_a_run_may_go_on_elsewhere(tmp_path: Path) -> None:
+    found = changes_by(tmp_path, engine="ray")
+    assert found.refused == []
+    assert [str(one) for one in found.allowed] == ['engine.type was "local", is "ray"']
+
+
 def test_a_comment_is_no_change(tmp_path: Path) -> None:
     path = lake_folder(tmp_path)
     header = header_of("run", load_plan(path))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_kit.runs.comparison.gates import regression_gates, signed, under_gate
+from reward_kit.runs.comparison.gates import regression_gates, under_gate
 from tests.runs.comparison.made import compared, make_run
 
 LOST = [-0.5, -0.25, -0.25, 0.0, -0.5, -0.25, -0.25, 0.0]
@@ -59,11 +59,3 @@ class TestUnder:
         assert not under_gate(side, 0.9).failed
         assert under_gate(side, -5.0, by_lower_bound=True).failed
         assert "not known" in under_gate(side, -5.0, by_lower_bound=True).told
-
-
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [(0.25, "+0.250"), (-0.25, "−0.250"), (0.0, "0.000"), (-1e-9, "0.000"), (None, "–"), (-4e6, "−4e+06")],
-)
-def test_differences_have_their_sign(value: float | None, told: str) -> None:
-    assert signed(value) == told

@@ -97,7 +97,7 @@ class TestPolicies:
 class TestRefused:
     def test_a_folder_that_is_no_run_with_the_nearest_one(self, tmp_path: Path) -> None:
         run = make_run(tmp_path / "clock-1", ONE)
-        with pytest.raises(ConfigError, match=r"clok-1 is not the folder of a run.*did you mean 'clock-1'"):
+        with pytest.raises(ConfigError, match=r"clok-1 is not the folder of a run.*did you mean '.*clock-1'"):
             read_sides([run, tmp_path / "clok-1"])
         with pytest.raises(ConfigError, match="`reward-kit runs list` names them"):
             read_sides([run, tmp_path / "nowhere" / "x"])
@@ -116,12 +116,12 @@ class TestRefused:
         with pytest.raises(ConfigError, match="empty has no episodes yet"):
             read_sides([make_run(tmp_path / "empty", {}), make_run(tmp_path / "two", ONE)])
 
-    @pytest.mark.parametrize("value", ['"1.0"', "NaN", "Infinity", "true"])
+    @pytest.mark.parametrize("value", ['"1.0"', "NaN", "Infinity", "true", f"1{'0' * 400}"])
     def test_a_score_that_is_no_number_names_the_file_and_the_episode(self, tmp_path: Path, value: str) -> None:
         run = make_run(tmp_path / "one", {"a": [0.5]})
         text = (run / "scores.jsonl").read_text().replace('"score": 0.5', f'"score": {value}', 1)
         (run / "scores.jsonl").write_text(text)
-        with pytest.raises(StoreError, match=r"scores.jsonl: the score of a-p-0 is a finite number or null"):
+        with pytest.raises(StoreError, match=r"scores\.jsonl:\d+: the score of a-p-0 is a finite number or null"):
             read_sides([run, make_run(tmp_path / "two", ONE)])
 
     def test_a_score_beyond_all_measure(self, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from reward_kit.runs.report.chunks import (
     ChunkReader,
     StoredLines,
     chunks_of,
-    credit_places,
     group_text,
     parts_of,
 )
@@ -109,22 +108,6 @@ def test_no_markup_can_end_the_script_that_holds_a_chunk() -> None:
     assert b"<" not in text
     assert lines_of(text)[0] == ("E", json.loads(line))
     assert lines_of(text)[2] == ("C", [{"step": 0, "state_key": "</script>"}])
-
-
-def test_the_credit_of_an_episode_is_found_by_where_its_lines_are(tmp_path: Path) -> None:
-    run = make_run(tmp_path, [], [])
-    lines = [credit("r1", 0, A=1.0), credit("r1", 1, A=2.0), credit("r10", 0, A=3.0)]
-    write_credit(run, *lines)
-    stored, places = (run / "credit.jsonl").read_bytes(), credit_places(run)
-    found = {
-        name: [json.loads(line) for line in stored[place.offset : place.offset + place.length].splitlines()]
-        for name, place in places.items()
-    }
-    assert found == {"r1": lines[:2], "r10": lines[2:]}
-
-
-def test_without_credit_there_is_none(tmp_path: Path) -> None:
-    assert credit_places(make_run(tmp_path, [], [])) == {}
 
 
 def test_damaged_credit_is_named(tmp_path: Path) -> None:

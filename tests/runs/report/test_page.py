@@ -14,6 +14,7 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.runs.report.page import write_report
 from reward_kit.runs.report.reading import read_run
 from reward_kit.runs.report.timeline import MOST_BARS
+from reward_kit.runs.results import places_of
 from reward_kit.runs.summary import summarise, summary_to_json
 from tests.runs.report.made import Parsed, episode, make_run, page_of, random_run, score
 
@@ -158,6 +159,12 @@ def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
     assert "No episode is there." in page.text and "8 of 8 episodes are missing" in page.text
 
 
+def test_an_episode_that_ran_again_stands_where_its_latest_line_does_in_every_reader(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [episode("r1"), episode("r2"), episode("r1", attempt=1)], [], total=2)
+    assert [facts.row.rollout_id for facts in read_run(run).episodes] == ["r2", "r1"]
+    assert list(places_of(run).episodes) == ["r2", "r1"]
+
+
 def test_only_the_latest_attempt_counts_and_what_a_limit_cut_off_is_no_result(tmp_path: Path) -> None:
     cut = episode("s", stop_reason="run_limit")
     lines = [episode("r"), cut, episode("r", attempt=1)]
@@ -179,7 +186,7 @@ def test_scores_beyond_one_and_of_every_size_have_a_page(tmp_path: Path) -> None
 def test_a_damaged_score_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("r")], [score("r", 1.0)])
     (run / "scores.jsonl").write_text(json.dumps(score("r", 1.0) | {"score": "good"}) + "\n")
-    with pytest.raises(StoreError, match=r"scores\.jsonl: the score of r is a finite number or null; got 'good'"):
+    with pytest.raises(StoreError, match=r"scores\.jsonl:1: the score of r is a finite number or null; got 'good'"):
         write_report(run)
 
 

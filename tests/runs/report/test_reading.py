@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from reward_kit.errors import StoreError
-from reward_kit.runs.report.reading import EpisodeFacts, episode_facts, read_run
+from reward_kit.runs.report.reading import EpisodeOutline, episode_outline, read_run
 from tests.runs.report.made import episode, make_run
 
 FAILURE = {"class": "crash", "where": "ToolError", "message": ',"messages":[ ,"timing":'}
 
 
-def told(folder: Path, line: dict[str, Any]) -> EpisodeFacts:
+def told(folder: Path, line: dict[str, Any]) -> EpisodeOutline:
     """What is read of a run of this one line, as the store writes it."""
     run = make_run(folder, [], [])
     (run / "episodes.jsonl").write_text(json.dumps(line, separators=(",", ":")) + "\n")
@@ -52,7 +52,7 @@ def test_the_short_way_tells_what_the_whole_line_tells(tmp_path: Path, changes: 
     line = stored(**changes)
     found = told(tmp_path, line)
     header = read_run(tmp_path / "run").header
-    assert found == episode_facts(line, header, None, found.place)
+    assert found == episode_outline(line, header, None, found.place)
 
 
 def test_errors_of_tools_are_counted(tmp_path: Path) -> None:

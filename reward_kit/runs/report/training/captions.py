@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from reward_kit.runs.training_files import HELD_OUT_SCORE
+
 
 class Line(NamedTuple):
     """One figure of a picture, and what it is called in its legend."""
@@ -44,7 +46,7 @@ class Part(NamedTuple):
 
 SCORE = Picture(
     "Score",
-    (Line("held_out/score", "held-out samples"), Line("score/mean", "batch in training")),
+    (Line(HELD_OUT_SCORE, "held-out samples"), Line("score/mean", "batch in training")),
     "The mean score on held-out samples, always the same samples and the same draws, and the band of ± 1.96 standard "
     "errors. The batch in training is another one each time, so that it jumps more; where it climbs away from the "
     "held-out score, the policy learns its training samples by heart.",

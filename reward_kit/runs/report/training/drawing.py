@@ -12,6 +12,7 @@ import numpy as np
 from reward_kit.runs.report.training.captions import Line, Picture
 from reward_kit.runs.report.training.reading import TrainingFacts
 from reward_kit.runs.report.training.thinning import Curve, curve_of
+from reward_kit.runs.training_files import HELD_OUT_SCORE
 
 _Z = 1.96  # of a normal distribution, 95% lie within so many standard errors
 _MOST_DOTS = 40
@@ -139,7 +140,7 @@ Band = Sequence[tuple[int, float, float]]
 def _band(run: TrainingFacts, found: Iterable[tuple[Line, Curve]]) -> Band:
     """Mean ± 1.96 standard errors of the held-out score, within [0, 1] where all scores are."""
     error = run.series.get("held_out/standard_error")
-    curve = next((curve for line, curve in found if line.name == "held_out/score"), None)
+    curve = next((curve for line, curve in found if line.name == HELD_OUT_SCORE), None)
     if error is None or curve is None:
         return ()
     extremes = [run.series[name].finite.values_N for name in ("held_out/min", "held_out/max") if name in run.series]

@@ -12,9 +12,9 @@ from reward_kit.runs.header import RunHeader
 from reward_kit.runs.report.chunks import Part, StoredLines, group_text
 from reward_kit.runs.report.episodes_data import EpisodeData
 from reward_kit.runs.report.fitting import LineFitter
-from reward_kit.runs.report.reading import EpisodeFacts, episode_facts
-from reward_kit.runs.report.token_rows import TRAINING
-from reward_kit.runs.report.training.samples import FOLDER, kept_records
+from reward_kit.runs.report.reading import EpisodeOutline, episode_outline
+from reward_kit.runs.report.training.samples import kept_records
+from reward_kit.runs.training_files import TRAINING, kept_files
 
 _MOST_BYTES = 1_500_000
 _CREDIT = ("estimator", "step_rewards", "gamma", "omega", "combination", "step_weight", "default_step_reward")
@@ -24,7 +24,7 @@ class _Kept(NamedTuple):
     """One episode: its lines as a run would have stored them, and what is known of it."""
 
     lines: StoredLines
-    facts: EpisodeFacts
+    facts: EpisodeOutline
     score: float | None
 
 
@@ -54,12 +54,12 @@ def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
     Raises:
         StoreError: the file of the update is damaged.
     """
-    files = [file for file in (run / FOLDER).glob("update-*.jsonl") if file.stem.removeprefix("update-").isdecimal()]
+    files = kept_files(run)
     if not files:
         return None
-    latest = max(files, key=lambda file: int(file.stem.removeprefix("update-")))
+    latest = max(files)
     groups: dict[str, list[_Kept]] = defaultdict(list)
-    for record in kept_records(latest):
+    for record in kept_records(files[latest]):
         if TRAINING in record:  # an earlier release kept the episode alone
             kept = _kept(record, header)
             groups[kept.facts.group_id].append(kept)
@@ -67,7 +67,7 @@ def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
         return None
     ordered = [sorted(one, key=lambda kept: kept.facts.rollout_index) for one in groups.values()]
     ordered.sort(key=_spread, reverse=True)
-    return _fitting(int(latest.stem.removeprefix("update-")), ordered, header)
+    return _fitting(latest, ordered, header)
 
 
 def _fitting(update: int, groups: Sequence[Sequence[_Kept]], header: RunHeader) -> KeptGroups:
@@ -91,7 +91,7 @@ def _kept(record: dict[str, Any], header: RunHeader) -> _Kept:
     credit, score = made.pop("credit", None) or [], made.pop("score", None)
     told = _line({"rollout_id": record["rollout_id"], "attempt": record.get("attempt"), "score": score})
     lines = StoredLines(_line({**record, TRAINING: made}), told, b"".join(map(_line, credit)))
-    return _Kept(lines, episode_facts(record, header, None), score)
+    return _Kept(lines, episode_outline(record, header, None), score)
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

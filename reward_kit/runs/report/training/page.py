@@ -16,14 +16,15 @@ import yaml
 
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.report.bundling import SCRIPTS, STYLES, bundle, digest
-from reward_kit.runs.report.page import place_of
+from reward_kit.runs.report.page import page_file
 from reward_kit.runs.report.training.captions import PARTS, SCORE, STOPS, STOPS_TITLE, Line, Part, Picture
 from reward_kit.runs.report.training.drawing import LARGE, Chart, draw, short
 from reward_kit.runs.report.training.kept_groups import KeptGroups, kept_groups
-from reward_kit.runs.report.training.reading import ALARM, HELD_OUT, Series, TrainingFacts, read_training
-from reward_kit.runs.report.training.samples import KeptUpdate, kept_updates
+from reward_kit.runs.report.training.reading import ALARM, Series, TrainingFacts, read_training
+from reward_kit.runs.report.training.samples import ShownUpdate, kept_updates
 from reward_kit.runs.report.training.thinning import MOST_POINTS, STRETCHES, thinned
 from reward_kit.runs.report.wording import href, number, seconds, share, shown
+from reward_kit.runs.training_files import HELD_OUT_SCORE
 
 _STYLES, _SCRIPTS = ("page.css", "training.css"), ("base.js", "training.js")
 _WITH_GROUPS = (*STYLES, "training.css"), (*SCRIPTS, "training.js")
@@ -78,7 +79,7 @@ class TrainingPage:
     score: Chart | None
     parts: Sequence[DrawnPart]
     alarms: Sequence[Alarm]
-    kept: Sequence[KeptUpdate]
+    kept: Sequence[ShownUpdate]
     groups: KeptGroups | None
     figures: Sequence[FigureRow]
     config: str
@@ -113,7 +114,7 @@ def write_training_report(run: Path, target: Path | None = None) -> Path:
         ConfigError: the folder is not that of a training run, or the file's folder is missing.
         StoreError: a file of the run is damaged, or the page cannot be written.
     """
-    target = place_of(run, target)
+    target = page_file(run, target)
     write_atomically(target, rendered_training(training_page(read_training(run))).encode("utf-8"))
     return target
 
@@ -201,7 +202,7 @@ def _notes(run: TrainingFacts) -> list[str]:
     if broken:
         where = ", ".join(f"{shown(name, _NAME)} (update {_first_broken(run.series[name]):,})" for name in broken[:5])
         notes.append(f"Not finite, for the first time: {where}{' and more' if len(broken) > 5 else ''}.")
-    if HELD_OUT not in run.series and "score/mean" in run.series:
+    if HELD_OUT_SCORE not in run.series and "score/mean" in run.series:
         notes.append("No samples are held out: the score is that of the batch in training, another one each time.")
     unscored = run.last("held_out/unscored")
     if unscored:
@@ -227,7 +228,7 @@ def _cards(run: TrainingFacts) -> list[tuple[str, str, str]]:
     series = run.series[run.metric].finite if run.metric in run.series else None
     if series is None or not len(series.values_N):
         return []
-    what = "held-out score" if run.metric == HELD_OUT else "score of the batch"
+    what = "held-out score" if run.metric == HELD_OUT_SCORE else "score of the batch"
     places = [("first", 0), ("last", len(series.values_N) - 1)]
     told = {name: (float(series.values_N[place]), int(series.updates_N[place])) for name, place in places}
     assert run.best is not None
@@ -240,7 +241,7 @@ def _cards(run: TrainingFacts) -> list[tuple[str, str, str]]:
 
 def _sure(run: TrainingFacts, update: int) -> str:
     error = run.series["held_out/standard_error"].at(update) if "held_out/standard_error" in run.series else None
-    return f", ± {number(1.96 * error)}" if error is not None and run.metric == HELD_OUT else ""
+    return f", ± {number(1.96 * error)}" if error is not None and run.metric == HELD_OUT_SCORE else ""
 
 
 def _totals(run: TrainingFacts) -> list[tuple[str, str]]:

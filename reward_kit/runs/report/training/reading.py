@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.runs.files import read_json, told_of
 from reward_kit.runs.header import RunHeader
+from reward_kit.runs.training_files import HELD_OUT_SCORE, METRICS
 
-METRICS = "metrics.jsonl"
-HELD_OUT, TRAINED = "held_out/score", "score/mean"
+TRAINED = "score/mean"
 ALARM = "learner/alarm/"
 _DONE = "reward_agent/done"  # counts since its process began
 _LARGEST = 1e100  # no scale is wide enough for more
@@ -87,7 +87,9 @@ class TrainingFacts:
         """What decides which checkpoint is the best one."""
         checkpoints = self.config.get("checkpoints")
         asked = checkpoints.get("best_by") if isinstance(checkpoints, Mapping) else None
-        return asked if isinstance(asked, str) and asked else HELD_OUT if HELD_OUT in self.series else TRAINED
+        if isinstance(asked, str) and asked:
+            return asked
+        return HELD_OUT_SCORE if HELD_OUT_SCORE in self.series else TRAINED
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -110,9 +112,10 @@ def is_training(run: Path) -> bool:
     """Whether the run in a folder is one of training.
 
     Raises:
+        ConfigError: the folder is not that of a run.
         StoreError: its header is damaged.
     """
-    return RunHeader.read(run).training is not None
+    return RunHeader.of_folder(run).training is not None
 
 
 def read_training(run: Path) -> TrainingFacts:

@@ -12,8 +12,8 @@ from reward_kit.errors import StoreError
 from reward_kit.runs.files import told_of
 from reward_kit.runs.report.wording import number, shown
 from reward_kit.runs.store import line_record
+from reward_kit.runs.training_files import kept_files
 
-FOLDER = "episodes"
 _MOST_UPDATES, _MOST_EPISODES, _MOST_MESSAGES = 8, 2, 24
 _TEXT, _NAME = 700, 120
 
@@ -33,7 +33,7 @@ class KeptEpisode(NamedTuple):
     messages: Sequence[Said]
 
 
-class KeptUpdate(NamedTuple):
+class ShownUpdate(NamedTuple):
     """The episodes of one update: how many there are, and a few of them."""
 
     update: int
@@ -41,7 +41,7 @@ class KeptUpdate(NamedTuple):
     episodes: Sequence[KeptEpisode]
 
 
-def kept_updates(run: Path) -> list[KeptUpdate]:
+def kept_updates(run: Path) -> list[ShownUpdate]:
     """Some of the updates whose episodes were kept, the first and the last among them.
 
     Args:
@@ -50,22 +50,21 @@ def kept_updates(run: Path) -> list[KeptUpdate]:
     Raises:
         StoreError: a file of them is damaged.
     """
-    files = sorted((run / FOLDER).glob("update-*.jsonl"))
-    files = [file for file in files if file.stem.removeprefix("update-").isdecimal()]
+    files = list(kept_files(run).items())
     last = len(files) - 1
     chosen = (
         sorted({round(place * last / max(1, _MOST_UPDATES - 1)) for place in range(_MOST_UPDATES)}) if files else []
     )
-    return [_update(files[place]) for place in chosen]
+    return [_update(*files[place]) for place in chosen]
 
 
-def _update(file: Path) -> KeptUpdate:
+def _update(update: int, file: Path) -> ShownUpdate:
     total, episodes = 0, list[KeptEpisode]()
     for record in kept_records(file):
         total += 1
         if len(episodes) < _MOST_EPISODES:
             episodes.append(_episode(record, file))
-    return KeptUpdate(int(file.stem.removeprefix("update-")), total, episodes)
+    return ShownUpdate(update, total, episodes)
 
 
 def kept_records(file: Path) -> Iterator[dict[str, Any]]:

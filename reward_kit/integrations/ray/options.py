@@ -1,0 +1,63 @@
+"""What a user may say of the workers on a cluster, read and checked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+
+from reward_kit.errors import ConfigError
+from reward_kit.validation import describe_validation_error
+
+
+class RayOptions(pydantic.BaseModel):
+    """The workers of one run.
+
+    Attributes:
+        address: of a running cluster, "auto" for the one this machine belongs to; None starts one on this machine.
+        workers: processes that collect episodes; None for one per `cpus` of the cluster, no more than episodes in
+            flight.
+        cpus: CPUs that each of them reserves; a fraction where it mostly waits for an endpoint.
+        gpus: GPUs that each of them reserves.
+        reward_workers: processes that call the reward, each with its own sandbox; 0 calls it in the driver.
+        ship: the task's folder is copied to the nodes; else it is there already, at the same path.
+        env: further environment variables of the driver that the workers get.
+        worker_wait_s: seconds without any worker after which the run gives up.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    address: str | None = None
+    workers: int | None = pydantic.Field(None, ge=1)
+    cpus: float = pydantic.Field(1.0, gt=0)
+    gpus: float = pydantic.Field(0.0, ge=0)
+    reward_workers: int = pydantic.Field(0, ge=0)
+    ship: bool = False
+    env: tuple[str, ...] = ()
+    worker_wait_s: float = pydantic.Field(300.0, gt=0)
+
+    @pydantic.field_validator("env", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], address: str | None = None, option: str = "-E") -> RayOptions:
+        """The options as typed.
+
+        Args:
+            given: by name.
+            address: of the cluster.
+            option: the option they were typed after, for messages.
+
+        Raises:
+            ConfigError: a name is unknown, or a value out of its range.
+        """
+        if "address" in given:
+            raise ConfigError(f"{option} address: is given as --address")
+        try:
+            return cls.model_validate({**given, "address": address})
+        except pydantic.ValidationError as error:
+            problems = describe_validation_error(error, cls)
+            raise ConfigError("\n".join(f"{option} {problem}" for problem in problems)) from None

@@ -1,0 +1,217 @@
+"""`RayAsyncRewardAgent`: the reward agent as an actor, for trainers that call it from several processes.
+
+Its two calls are those of the agent that verl's users know: `compute_reward_pipeline` begins with a batch and says how
+many there are; `get` waits for a part of it, in whole groups. Behind them is `AsyncRewardAgent`: batches are scored
+side by side and never mixed, an exception is the failure of its own rollout, nothing is polled, what can never be met
+is told at once, and every column of a chunk is in one order.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import numpy.typing as npt
+import ray
+
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import ConfigError, kind_of
+from reward_kit.integrations.ray.process import Process
+from reward_kit.integrations.ray.rewards import RayScorer
+from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
+from reward_kit.reward_agent.agent import AsyncRewardAgent
+from reward_kit.reward_agent.deliveries import Order
+from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.scoring import Scored, ScoringRequest
+from reward_kit.reward_agent.stats import AgentStats
+from reward_kit.reward_agent.tickets import ScoredChunk
+from reward_kit.reward_agent.turns import Turn
+
+Requests = Callable[[Any], Sequence[ScoringRequest]]
+"""Makes the requests of a trainer's batch, in its order."""
+
+
+class _Columns(NamedTuple):
+    data_idxs: list[int]
+    rewards: list[float | None]
+    extra_infos: list[Scored]
+
+
+class RewardChunk(_Columns):
+    """A part of one batch, in the order of the batch. Unpacks as (data_idxs, rewards, extra_infos).
+
+    Attributes:
+        data_idxs: places in the batch, ascending.
+        rewards: None where unscored, which is not zero.
+        extra_infos: the whole results, with failures.
+        batch: which batch it is of, counted from 1.
+        lengths: tokens of each response, as `ScoredChunk.lengths`.
+        incomplete_groups: the groups of the batch in which a score is missing.
+    """
+
+    batch: int
+    lengths: list[int | None]
+    incomplete_groups: list[int]
+
+    @classmethod
+    def of(cls, scored: ScoredChunk) -> RewardChunk:
+        """What of a chunk can leave its process."""
+        chunk = cls(*scored)
+        chunk.batch, chunk.lengths = scored.ticket.number, scored.lengths
+        chunk.incomplete_groups = scored.incomplete_groups
+        return chunk
+
+    def placed(self, width: int) -> npt.NDArray[np.float32]:
+        """(B, width) zeros, with each reward at the last token of its response; NaN there where there is none.
+
+        Args:
+            width: of the batch's responses.
+
+        Raises:
+            ConfigError: the length of a response is not known, or is none of 1 to `width`.
+        """
+        placed = np.zeros((len(self.rewards), width), dtype=np.float32)
+        for row, (length, reward) in enumerate(zip(self.lengths, self.rewards, strict=True)):
+            if length is None or not 1 <= length <= width:
+                raise ConfigError(f"item {self.data_idxs[row]}: its response has {length} tokens, not 1 to {width}")
+            placed[row, length - 1] = np.nan if reward is None else reward
+        return placed
+
+
+class RewardAgentProcess(Process):
+    """What `RayAsyncRewardAgent.remote(…)` starts; its methods are called with `.remote(…)` too.
+
+    Args:
+        reference: of the reward, `file.py:function` or `package.module:function`.
+        folder: what a file is relative to, by default the working directory of the program that starts it.
+        choice: what you say of the sandbox; the level is chosen as by the command line.
+        options: keyword parameters of the reward to fix.
+        reward_workers: processes that call the reward; 0 calls it in this one.
+        requests_of: makes the requests of a trainer's batch; by default a batch is requests, or episodes.
+        agent_options: of `AsyncRewardAgent`: max_concurrency, deadline_s, max_pending, rates, retries, cache.
+    """
+
+    def __init__(
+        self,
+        reference: str,
+        folder: str | Path | None = None,
+        *,
+        choice: SandboxChoice | None = None,
+        options: Mapping[str, Any] | None = None,
+        reward_workers: int = 0,
+        requests_of: Requests | None = None,
+        **agent_options: Any,
+    ) -> None:
+        super().__init__()
+        known = set(inspect.signature(AsyncRewardAgent).parameters) - {"scorer"}
+        if unknown := sorted(agent_options.keys() - known):
+            raise ConfigError(f"RayAsyncRewardAgent has no option {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        self._reference, self._folder = reference, Path(folder or Path.cwd())
+        self._choice, self._options, self._workers = choice, options, reward_workers
+        self._requests_of, self._agent_options = requests_of or as_requests, agent_options
+        self._agent: AsyncRewardAgent | None = None
+        self._opening = anyio.Lock()
+
+    async def set_environment(self, variables: Mapping[str, str]) -> None:
+        """Set environment variables here and in the reward workers, such as the key of a judge; before anything else.
+
+        An argument of a call goes straight to the process. One of the constructor is kept by the cluster.
+
+        Raises:
+            ConfigError: the reward is loaded already.
+        """
+        if self._agent is not None:
+            raise ConfigError("set_environment comes before the first batch")
+        self._environment = dict(variables)
+        os.environ.update(variables)
+
+    async def compute_reward_pipeline(self, data: Any, group_size: int = 1) -> int:
+        """Begin scoring a batch; returns at once, unless `max_pending` is reached.
+
+        Args:
+            data: requests, episodes, or what `requests_of` takes.
+            group_size: how many consecutive ones are a group.
+
+        Returns:
+            The number of requests.
+
+        Raises:
+            ConfigError: the reward cannot be loaded, or the batch is no whole number of groups of requests.
+        """
+        agent = await self._opened()
+        return await Turn(agent.compute_reward_pipeline(self._requests_of(data), group_size), self.context)
+
+    async def get(
+        self,
+        chunk_size: int,
+        hook_func: Callable[..., Any] | None = None,
+        *,
+        order: Order = "completion",
+        cut_groups: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Exactly `chunk_size` results of the oldest batch of which some are outstanding, as soon as they are there.
+
+        Args:
+            chunk_size: a multiple of the group size, unless `cut_groups`.
+            hook_func: called here with the three columns; what it returns is returned instead.
+            order, cut_groups: as of `AsyncRewardAgent.get`.
+            **kwargs: for `hook_func`.
+
+        Returns:
+            A `RewardChunk`.
+
+        Raises:
+            ConfigError: it can never be met; nothing is waited for, and nothing is lost.
+        """
+        agent = await self._opened()
+        how: dict[str, Any] = {"order": order, "cut_groups": cut_groups, **kwargs}
+        found = await Turn(agent.get(chunk_size, hook_func, **how), self.context)
+        return RewardChunk.of(found) if hook_func is None else found
+
+    async def stats(self) -> AgentStats | None:
+        """What it has done and is doing; None before the first batch."""
+        return self._agent.stats if self._agent is not None else None
+
+    async def shutdown(self) -> None:
+        """Score what was submitted, and close the reward."""
+        await self.close()
+
+    async def _opened(self) -> AsyncRewardAgent:
+        async with self._opening:
+            if self._agent is None:
+                scorer = await anyio.to_thread.run_sync(self._scorer)
+                agent = AsyncRewardAgent(scorer, **self._agent_options)
+                self.context.run(CURRENT_TRAFFIC.set, Traffic())
+                await self.open(agent)
+                self._agent = agent
+            return self._agent
+
+    def _scorer(self) -> Any:
+        reward = load_reward(self._reference, self._folder, self._choice, self._options).reward
+        deadline_s = self._agent_options.get("deadline_s")
+        if not self._workers:
+            return scorer_of(reward, deadline_s)
+        env = getattr(self, "_environment", {})
+        return RayScorer(reward, self._reference, self._folder, workers=self._workers, deadline_s=deadline_s, env=env)
+
+
+RayAsyncRewardAgent = ray.remote(max_concurrency=1_000)(RewardAgentProcess)
+"""The reward agent as an actor: `RayAsyncRewardAgent.remote(reference, …)`, as of `RewardAgentProcess`."""
+
+
+def as_requests(data: Any) -> list[ScoringRequest]:
+    """The requests of a batch of requests or of episodes.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if not isinstance(data, Sequence):
+        raise ConfigError(f"a batch is requests or episodes; got {kind_of(data)}: name requests_of, which makes them")
+    return [ScoringRequest.of(item) if isinstance(item, SingleAgentEpisode) else item for item in data]

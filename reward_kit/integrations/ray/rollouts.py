@@ -1,0 +1,289 @@
+"""`RolloutPool`: rollout workers in the processes of a cluster, with the methods of the one in this process.
+
+The seam for whoever collects on a cluster: open a pool with a function that makes the workers of one process, ask it
+for `worker(label)`, and use that as an `RLRolloutWorker`. `publish` hands weights to all processes, those that take a
+lost one's place among them. No more episodes are in flight than are asked for, and an answer is decoded and forgotten
+as soon as it is there.
+
+A process that is lost costs the episodes that were in flight there: they begin again in another one, with the same ids
+and seeds, and `attempt` counts how often. Those of a group that begin from one fork stay in one process.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import anyio.lowlevel
+
+from reward_kit.agent.budget import RunBudget, Used
+from reward_kit.agent.live_episode import LiveEpisode
+from reward_kit.agent.models import StopReason
+from reward_kit.agent.samples import Sample
+from reward_kit.agent.starts import GroupStart
+from reward_kit.environments.config import merged_config
+from reward_kit.environments.registry import resource_class
+from reward_kit.episodes.record import episode_from_record, facts_of
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import Failure
+from reward_kit.integrations.ray.actor_pool import ActorPool, Member
+from reward_kit.integrations.ray.calls import actor_started, answer_of, is_loss
+from reward_kit.integrations.ray.cluster import ClusterError, ray_module
+from reward_kit.integrations.ray.messages import Assignment, Reply, Rest, Setup, Spent
+from reward_kit.integrations.ray.options import RayOptions
+from reward_kit.integrations.ray.rollout_actor import RolloutActor
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.providers.traffic import Traffic
+
+_MOST_LOSSES = 4  # an episode that takes its process with it would do so for ever
+_EXCHANGE_S, _EXCHANGES_PER_S = 0.5, 200  # of many processes less often: each exchange costs the driver a call
+
+
+class RolloutPool:
+    """Rollout workers on a cluster that this program is connected to. Use `open`.
+
+    Args:
+        definition: of the task.
+        setup: what each process is told.
+        options: how many processes, and what each reserves.
+        size: how many processes.
+        budget: gets what the episodes use, as the processes tell it.
+        traffic: is told of trouble with an endpoint.
+    """
+
+    def __init__(
+        self,
+        definition: TaskDefinitionModel,
+        setup: Setup,
+        options: RayOptions,
+        *,
+        size: int,
+        budget: RunBudget | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self.definition, self.budget, self.traffic = definition, budget or RunBudget(), traffic or Traffic()
+        self._setup, self._options = setup, options
+        self._pool = ActorPool("rollout worker", self._start, size, options.worker_wait_s, self.traffic.tell)
+        self._booked: dict[Member, Spent] = {}
+        self._published: tuple[int, Any] | None = None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Self]:
+        """Start the processes; they end with the block, whatever ends it."""
+        async with self._pool.open(), anyio.create_task_group() as tasks:
+            if _bounds_spending(self.budget):
+                tasks.start_soon(self._exchange)
+            try:
+                yield self
+            finally:
+                tasks.cancel_scope.cancel()
+
+    def worker(self, label: str) -> RayRolloutWorker:
+        """The worker of this label, as far as a caller can tell in this process."""
+        return RayRolloutWorker(self, label)
+
+    async def publish(self, version: int, weights: Any) -> None:
+        """Have all policies act with these weights, whose `publish(version, weights)` is called.
+
+        They are put into the object store once; every machine fetches them once.
+
+        Args:
+            version: names them.
+            weights: what the policies take, such as a `state_dict` on the CPU.
+        """
+        reference = ray_module().put(weights)
+        self._published = (version, reference)  # whoever starts from here on has them from the beginning
+        async with anyio.create_task_group() as tasks:
+            for member in self._pool.members:
+                tasks.start_soon(self._publish_to, member, version, reference)
+
+    async def _publish_to(self, member: Member, version: int, reference: Any) -> None:
+        try:
+            await answer_of(member, member.handle.publish.remote(version, reference))
+        except ray_module().exceptions.RayError as error:
+            if not is_loss(error):
+                raise
+            member.lose()
+
+    async def _start(self) -> Any:
+        # Besides the episodes: the call that tells of its death, and short ones.
+        calls = self._setup.max_concurrency + 8
+        resources = {"num_cpus": self._options.cpus, "num_gpus": self._options.gpus, "max_concurrency": calls}
+        handle = await actor_started(RolloutActor, self._setup, resources)
+        sent = None
+        while (newest := self._published) is not None and newest is not sent:  # again, where others came meanwhile
+            await handle.publish.remote(*newest)
+            sent = newest
+        return handle
+
+    async def collect(self, group: RayGroup, rollout_index: int) -> SingleAgentEpisode:
+        """Collect one episode, again where its process is lost.
+
+        Raises:
+            ClusterError: no process is left, and none came in time.
+        """
+        assignment = group.assignment(rollout_index)
+        for losses in range(_MOST_LOSSES):
+            member = await self._place(group)
+            member.load += 1
+            try:
+                reply = await answer_of(member, member.handle.collect.remote(assignment, self._rest(member)))
+            except ray_module().exceptions.RayError as error:
+                if not is_loss(error):
+                    raise ClusterError(f"episode {group.id}-{rollout_index}: {error}") from error
+                member.lose()
+                continue
+            finally:
+                member.load -= 1
+            await self._hear(member, reply)
+            return group.received(reply, losses)
+        return group.given_up(rollout_index)
+
+    async def _place(self, group: RayGroup) -> Member:
+        async with group.lock:
+            if group.member is None or group.member.is_lost or not group.keeps_start:
+                group.member = await self._pool.place()
+            return group.member
+
+    async def close_group(self, group: RayGroup) -> None:
+        """The last episode of a group is over; nobody waits for the end of its start."""
+        member, group.member = group.member, None
+        if group.keeps_start and member is not None and not member.is_lost:
+            member.handle.close_group.remote(group.id)
+
+    async def _hear(self, member: Member, reply: Reply) -> None:
+        """Take over what happened in a process."""
+        self._book(member, reply.spent)
+        for level, name, text in reply.logs:
+            logging.getLogger(name).log(level, "worker %d: %s", member.number, text)
+        for notice in reply.notices:
+            self.traffic.tell(f"worker {member.number}: {notice}")
+        if reply.gave_up is not None:
+            self.traffic.give_up(reply.gave_up)
+            await anyio.lowlevel.checkpoint()  # where that ends the run, this episode is not a part of it
+
+    def _book(self, member: Member, spent: Spent) -> None:
+        news = spent.since(self._booked.get(member, Spent()))
+        if news.steps > 0 or news.tokens > 0:  # answers may overtake one another
+            self._booked[member] = spent
+            self.budget.spend(Used(news.tokens, news.cost), news.steps)
+
+    def _rest(self, member: Member) -> Rest:
+        """What this process does not know of the run."""
+        total = Spent(self.budget.tokens, self.budget.cost, self.budget.steps)
+        return Rest(total.since(self._booked.get(member, Spent())), self.budget.seconds)
+
+    async def _exchange(self) -> None:
+        """Tell every process what the others spend, again and again, so that they stop soon after a limit."""
+        while True:
+            await anyio.sleep(max(_EXCHANGE_S, self._pool.size / _EXCHANGES_PER_S))
+            async with anyio.create_task_group() as tasks:
+                for member in self._pool.members:
+                    tasks.start_soon(self._exchange_with, member)
+
+    async def _exchange_with(self, member: Member) -> None:
+        try:
+            self._book(member, await answer_of(member, member.handle.exchange.remote(self._rest(member))))
+        except ray_module().exceptions.RayError as error:
+            if not is_loss(error):
+                raise
+            member.lose()
+
+
+def _bounds_spending(budget: RunBudget) -> bool:
+    limits = budget.limits
+    return any(limit is not None for limit in (limits.cost, limits.total_tokens, limits.steps))
+
+
+class RayRolloutWorker:
+    """Collects episodes somewhere on the cluster; in this process it looks as `RLRolloutWorker`.
+
+    Args:
+        pool: of processes.
+        label: of the policy.
+    """
+
+    def __init__(self, pool: RolloutPool, label: str) -> None:
+        self._pool, self.policy_label = pool, label
+
+    def group(self, sample: Sample, run_seed: int = 0) -> RayGroup:
+        """The start that the episodes of `sample` share."""
+        return RayGroup(self._pool, sample, run_seed, self.policy_label)
+
+    async def collect_episode(self, group: RayGroup, rollout_index: int = 0) -> SingleAgentEpisode:
+        """Collect one episode; it always comes back.
+
+        Raises:
+            ClusterError: no process is left, and none came in time.
+        """
+        return await self._pool.collect(group, rollout_index)
+
+
+@dataclass(eq=False)
+class RayGroup:
+    """A group's start, wherever it is. It looks as `GroupStart`."""
+
+    pool: RolloutPool
+    sample: Sample
+    run_seed: int
+    label: str
+    member: Member | None = None
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    _key: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        definition = self.pool.definition
+        self._start = GroupStart(definition, self.sample, self.run_seed, policy_label=self.label)
+        self.id = self._start.group_id
+        self.keeps_start = definition.resource_type is not None and _is_forked(definition, self.sample)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let the start go; the episodes are not touched."""
+        await self.pool.close_group(self)
+
+    def assignment(self, rollout_index: int) -> Assignment:
+        """One episode of it, in the words of the processes."""
+        return Assignment(self.label, self.sample, self.run_seed, self.id, rollout_index, self.keeps_start)
+
+    def received(self, reply: Reply, losses: int) -> SingleAgentEpisode:
+        """An episode as it came.
+
+        Where the group went on in another process, its start was made once more; it is verified where its key is that
+        of the first one.
+        """
+        episode = episode_from_record(reply.record)
+        facts = facts_of(episode)
+        facts["attempt"] = losses
+        if (start := facts.get("start")) and start["verified"]:
+            self._key = self._key or start["state_key"]
+            start["verified"] = start["state_key"] == self._key
+        return episode
+
+    def given_up(self, rollout_index: int) -> SingleAgentEpisode:
+        """The episode that is kept where every process was lost that tried it."""
+        start = self._start.identity(rollout_index)
+        live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id))
+        error = ClusterError(f"its process was lost {_MOST_LOSSES} times, of which it may be the cause")
+        live.stop(StopReason.ERROR, Failure.from_exception(error))
+        live.record_facts(self.label)
+        facts_of(live.episode)["attempt"] = _MOST_LOSSES - 1
+        return live.episode
+
+
+def _is_forked(definition: TaskDefinitionModel, sample: Sample) -> bool:
+    """Whether the group's episodes begin in forks of one world."""
+    kind = resource_class(definition.resource_type or "")
+    return kind.fork_kind_for(merged_config(definition.base_resource_config, sample.resource_config)) != "none"

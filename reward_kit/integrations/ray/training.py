@@ -1,0 +1,279 @@
+"""`engine: ray` of a train file: episodes in processes of a cluster, each with a copy of the policy; learning here.
+
+After each update the new weights are put into the object store once; every machine fetches them once, and every policy
+takes them over between two forward passes. A process that takes a lost one's place begins with the newest.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import torch
+
+from reward_kit.agent.budget import RunBudget
+from reward_kit.agent.policies import make_policy
+from reward_kit.agent.policies.hf.merged_weights import merged_state_dict
+from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.samples import Sample
+from reward_kit.environments.base import ToolSpec
+from reward_kit.errors import ConfigError
+from reward_kit.integrations.ray.cluster import connected, ray_module, told_resources, workers_that_fit
+from reward_kit.integrations.ray.messages import Assignment, Setup
+from reward_kit.integrations.ray.options import RayOptions
+from reward_kit.integrations.ray.rewards import RayScorer
+from reward_kit.integrations.ray.rollouts import RayGroup, RayRolloutWorker, RolloutPool
+from reward_kit.integrations.ray.task_workers import environment_for
+from reward_kit.integrations.ray.weights import PackedTensor, packed, unpacked
+from reward_kit.models import Message
+from reward_kit.providers.traffic import Traffic
+from reward_kit.reward_agent.scoring import Scorer
+from reward_kit.rl.trainer import trainable
+from reward_kit.rl.training.evaluation import acting_as
+from reward_kit.rl.training.plan import TrainingPlan
+from reward_kit.rl.training.setup import Actors, Makers, make_worker, use_threads
+from reward_kit.runs.tasks import Task, load_tools
+from reward_kit.task_parts import PolicyModel
+
+TRAINED, HELD_OUT = "policy", "held_out"
+
+
+def on_cluster(plan: TrainingPlan, makers: Makers) -> Makers:
+    """Makers whose episodes are collected on a cluster, and whose rewards are called there where the file says so.
+
+    Args:
+        plan: what is trained.
+        makers: of the rest.
+
+    Raises:
+        ConfigError: Ray is not installed, or a variable for the processes is not set.
+    """
+    ray_module()
+    cluster = _Cluster(plan)
+    scorer = cluster.scorer if plan.config.engine.reward_workers else makers.scorer
+    return replace(makers, actors=cluster.actors, scorer=scorer)
+
+
+class _Cluster:
+    """What a train file says of its cluster, opened for one run."""
+
+    def __init__(self, plan: TrainingPlan) -> None:
+        engine = plan.config.engine
+        self._options = RayOptions(**{**engine.model_dump(exclude={"type"}), "env": tuple(engine.env)})
+        self._env = environment_for(plan.task.definition, self._options.env)
+
+    @asynccontextmanager
+    async def actors(self, plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterator[Actors]:
+        """As `Makers`: connected, with processes that start meanwhile.
+
+        Raises:
+            ConfigError: not one process fits on the cluster, or one lacks something.
+            ClusterError: there is no cluster, or no process comes in time.
+        """
+        rollout, connection = plan.config.rollout, connected(self._options.address)
+        in_flight = rollout.max_concurrency or rollout.samples_per_update * rollout.group_size
+        await anyio.to_thread.run_sync(connection.__enter__)
+        try:
+            size = self._options.workers or self._usual_size(min(in_flight, rollout.samples_per_update))
+            setup = Setup(TrainingWorkers.of(plan), max_concurrency=in_flight, env=self._env)
+            pool = RolloutPool(plan.task.definition, setup, self._options, size=size)
+            publishing = ClusterPolicy(policy, pool)
+            await publishing.publish(publishing.version)  # nobody trusts seeds to give the same weights
+            async with pool.open():
+                held_out = _held_out_pool(pool, plan)
+                yield Actors(
+                    ClusterWorker(pool, TRAINED, publishing),
+                    None if held_out is None else ClusterWorker(held_out, HELD_OUT, publishing),
+                )
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(connection.__exit__, None, None, None)
+
+    def _usual_size(self, most: int) -> int:
+        fit = workers_that_fit(self._options.cpus, self._options.gpus)
+        if not fit:
+            raise ConfigError(
+                f"engine: no process with {self._options.cpus:g} CPUs and {self._options.gpus:g} GPUs fits on the "
+                f"cluster ({told_resources()}); ask for less, or wait for nodes with engine.workers"
+            )
+        return min(fit, most)
+
+    def scorer(self, task: Task) -> Scorer:
+        """As `Makers`, in processes of their own."""
+        assert task.reward is not None and task.definition.reward_function_path is not None
+        return RayScorer(
+            task.reward,
+            task.definition.reward_function_path,
+            task.folder,
+            workers=self._options.reward_workers,
+            deadline_s=task.definition.limits.reward_time_s,
+            env=self._env,
+            wait_s=self._options.worker_wait_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingWorkers:
+    """The workers of one process, of training and of evaluations, with one policy; a `messages.Build`.
+
+    Attributes:
+        tasks: by name, without what is loaded.
+        policy, folder: who acts, and what its paths are relative to.
+        temperature: of evaluations; None is that of training.
+        threads: of torch; None leaves it to Ray, which counts reserved CPUs.
+    """
+
+    tasks: Mapping[str, Task]
+    policy: PolicyModel
+    folder: Path
+    temperature: float | None
+    threads: int | None
+
+    @classmethod
+    def of(cls, plan: TrainingPlan) -> TrainingWorkers:
+        """Those of a plan."""
+        policy, folder = plan.policy_block
+        tasks = {TRAINED: plan.task} | ({HELD_OUT: plan.held_out.task} if plan.held_out is not None else {})
+        plain = {name: replace(task, samples=(), tools=None, reward=None, notes=()) for name, task in tasks.items()}
+        asked = plan.config.evaluation
+        return cls(plain, policy, folder, asked.temperature if asked is not None else None, plan.config.threads)
+
+    def __call__(self, traffic: Traffic, budget: RunBudget) -> Mapping[str, RLRolloutWorker]:
+        """The workers.
+
+        Raises:
+            ConfigError: something is not on this machine, or cannot be made here.
+        """
+        use_threads(self.threads)
+        policy: Any = make_policy(self.policy.type, self.policy.options(), self.folder, traffic)
+        acting = {TRAINED: ActingPolicy(policy, publishes=True)}
+        if HELD_OUT in self.tasks:
+            acting[HELD_OUT] = ActingPolicy(acting_as(policy, self.temperature), publishes=False)
+        return {name: self._worker(task, acting[name], traffic) for name, task in self.tasks.items()}
+
+    def _worker(self, task: Task, policy: AgentPolicy, traffic: Traffic) -> RLRolloutWorker:
+        location = task.definition.tools_module_path
+        return make_worker(
+            replace(task, tools=load_tools(location, task.folder) if location else None), policy, traffic
+        )
+
+
+class ActingPolicy(AgentPolicy):
+    """A policy in one of the processes, which is sent the weights that it acts with.
+
+    Args:
+        policy: has `publish(version, state_dict)`.
+        publishes: False where another one hands the same weights on already.
+    """
+
+    def __init__(self, policy: Any, *, publishes: bool) -> None:
+        self._policy, self._publishes = policy, publishes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    @property
+    def is_free(self) -> bool:  # type: ignore[override]
+        """As of the policy."""
+        return bool(self._policy.is_free)
+
+    async def open(self, context: EpisodeContext) -> AgentPolicy:
+        """The policy's session."""
+        session: AgentPolicy = await self._policy.open(context)
+        return session
+
+    async def get_action(
+        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
+    ) -> PolicyOutput:
+        """That of the policy itself, which has no session."""
+        output: PolicyOutput = await self._policy.get_action(observation, available_tools_specs)
+        return output
+
+    async def publish(self, version: int, weights: Mapping[str, PackedTensor]) -> None:
+        """Act with these weights from the next forward pass on."""
+        if self._publishes:
+            await self._policy.publish(version, unpacked(weights))
+
+    async def close(self) -> None:
+        """Close the policy."""
+        if self._publishes:
+            await self._policy.close()
+
+
+class ClusterPolicy:
+    """The policy in training, as the trainer has it: its weights are here, and those who act with them elsewhere.
+
+    Args:
+        policy: whose `module` is trained.
+        pool: where it acts.
+
+    Attributes:
+        version: of the weights that were sent last.
+    """
+
+    def __init__(self, policy: AgentPolicy, pool: RolloutPool) -> None:
+        self._policy, self._pool, self.version = trainable(policy), pool, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The weights in training."""
+        return self._policy.module
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills up rows."""
+        return self._policy.pad_token_id
+
+    async def publish(self, version: int) -> None:
+        """Send the weights to all that act."""
+        weights = await anyio.to_thread.run_sync(lambda: packed(merged_state_dict(self.module)))
+        await self._pool.publish(version, weights)
+        self.version = version
+
+
+class ClusterWorker(RayRolloutWorker):
+    """Collects the episodes of training, or of evaluations, somewhere on the cluster.
+
+    Args:
+        pool: of processes, with the task's definition.
+        name: of the worker there.
+        policy: publishes weights to it.
+    """
+
+    def __init__(self, pool: RolloutPool, name: str, policy: ClusterPolicy) -> None:
+        # The label is a part of ids and seeds, and the same for all, as in one process.
+        super().__init__(pool, TRAINED)
+        self.agent_policy, self.task_definition, self._name = policy, pool.definition, name
+
+    def group(self, sample: Sample, run_seed: int = 0) -> RayGroup:
+        """The start that the episodes of `sample` share."""
+        group = _NamedGroup(self._pool, sample, run_seed, self.policy_label)
+        group.name = self._name
+        return group
+
+
+class _NamedGroup(RayGroup):
+    name = TRAINED
+
+    def assignment(self, rollout_index: int) -> Assignment:
+        """One episode of it."""
+        return super().assignment(rollout_index)._replace(label=self.name)
+
+
+def _held_out_pool(pool: RolloutPool, plan: TrainingPlan) -> RolloutPool | None:
+    """The same processes for the episodes of evaluations."""
+    if plan.held_out is None:
+        return None
+    other = copy.copy(pool)
+    other.definition = plan.held_out.task.definition
+    return other

@@ -1,0 +1,75 @@
+"""No file of a training run holds a secret, wherever it was named, and a resume asks for those that were given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.rl.training.plan import load_plan
+from reward_kit.rl.training.resuming import Changes, changes_since
+from reward_kit.rl.training.run_folder import RunFolder, header_of, stored_config
+from reward_kit.runs.header import RunHeader
+from tests import command_line
+from tests.rl.training.lake import TRAIN, lake_folder
+
+PASSWORD = "p4ssword-of-somebody"
+URL = f"http://me:{PASSWORD}@models.example/v1"
+HIDDEN_URL = "http://me:(hidden)@models.example/v1"
+
+
+def lake_with_user(folder: Path, **user: Any) -> Path:
+    """A train file whose task has a simulated user, who is asked at an endpoint."""
+    return lake_folder(folder, task={**TRAIN["task"], "user": {"type": "openai", "model": "some", **user}})
+
+
+@pytest.mark.parametrize("is_override", [True, False], ids=["by -T", "in the file"])
+def test_a_password_in_a_url_is_in_no_file(tmp_path: Path, is_override: bool) -> None:
+    path = lake_with_user(tmp_path, **({} if is_override else {"base_url": URL}))
+    plan = load_plan(path, {"task.user.base_url": URL} if is_override else {})
+    run = tmp_path / "run"
+    with RunFolder.create(run, header_of("run", plan), plan.redaction) as folder:
+        folder.note(status="failed", updates=1, worked_s=1.0)
+        folder.write_summary({"stopped": f"{URL} does not answer"})
+    assert not [file.name for file in run.iterdir() if PASSWORD.encode() in file.read_bytes()]
+    assert json.loads((run / "summary.json").read_bytes())["stopped"] == f"{HIDDEN_URL} does not answer"
+    assert PASSWORD not in json.dumps(stored_config(plan)), "what Weights & Biases gets"
+
+
+def test_a_resume_compares_what_was_stored_with_what_would_be(tmp_path: Path) -> None:
+    plan = load_plan(lake_with_user(tmp_path, base_url=URL))
+    run = tmp_path / "run"
+    RunFolder.create(run, header_of("run", plan), plan.redaction)
+    again = load_plan(lake_with_user(tmp_path, base_url=URL.replace(PASSWORD, "an0ther-password")))
+    assert changes_since(RunHeader.read(run), again, run) == Changes([], [])
+
+
+def test_the_secrets_of_the_task_that_is_evaluated_on_are_hidden_too(tmp_path: Path) -> None:
+    path = lake_folder(tmp_path, evaluation={"task": "other.yaml"})
+    user = {"type": "openai", "model": "some", "base_url": URL}
+    (tmp_path / "other.yaml").write_text(json.dumps({**TRAIN["task"], "user": user}))
+    assert load_plan(path).redaction.of_text(URL) == HIDDEN_URL
+
+
+def test_a_hook_that_cannot_be_loaded_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = lake_folder(tmp_path, task={**TRAIN["task"], "redact": "privacy.py:blot"})
+    with pytest.raises(ConfigError, match=r"train\.yaml:\d+: (task\.)?redact: .*privacy\.py"):
+        load_plan(path)
+
+
+def test_a_secret_that_was_given_is_asked_for_and_may_be_given_again(tmp_path: Path) -> None:
+    lake_folder(tmp_path)
+    policy = tmp_path / "policy.py"
+    policy.write_text(policy.read_text().replace("seed: int = 0", "seed: int = 0, api_key: str = ''"))
+    secret = ("-T", "policy.api_key=sk-a-long-secret")
+    done = command_line.call("train", "train.yaml", *secret, "-T", "updates=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert not [file for file in run.rglob("*.*") if file.is_file() and b"sk-a-long-secret" in file.read_bytes()]
+    refused = command_line.call("train", "--resume", cwd=tmp_path)
+    assert refused.returncode == 2 and "-T policy.api_key=… is a secret, or holds one" in refused.stderr
+    again = command_line.call("train", "--resume", *secret, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr

@@ -1,0 +1,44 @@
+"""Where the lines of one episode lie is found once, for everybody who reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from reward_kit.runs.export.selection import CreditLines
+from reward_kit.runs.places import credit_places
+from tests.runs.report.made import make_run
+
+
+def credit(name: str, step: int, a: float) -> dict[str, Any]:
+    """A line of `credit.jsonl`."""
+    return {"schema_version": 1, "rollout_id": name, "group_id": "g", "step": step, "A": a}
+
+
+def run_with(folder: Path, *lines: dict[str, Any]) -> Path:
+    run = make_run(folder, [], [])
+    (run / "credit.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    return run
+
+
+def test_the_credit_of_an_episode_is_found_by_where_its_lines_are(tmp_path: Path) -> None:
+    lines = [credit("r1", 0, 1.0), credit("r1", 1, 2.0), credit("r10", 0, 3.0)]
+    run = run_with(tmp_path, *lines)
+    stored, places = (run / "credit.jsonl").read_bytes(), credit_places(run)
+    found = {
+        name: [json.loads(line) for line in stored[place.offset : place.offset + place.length].splitlines()]
+        for name, place in places.items()
+    }
+    assert found == {"r1": lines[:2], "r10": lines[2:]}
+
+
+def test_without_credit_there_is_none(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [], [])
+    assert credit_places(run) == {} and CreditLines(run).of("r1") == []
+
+
+def test_of_lines_that_somebody_parted_an_export_takes_those_that_the_page_shows(tmp_path: Path) -> None:
+    lines = [credit("r1", 0, 1.0), credit("r2", 0, 2.0), credit("r1", 0, 3.0)]
+    run = run_with(tmp_path, *lines)
+    assert CreditLines(run).of("r1") == lines[2:] and CreditLines(run).of("r2") == lines[1:2]

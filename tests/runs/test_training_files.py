@@ -1,0 +1,16 @@
+"""What training keeps of an update is found again by its number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reward_kit.runs.training_files import kept_file, kept_files
+
+
+def test_kept_files_come_in_the_order_of_their_updates_and_strangers_are_left_out(tmp_path: Path) -> None:
+    assert kept_files(tmp_path) == {}
+    written = {update: kept_file(tmp_path, update) for update in (1_000_000, 12, 3)}
+    for file in [*written.values(), tmp_path / "episodes" / "update-old.jsonl", tmp_path / "episodes" / "mine.jsonl"]:
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    assert list(kept_files(tmp_path).items()) == sorted(written.items())
