@@ -193,3 +193,18 @@ $(VENV)/.docs: $(VENV)/.dev
 	@$(PYTHON) -m venv .integrations/earlier
 	@.integrations/earlier/bin/python -m pip install --quiet reward-kit==0.4.1 'mcp<2'
 	@touch $@
+
+# Axolotl pins CUDA builds, an older transformers than we need, and much that nothing here uses.
+.integrations/.axolotl: Makefile constraints.txt
+	@echo "Installing Axolotl into .integrations (about 2.9 GB)"
+	@$(PYTHON) -m venv .integrations/axolotl
+	@.integrations/axolotl/bin/python -m pip install --quiet --constraint constraints.txt 'torch==2.13.0'
+	@.integrations/axolotl/bin/python -m pip install --quiet --no-deps \
+		axolotl==0.19.0 trl==1.9.0 axolotl-contribs-lgpl==0.0.7 bitsandbytes==0.50.2 triton==3.6.0
+	@.integrations/axolotl/bin/python -m pip install --quiet --constraint constraints.txt \
+		transformers==5.23.0 'huggingface_hub>=1.31,<2' tokenizers==0.23.1 peft==0.20.0 accelerate==1.13.0 \
+		datasets==4.8.4 pydantic==2.12.5 PyYAML==6.0.3 packaging==26.0 'kernels>=0.16,<0.17' 'numpy>=2.1,<3' \
+		'numba>=0.63.1,<1' scipy addict fire einops colorama typer==0.25.1 python-dotenv==1.0.1 fastcore \
+		tensorboard art posthog==6.7.11 mistral-common==1.11.5 langdetect==1.0.9 immutabledict==4.2.0 jinja2 \
+		anyio==4.14.2 sentencepiece evaluate==0.4.1 schedulefree==1.4.1 optimum==1.16.2 zstandard==0.22.0 wandb psutil
+	@touch $@

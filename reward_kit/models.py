@@ -281,7 +281,9 @@ class TaskDefinitionModel(BaseModel):
         default=None, description="several resources, in the place of resource_type and base_resource_config"
     )
     tools_module_path: str | None = Field(default=None, description="file.py or dotted module with a ToolRegistry")
-    reward_function_path: str | None = Field(default=None, description="file.py:function, package.module:function or a URL")
+    reward_function_path: str | None = Field(
+        default=None, description="file.py:function, package.module:function or a URL"
+    )
     reward_options: dict[str, Any] = Field(
         default_factory=dict, description="keyword parameters of the reward function, fixed for all its calls"
     )

@@ -1,0 +1,1 @@
+"""TRL and Axolotl: our rewards, rollouts, environments and advantages in `GRPOTrainer`."""

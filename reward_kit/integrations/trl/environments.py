@@ -1,0 +1,283 @@
+"""Any resource as an environment of TRL, whose own loop then calls the tools: `GRPOTrainer(environment_factory=…)`.
+
+TRL knows an environment as an object with `reset(**row)`, with a method for each tool, and with `get_reward()`. The
+episodes of one row begin from one forked world, as they do in our own rollouts. What TRL has no place for is an
+advantage for each step, and our own rules for the end of an episode: `rollouts.as_rollout_func` has both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from reward_kit.agent.plain_json import as_text
+from reward_kit.agent.samples import derive_seed
+from reward_kit.agent.world_calls import close_quietly, environment_call
+from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec, canonical_json
+from reward_kit.environments.config import merged_config
+from reward_kit.environments.registry import resource_class
+from reward_kit.environments.servers import ServerPool
+from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, RewardKitError, ToolError, boundary, kind_of
+from reward_kit.integrations.trl.loop_thread import LoopThread
+from reward_kit.integrations.trl.tool_methods import tool_method
+from reward_kit.undoing import closed_on_error
+
+_OVER = "the episode is over; no tool can be called any more"
+
+
+def environment_factory(
+    resource: str | type[ForkableResource],
+    config: Mapping[str, Any] | None = None,
+    *,
+    example: Mapping[str, Any] | None = None,
+    run_seed: int = 0,
+    gives_reward: bool = True,
+    time_limit_s: float | None = 60.0,
+) -> EnvironmentFactory:
+    """An `environment_factory` for `GRPOTrainer`.
+
+    A row of the dataset may have a column `resource_config`, laid over `config`: a mapping, of which keys that are None
+    are left out, as data sets fill up what a row does not have; or the same as JSON text, in which nothing is. And a
+    column `seed`; without one, rows of one configuration begin alike.
+
+    Args:
+        resource: a built-in resource's name, `module:Class`, `file.py:Class`, or the class.
+        config: as a task's `base_resource_config`.
+        example: a row with which a world is made once, to learn what tools there are; by default none of its own.
+        run_seed: everything random derives from it.
+        gives_reward: TRL takes the sum of the world's own rewards as a reward; else those of `reward_funcs` are all.
+        time_limit_s: for one call of the world; None for no limit.
+
+    Raises:
+        ConfigError: there is no such resource, it refuses its configuration, or a tool cannot be a method.
+    """
+    kind = resource_class(resource) if isinstance(resource, str) else resource
+    starts = Starts(kind, config or {}, run_seed, time_limit_s)
+    return EnvironmentFactory(starts, example or {}, gives_reward=gives_reward)
+
+
+class Play:
+    """One episode in a world.
+
+    Args:
+        world: private to it.
+        time_limit_s: for one call.
+        thread: where the world lives.
+
+    Attributes:
+        environment_return: the sum of the world's rewards; None where it gave none.
+        is_over: the world says so.
+        failure: of the world itself, after which nothing can be said of the episode.
+    """
+
+    def __init__(self, world: ForkableResource, time_limit_s: float | None, thread: LoopThread) -> None:
+        self.environment_return: float | None = None
+        self.is_over = False
+        self.failure: Failure | None = None
+        self._world, self._limit, self._thread = world, time_limit_s, thread
+
+    async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool; what the agent is told.
+
+        Raises:
+            ToolError: the call cannot be carried out, or the episode is over.
+            EnvironmentFailure: the world broke.
+        """
+        if self.is_over or self.failure is not None:
+            raise ToolError(_OVER)
+        try:
+            with environment_call(f"step of {kind_of(self._world)}", self._limit, self._world):
+                outcome = await self._world.step(name, arguments)
+        except ToolError:
+            raise
+        except RewardKitError as error:
+            self.failure = Failure.from_exception(error)
+            raise
+        if outcome.reward is not None:
+            self.environment_return = (self.environment_return or 0.0) + outcome.reward
+        self.is_over = outcome.terminated or outcome.truncated
+        return as_text(outcome.observation)
+
+    def final_state(self) -> StateSnapshot | None:
+        """The world's state for reward functions."""
+        return self._thread.run(self._world.final_state()) if self.failure is None else None
+
+    async def close(self) -> None:
+        """Close the world."""
+        await close_quietly(self._world)
+
+
+class Starts:
+    """Worlds in which episodes begin: those of one row are forks of one.
+
+    Args:
+        kind: of resource.
+        config: under that of each row.
+        run_seed: everything random derives from it.
+        time_limit_s: for one call of a world.
+    """
+
+    def __init__(
+        self, kind: type[ForkableResource], config: Mapping[str, Any], run_seed: int, time_limit_s: float | None
+    ) -> None:
+        self.kind, self.time_limit_s = kind, time_limit_s
+        self._config, self._run_seed = config, run_seed
+        self._base: ForkableResource | None = None
+        self._of, self._key, self._count = "", "", 0
+
+    async def world(self, row: Mapping[str, Any]) -> ForkableResource:
+        """A private world for an episode of this row.
+
+        Raises:
+            ConfigError: the resource refuses its configuration.
+            EnvironmentFailure: the world cannot be made, or is not like those before it.
+        """
+        config = merged_config(self._config, _row_config(row))
+        wanted = canonical_json([config, row.get("seed")])
+        seed = row["seed"] if row.get("seed") is not None else derive_seed("environment", self._run_seed, wanted)
+        self._count += 1
+        if self.kind.fork_kind_for(config) == "none":
+            return await self._made(config, seed)
+        if self._base is None or wanted != self._of:
+            await self.close()
+            self._base, self._of = await self._made(config, seed), wanted
+            self._key = await self._base.state_key()
+        with self._call("fork"):
+            world = await self._base.fork()
+        async with closed_on_error(close_quietly, world):
+            if (key := await world.state_key()) != self._key:
+                raise EnvironmentFailure(f"{self.kind.__name__}: a fork has state key {key}, its origin {self._key}")
+            with self._call("reseed_noise"):
+                await world.reseed_noise(derive_seed("noise", self._run_seed, wanted, self._count))
+        return world
+
+    async def _made(self, config: Mapping[str, Any], seed: int) -> ForkableResource:
+        with boundary(EnvironmentFailure, f"making a {self.kind.__name__}"):
+            world = self.kind()
+        async with closed_on_error(close_quietly, world):
+            with self._call("setup"):
+                await world.setup(config)
+            with self._call("reset"):
+                await world.reset(seed)
+        return world
+
+    def _call(self, what: str) -> environment_call:
+        return environment_call(f"{what} of {self.kind.__name__}", self.time_limit_s)
+
+    async def tools(self, row: Mapping[str, Any]) -> list[ToolSpec]:
+        """The tools at the start of an episode of this row."""
+        world = await self.world(row)
+        try:
+            return await world.get_tools_spec()
+        finally:
+            await close_quietly(world)
+
+    async def close(self) -> None:
+        """Close the world that others are forked from."""
+        base, self._base = self._base, None
+        if base is not None:
+            await close_quietly(base)
+
+
+class EnvironmentFactory:
+    """Makes environments for TRL, one for each rollout at a time; `environment_factory` makes it.
+
+    Args:
+        starts: the worlds.
+        example: a row, to learn the tools.
+        gives_reward: environments have `get_reward`.
+
+    Attributes:
+        environment_class: what is made; its methods are the tools.
+        tools: in OpenAI form.
+    """
+
+    def __init__(self, starts: Starts, example: Mapping[str, Any], *, gives_reward: bool) -> None:
+        self.starts, self.thread = starts, LoopThread("environments for TRL", ServerPool())
+        self._made: list[Environment] = []
+        try:
+            self.tools = self.thread.run(starts.tools(example))
+            self.environment_class = _class_of(starts.kind, self.tools, gives_reward=gives_reward)
+        except BaseException:
+            self.thread.close()
+            raise
+
+    def __call__(self) -> Environment:
+        """An environment; TRL resets it before each rollout."""
+        made: Environment = self.environment_class(self)
+        self._made.append(made)
+        return made
+
+    def close(self) -> None:
+        """Close all worlds, and end the thread they live in. No environment can be used any more."""
+        for environment in self._made:
+            if environment._play is not None:
+                self.thread.run(environment._play.close())
+                environment._play = None
+        self.thread.run(self.starts.close())
+        self.thread.close()
+
+
+class Environment:
+    """What TRL sees; subclasses have a method for each tool.
+
+    Args:
+        factory: that made it.
+    """
+
+    def __init__(self, factory: EnvironmentFactory) -> None:
+        self._factory = factory
+        self._play: Play | None = None
+
+    def reset(self, **row: Any) -> str | None:
+        """Begin an episode of this row; what the agent is told, which TRL appends to the last user message."""
+        return self._factory.thread.run(self._begin(row))
+
+    async def _begin(self, row: Mapping[str, Any]) -> str | None:
+        before, self._play = self._play, None
+        if before is not None:
+            await before.close()
+        starts = self._factory.starts
+        world = await starts.world(row)
+        self._play = Play(world, starts.time_limit_s, self._factory.thread)
+        with environment_call(f"get_observation of {starts.kind.__name__}", starts.time_limit_s, world):
+            shown = as_text(await world.get_observation())
+        said = (row.get("prompt") or [{}])[-1]
+        return f"\n\n{shown}" if shown and isinstance(said, Mapping) and said.get("content") else shown or None
+
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        if self._play is None:
+            raise ToolError("no episode has begun")
+        return self._factory.thread.run(self._play.step(name, arguments))
+
+
+def _get_reward(self: Environment) -> float | None:
+    """The sum of the world's rewards; None where it gave none, or broke: such a rollout is unscored."""
+    play = self._play
+    return None if play is None or play.failure is not None else play.environment_return
+
+
+def _class_of(kind: type[ForkableResource], tools: list[ToolSpec], *, gives_reward: bool) -> type[Environment]:
+    if not tools:
+        raise ConfigError(f"{kind.__name__} has no tools in this configuration, and TRL acts by tools alone")
+    methods = {spec["function"]["name"]: tool_method(spec, Environment._call) for spec in tools}
+    # TRL logs the reward under the name of the class.
+    own = {"get_reward": _get_reward} if gives_reward else {}
+    return type(kind.__name__.removesuffix("Resource") or kind.__name__, (Environment,), {**methods, **own})
+
+
+def _row_config(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    given = row.get("resource_config")
+    if isinstance(given, str):
+        with boundary(ConfigError, "resource_config is no JSON"):
+            given = json.loads(given)
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"resource_config is a mapping of keys; got {kind_of(given)}")
+        return given
+    return _without_none(given or {})
+
+
+def _without_none(config: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in config.items() if value is not None}
+    return {key: _without_none(value) if isinstance(value, Mapping) else value for key, value in kept.items()}
