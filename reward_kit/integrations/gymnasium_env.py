@@ -13,7 +13,6 @@ with a reward of 0.0 and `is_action_valid` false in the infos.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import os
@@ -29,6 +28,7 @@ from reward_kit.agent.plain_json import as_text
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec
 from reward_kit.environments.registry import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
+from reward_kit.integrations.loop_thread import LoopThread
 from reward_kit.undoing import undone_on_error
 
 ActionForm = Literal["auto", "discrete", "text", "tool_call"]
@@ -45,38 +45,27 @@ class _SharedLoop:
 
     def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
 
     def enter(self) -> None:
         """One environment more."""
         with self._lock:
             self._users += 1
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="resource-env", daemon=True)
-                self._thread.start()
+            if self._thread is None:
+                self._thread = LoopThread("resource-env")
 
     def leave(self) -> None:
         """One environment less."""
         with self._lock:
             self._users -= 1
-            if self._users or self._loop is None or self._thread is None:
-                return
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-            self._loop = self._thread = None
+            if not self._users and self._thread is not None:
+                self._thread.close()
+                self._thread = None
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         """What a coroutine returns; it is cancelled where the caller is interrupted."""
-        assert self._loop is not None, "entered before"
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        assert self._thread is not None, "entered before"
+        return self._thread.run(coroutine)
 
 
 _shared = _SharedLoop()

@@ -23,7 +23,7 @@ from reward_kit.agent.samples import Sample
 from reward_kit.episodes.segments import EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure
-from reward_kit.integrations.trl.loop_thread import LoopThread
+from reward_kit.integrations.loop_thread import LoopThread
 from reward_kit.integrations.trl.rollouts import as_rollout_func, check_trainer, group_prompts, plain_weights, publish
 from reward_kit.integrations.trl.rows import ADVANTAGES, Outcome, rollout_output
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel

@@ -145,6 +145,13 @@ def test_a_fault_in_a_rollout_of_trl_is_found(name: str) -> None:
     assert kinds(check_trl_rollout(rollout, logprobs_of=policy().logprobs_of)) == [kind]
 
 
+def test_an_unscored_row_has_no_part_in_trl_either() -> None:
+    rollout = trl()
+    forget_the_mask(rollout)
+    assert kinds(check_trl_rollout({**rollout, "score": [0.0]})) == ["inverted-mask"]
+    assert check_trl_rollout({**rollout, "score": [None]}) == []
+
+
 def test_a_prompt_that_repeats_itself_is_not_taken_for_many() -> None:
     rollout = {"prompt_ids": [[5, 5, 7, 1, 5, 5, 7, 1]], "completion_ids": [[7, 2]], "logprobs": [[-1.0, -1.0]]}
     assert check_trl_rollout(rollout) == []

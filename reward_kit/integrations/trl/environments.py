@@ -19,7 +19,7 @@ from reward_kit.environments.config import merged_config
 from reward_kit.environments.registry import resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, RewardKitError, ToolError, boundary, kind_of
-from reward_kit.integrations.trl.loop_thread import LoopThread
+from reward_kit.integrations.loop_thread import LoopThread
 from reward_kit.integrations.trl.tool_methods import tool_method
 from reward_kit.undoing import closed_on_error
 

@@ -25,7 +25,7 @@ from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
-from reward_kit.integrations.trl.loop_thread import LoopThread
+from reward_kit.integrations.loop_thread import LoopThread
 from reward_kit.integrations.trl.rows import Outcome, Segments, rollout_output
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.agent import AsyncRewardAgent

@@ -22,6 +22,8 @@ from reward_kit.tokens.checking.tokens import Array, CheckedTokens, LogprobsOf, 
 ForeignFormat = Literal["trl", "verifiers"]
 FORMATS: tuple[str, ...] = get_args(ForeignFormat)
 
+_NO_PART = "inverted-mask"
+
 
 def check_trl_rollout(
     rollout: Mapping[str, Any], *, what: str = "rollout", logprobs_of: LogprobsOf | None = None
@@ -31,7 +33,7 @@ def check_trl_rollout(
     `prompt_ids`, `completion_ids` and `logprobs` are lists of one list per prompt, `env_mask` too where it is there: 1
     on the model's tokens, 0 on those of the environment. One row alone is taken as well. The form cannot show where one
     action ends and the next begins, credit, versions, starts, or a drifted prefix: it holds one sequence for an episode
-    and not what the model saw in each turn.
+    and not what the model saw in each turn. A row whose `score` is None is unscored, and may have no part.
 
     Args:
         rollout: the dict.
@@ -53,10 +55,12 @@ def check_trl_rollout(
         told = ", ".join(f"{size} {key}" for key, size in sizes.items())
         found.error("length-mismatch", f"{told}; each key has one list per prompt, in the order of the prompts")
         return found.findings
+    scores = rollout.get("score")
     for number in range(sizes["prompt_ids"]):
         row = Found(f"{what}, row {number}")
         _check_trl_row(row, {key: column[number] for key, column in columns.items() if column is not None}, logprobs_of)
-        findings += row.findings
+        is_unscored = isinstance(scores, list) and scores[number : number + 1] == [None]
+        findings += [one for one in row.findings if not (is_unscored and one.kind == _NO_PART)]
     return findings
 
 
@@ -99,9 +103,7 @@ def _check_trl_row(found: Found, row: Mapping[str, Array], logprobs_of: Logprobs
     )
     check_tokens(found, whole, logprobs_of=logprobs_of)
     if not found.findings and not (mask == 1).any():
-        found.error(
-            "inverted-mask", "env_mask is 0 on every token, so nothing is learnt; 1 marks the model's own tokens"
-        )
+        found.error(_NO_PART, "env_mask is 0 on every token, so nothing is learnt; 1 marks the model's own tokens")
 
 
 def _joined_prompts(prompt: Array, completion: Array) -> int:

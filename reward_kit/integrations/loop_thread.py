@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for what TRL calls without one: worlds and engines live longer than a call."""
+"""An event loop in a thread of its own, for callers that have none: worlds and engines live longer than a call."""
 
 from __future__ import annotations
 
