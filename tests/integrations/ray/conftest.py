@@ -1,0 +1,72 @@
+"""Clusters of several nodes on this machine, small ones, which leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# All but the quick ones run in .integrations/ray, where Ray is.
+collect_ignore = (
+    [] if find_spec("ray") else ["test_engine.py", "test_node_loss.py", "test_rewards.py", "test_command.py"]
+)
+NODES = 4
+_MEMORY = 80 * 1024 * 1024
+
+
+def quiet() -> None:
+    """What Ray is told by its environment: it reports to nobody, and writes no token into the user's home."""
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+
+
+@contextmanager
+def _short_folder() -> Iterator[Path]:
+    """A folder with a short name: the sockets in it may have no more than a hundred characters."""
+    path = Path(tempfile.mkdtemp(prefix="rk"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where a test writes."""
+    with _short_folder() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    """Where the cluster of a module keeps its files."""
+    with _short_folder() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def cluster(home: Path) -> Iterator[Any]:
+    """Four nodes with one CPU each, and this process connected to them."""
+    quiet()
+    import ray
+    from ray.cluster_utils import Cluster
+
+    facts = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": _MEMORY, "include_dashboard": False}
+    nodes = Cluster(initialize_head=True, head_node_args={**facts, "temp_dir": str(home)})
+    for _ in range(NODES - 1):
+        nodes.add_node(**facts)
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+    nodes.wait_for_nodes()
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()

@@ -1,0 +1,163 @@
+"""`--engine ray` on four nodes: what the local engine gives, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.runs.store import read_episodes
+from tests.integrations.ray.counting import Counting, carried_out, without_the_clock
+from tests.integrations.ray.meddling import Both, When, engine_for, killed
+
+pytestmark = pytest.mark.campaign
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
+
+
+def first_of(group: BaseException) -> BaseException:
+    """The error in nested groups."""
+    return first_of(group.exceptions[0]) if isinstance(group, BaseExceptionGroup) else group
+
+
+class TestWhatIsLost:
+    async def test_a_killed_worker_costs_its_episodes_which_begin_again_elsewhere_and_another_takes_its_place(
+        self, cluster: Any, home: Path, folder: Path
+    ) -> None:
+        counting = Counting(folder / "task", samples=60, policy={"type": "mine.py:Adds", "wait_s": 0.02})
+        there: list[int] = []
+        kills = [When(count, lambda: there.append(killed("ray::RolloutActor", home))) for count in (40, 160)]
+        run = await carried_out(counting.plan(), folder / "ray_run", engine_for(counting, workers=2), Both(kills))
+        assert there == [2, 2], "the first one killed was replaced before the second"
+        await carried_out(counting.plan(), folder / "local_run")
+        assert without_the_clock(folder / "ray_run") == without_the_clock(folder / "local_run")
+        assert sum(row.attempt for row in run.rows.values()) > 0
+
+    async def test_an_episode_that_takes_its_process_along_once_is_whole_the_second_time(
+        self, cluster: Any, folder: Path
+    ) -> None:
+        marker = folder / "marker"
+        policy = {"type": "mine.py:Adds", "dies_in": "s1", "marker": str(marker)}
+        counting = Counting(folder / "task", samples=3, policy=policy)
+        run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=2))
+        assert run.missing() == 0
+        assert {row.error_class for row in run.rows.values()} == {None}
+        assert {row.attempt for row in run.rows.values() if row.sample_id == "s1"} == {1}
+
+    async def test_an_episode_that_always_does_is_given_up_and_kept_as_broken(self, cluster: Any, folder: Path) -> None:
+        counting = Counting(
+            folder / "task", samples=3, num_rollouts_per_sample=1, policy={"type": "mine.py:Adds", "dies_in": "s1"}
+        )
+        run = await carried_out(counting.plan(1), folder / "run", engine_for(counting, workers=2))
+        broken = {row.sample_id: row for row in run.rows.values() if row.error_class is not None}
+        assert list(broken) == ["s1"]
+        assert (broken["s1"].error_class, broken["s1"].attempt) == ("crash", 3)
+        (failure,) = [record["failure"] for record in read_episodes(folder / "run") if record["failure"]]
+        assert "its process was lost 4 times" in failure["message"]
+        assert len(run.rows) == 3
+
+    async def test_where_no_worker_can_be_had_the_run_ends_after_its_time_and_says_so(
+        self, cluster: Any, folder: Path
+    ) -> None:
+        counting = Counting(folder / "task", samples=1)
+        engine = engine_for(counting, workers=2, cpus=16, worker_wait_s=1)
+        with pytest.raises(ExceptionGroup) as caught:
+            await carried_out(counting.plan(), folder / "run", engine)
+        message = str(first_of(caught.value))
+        assert "no rollout worker for 1 s (2 asked for; the cluster has" in message and "of 4 CPU free" in message
+
+
+class TestWhatIsWrongIsToldAtOnce:
+    async def test_more_than_fits_is_no_default(self, cluster: Any, folder: Path) -> None:
+        counting = Counting(folder / "task", samples=1)
+        with pytest.raises(ExceptionGroup) as caught:
+            await carried_out(counting.plan(), folder / "run", engine_for(counting, cpus=16))
+        assert "no worker with 16 CPUs and 0 GPUs fits on the cluster" in str(first_of(caught.value))
+
+    async def test_a_file_that_is_another_one_on_the_node(self, cluster: Any, folder: Path) -> None:
+        counting = Counting(folder / "task", samples=1)
+        engine = engine_for(counting, workers=1)
+        plan = counting.plan()
+        (counting.folder / "mine.py").write_text((counting.folder / "mine.py").read_text() + "\n")
+        with pytest.raises(ExceptionGroup) as caught:
+            await carried_out(plan, folder / "run", engine)
+        assert "is another one than the driver's" in str(first_of(caught.value))
+        assert "the policy" in str(first_of(caught.value))
+
+
+class TestLimits:
+    async def test_a_limit_of_the_run_stops_all_workers_soon_after_it_is_reached(
+        self, cluster: Any, folder: Path
+    ) -> None:
+        policy = {"type": "mine.py:Adds", "wait_s": 0.05, "usage": {"prompt_tokens": 10, "completion_tokens": 0}}
+        counting = Counting(folder / "task", samples=200, policy=policy, run_limits={"total_tokens": 2000})
+        run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=4))
+        assert run.missing() > 0
+        used = sum(10 * record["num_steps"] for record in read_episodes(folder / "run"))
+        # 16 episodes take 20 steps a second each at the most, and are told twice a second.
+        assert 2000 <= used <= 2000 + 16 * 10 * 20
+        reasons = Counter(record["stop_reason"] for record in read_episodes(folder / "run"))
+        assert 0 < reasons["run_limit"] <= 16
+
+    async def test_the_clock_of_a_run_is_that_of_its_workers_too(self, cluster: Any, folder: Path) -> None:
+        policy = {"type": "mine.py:Adds", "wait_s": 0.1}
+        counting = Counting(folder / "task", samples=200, policy=policy, run_limits={"wall_time_s": 6})
+        run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=2))
+        assert run.missing() > 0
+        assert Counter(record["stop_reason"] for record in read_episodes(folder / "run"))["run_limit"] > 0
+
+
+async def test_several_policies_without_a_world_give_what_they_give_here(cluster: Any, folder: Path) -> None:
+    counting = Counting(
+        folder / "task",
+        samples=6,
+        policies=("mine.py:Adds", "mine.py:Tells"),
+        resource_type=None,
+        tools_module_path=None,
+    )
+    run = await carried_out(counting.plan(), folder / "ray_run", engine_for(counting, workers=3))
+    assert {row.policy for row in run.rows.values()} == {"mine.py:Adds", "mine.py:Tells"}
+    await carried_out(counting.plan(), folder / "local_run")
+    assert without_the_clock(folder / "ray_run") == without_the_clock(folder / "local_run")
+
+
+async def test_a_worker_has_the_gpus_that_it_reserves(cluster: Any, folder: Path) -> None:
+    counting = Counting(
+        folder / "task", samples=2, policy={"type": "mine.py:Tells", "variable": "CUDA_VISIBLE_DEVICES"}
+    )
+    await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=2, gpus=1))
+    said = {record["messages"][-1]["content"] for record in read_episodes(folder / "run")}
+    assert said == {"it has 1 letters"}
+
+
+async def test_a_batch_reward_in_processes_of_its_own_scores_whole_groups(cluster: Any, folder: Path) -> None:
+    counting = Counting(folder / "task", samples=6, reward_function_path="reward.py:ranked", sandbox=None)
+    await carried_out(counting.plan(), folder / "ray_run", engine_for(counting, workers=2, reward_workers=1))
+    await carried_out(counting.plan(), folder / "local_run")
+    there, here = without_the_clock(folder / "ray_run"), without_the_clock(folder / "local_run")
+    assert there[0] == here[0]
+    assert there[1] == here[1]
+    assert {score["sandbox"]["level"] for score in there[1].values()} == {"warm"}
+
+
+async def test_a_key_reaches_the_workers_and_no_file(
+    cluster: Any, home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = f"sk-{os.urandom(12).hex()}"
+    monkeypatch.setenv("A_KEY_OF_MINE", secret)
+    policy = {"type": "mine.py:Tells", "variable": "A_KEY_OF_MINE"}
+    counting = Counting(folder / "task", samples=2, policy=policy)
+    run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=2, env=["A_KEY_OF_MINE"]))
+    assert run.missing() == 0
+    said = {record["messages"][-1]["content"] for record in read_episodes(folder / "run")}
+    assert said == {f"it has {len(secret)} letters"}
+    assert len(files_in(home)) > 10
+    assert not [file for file in files_in(home) + files_in(folder) if secret.encode() in file.read_bytes()]
+    with pytest.raises(ConfigError, match="-E env: NOT_SET_HERE is not set here"):
+        engine_for(counting, env=["NOT_SET_HERE"])

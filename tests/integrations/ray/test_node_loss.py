@@ -1,0 +1,33 @@
+"""Four nodes, two thousand episodes, and a node that is killed in the middle."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.ray.counting import Counting, carried_out, without_the_clock
+from tests.integrations.ray.meddling import When, engine_for
+
+pytestmark = pytest.mark.campaign
+
+
+async def test_two_thousand_episodes_are_there_once_though_a_node_dies_in_the_middle(
+    cluster: Any, folder: Path
+) -> None:
+    counting = Counting(folder / "task", samples=500, policy={"type": "mine.py:Adds", "wait_s": 0.02})
+    plan = counting.plan(max_concurrency=64)
+    victim = cluster.list_all_nodes()[-1]
+    kill = When(700, lambda: cluster.remove_node(victim, allow_graceful=False))
+    run = await carried_out(plan, folder / "ray_run", engine_for(counting, workers=4), kill)
+    assert run.missing() == 0
+    assert len(cluster.list_all_nodes()) == 3
+    here = await carried_out(counting.plan(64), folder / "local_run")
+    episodes, scores = without_the_clock(folder / "ray_run")
+    assert len(episodes) == len(scores) == 2000
+    assert (episodes, scores) == without_the_clock(folder / "local_run")
+    attempts = Counter(row.attempt for row in run.rows.values())
+    assert 0 < attempts[1] + attempts[2] <= 64, attempts
+    assert {row.attempt for row in here.rows.values()} == {0}

@@ -1,0 +1,148 @@
+"""What is refused before anything is started, and what a process is told; needs no Ray."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from reward_kit.agent.budget import Used
+from reward_kit.cli.main import program
+from reward_kit.errors import ConfigError
+from reward_kit.integrations.ray.messages import Rest, SharedBudget, Spent
+from reward_kit.integrations.ray.options import RayOptions
+from reward_kit.integrations.ray.task_workers import TaskWorkers, environment_for, moved, shared_rates
+from reward_kit.task_parts import RunLimitsModel
+from tests.integrations.ray.counting import Counting
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises((ConfigError, click.UsageError)) as caught:
+        program(arguments, prog_name="reward-kit", auto_envvar_prefix="REWARD_KIT", standalone_mode=False)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> str:
+    Counting(tmp_path)
+    return str(tmp_path / "task.yaml")
+
+
+class TestFlags:
+    @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed here")
+    def test_without_ray_one_line_says_how_to_get_it(self, task: str) -> None:
+        message = refused("run", task, "--engine", "ray")
+        assert "No module named 'ray'" in message and "pip install reward-kit[ray]" in message
+
+    @pytest.mark.parametrize(
+        ("flags", "expected"),
+        [
+            (["--address", "auto"], "--address goes with --engine ray"),
+            (["-E", "workers=2"], "-E goes with --engine ray"),
+            (["--engine", "ray", "--record", "r"], "--record goes with --engine local"),
+            (["--engine", "ray", "--replay", "r"], "--replay goes with --engine local"),
+            (["--engine", "ray", "-E", "worker=2"], "-E worker: unknown key; did you mean 'workers'?"),
+            (["--engine", "ray", "-E", "workers=0"], "-E workers: Input should be greater than or equal to 1 (got 0)"),
+            (["--engine", "ray", "-E", "cpus=none"], "-E cpus: Input should be a valid number"),
+            (["--engine", "ray", "-E", "address=auto"], "-E address: is given as --address"),
+            (["--engine", "ray", "-E", "workers"], "-E 'workers': write key=value"),
+            (["--engine", "ray", "--policy", "human"], "a person at this terminal is not reached from a cluster"),
+        ],
+    )
+    def test_what_would_have_no_effect_or_makes_no_sense(self, task: str, flags: list[str], expected: str) -> None:
+        assert expected in refused("run", task, *flags)
+
+    def test_they_can_be_given_by_the_environment(self, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("REWARD_KIT_RUN_ENGINE", "ray")
+        monkeypatch.setenv("REWARD_KIT_RUN_ENGINE_OPTION", "gpu=1")
+        assert "-E gpu: unknown key; did you mean 'gpus'?" in refused("run", task)
+
+    def test_one_variable_or_several(self) -> None:
+        assert RayOptions.of({"env": "A"}).env == ("A",)
+        assert RayOptions.of({"env": ["A", "B"]}, "auto").env == ("A", "B")
+
+
+class TestRates:
+    LIMITED = {"type": "openai", "model": "m", "requests_per_minute": 60, "max_connections": 9}  # noqa: RUF012
+
+    def definition(self, tmp_path: Path, **keys: Any) -> Any:
+        return Counting(tmp_path, policy=self.LIMITED, **keys).loaded().definition
+
+    def test_each_process_has_its_share_and_no_more(self, tmp_path: Path) -> None:
+        shared = shared_rates(self.definition(tmp_path), 4).policy
+        assert shared is not None
+        assert shared.options() == {"model": "m", "requests_per_minute": 15.0, "max_connections": 2}
+
+    def test_more_processes_than_connections_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            ConfigError, match=r"policy\.max_connections 9 cannot be shared by 10 workers.*-E workers=9"
+        ):
+            shared_rates(self.definition(tmp_path), 10)
+
+    def test_what_has_no_limit_stays_as_it_is(self, tmp_path: Path) -> None:
+        definition = Counting(tmp_path).loaded().definition
+        assert shared_rates(definition, 4) is definition
+
+
+class TestBudget:
+    LIMITS = RunLimitsModel(total_tokens=100, wall_time_s=1000)
+
+    def test_a_process_counts_its_own_at_once_and_the_others_as_it_is_told(self) -> None:
+        budget = SharedBudget(self.LIMITS)
+        budget.spend(Used(30, 0.5), steps=1)
+        budget.hear(Rest(Spent(60, 1.0, 7), 5.0))
+        assert (budget.tokens, budget.cost, budget.steps) == (90, 1.5, 8)
+        assert budget.own == Spent(30, 0.5, 1)
+        assert budget.exhausted() is None
+        budget.hear(Rest(Spent(60, 1.0, 7), 5.0))  # told once more, it is not counted twice
+        assert budget.tokens == 90
+        budget.spend(Used(10), steps=1)
+        assert (exhausted := budget.exhausted()) is not None and exhausted.key == "total_tokens"
+
+    def test_the_clock_is_that_of_the_run(self) -> None:
+        budget = SharedBudget(self.LIMITS)
+        budget.hear(Rest(Spent(), 999.0))
+        assert budget.exhausted() is None
+        budget.hear(Rest(Spent(), 1000.0))
+        assert (exhausted := budget.exhausted()) is not None and exhausted.key == "wall_time_s"
+        assert 1000.0 <= budget.seconds <= 1000.0 + time.monotonic()
+
+
+class TestWhatAProcessIsSent:
+    def test_a_shipped_task_has_its_files_in_the_new_place(self, tmp_path: Path) -> None:
+        task = Counting(tmp_path / "old").loaded()
+        there = moved(task, tmp_path / "new")
+        assert there.path == tmp_path / "new" / "task.yaml" and there.folder == tmp_path / "new"
+        assert there.definition.resource_type == f"{tmp_path / 'new' / 'world.py'}:Tally"
+        assert there.inputs["policy"] == tmp_path / "new" / "mine.py"
+        assert task.definition.resource_type == f"{tmp_path / 'old' / 'world.py'}:Tally", "the original is untouched"
+
+    def test_it_holds_neither_samples_nor_the_reward(self, tmp_path: Path) -> None:
+        counting = Counting(tmp_path)
+        build = TaskWorkers.of(counting.loaded(), counting.request(), 2)
+        assert (build.task.samples, build.task.reward, build.task.tools) == ((), None, None)
+
+    def test_a_missing_folder_is_told_with_what_helps(self, tmp_path: Path) -> None:
+        counting = Counting(tmp_path / "here")
+        build = TaskWorkers.of(moved(counting.loaded(), tmp_path / "nowhere"), counting.request(), 1)
+        with pytest.raises(ConfigError, match=r"nowhere is not on .*ship it with -E ship=true"):
+            build(None, None)  # type: ignore[arg-type]
+
+    def test_variables_are_those_of_endpoints_those_the_task_names_and_those_asked_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        policy = {"type": "openai", "model": "m", "api_key_env": "MY_KEY"}
+        definition = Counting(tmp_path, policy=policy).loaded().definition
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / ".env").write_text("MY_KEY=from-a-file\nOTHER=unasked\n")
+        for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OTHER", "MY_KEY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HF_TOKEN", "h")
+        assert environment_for(definition, ["HF_TOKEN"]) == {"MY_KEY": "from-a-file", "HF_TOKEN": "h"}
+        with pytest.raises(ConfigError, match="-E env: NOT_SET_ANYWHERE is not set here"):
+            environment_for(definition, ["NOT_SET_ANYWHERE"])
