@@ -35,7 +35,7 @@ pictures: $(VENV)/.browser  ## Take the pictures of the docs anew, from real run
 docs: $(VENV)/.docs  ## Build the docs site; a broken link fails
 	@$(BIN)/mkdocs build --strict
 
-bench: $(VENV)/.dev .integrations/.learners  ## Run the benchmarks, beside inspect-ai, verifiers, RLlib and TRL
+bench: $(VENV)/.dev .integrations/.learners .integrations/.ray  ## Run the benchmarks, beside inspect-ai, verifiers, RLlib and TRL
 	@$(BIN)/python benchmarks/transport.py
 	@$(BIN)/python benchmarks/rollouts.py --peers
 	@$(BIN)/python benchmarks/many_episodes.py
@@ -48,6 +48,7 @@ bench: $(VENV)/.dev .integrations/.learners  ## Run the benchmarks, beside inspe
 	@$(BIN)/python benchmarks/report.py
 	@$(BIN)/python benchmarks/reward_agent.py
 	@$(BIN)/python benchmarks/serve.py
+	@.integrations/ray/bin/python benchmarks/ray_engine.py
 	@$(BIN)/python benchmarks/generate.py
 	@.integrations/learners/bin/python benchmarks/train_step.py
 	@$(BIN)/python benchmarks/pipeline.py
@@ -75,6 +76,7 @@ text-games-campaign: $(VENV)/.text-games  ## TextWorld's engine: a hundred house
 PEERS := mcp agents endpoints learners verifiers openenv ray serve earlier axolotl
 test-integrations: $(VENV)/.dev $(PEERS:%=.integrations/.%)  ## Against what others wrote: trainers, engines, servers, worlds (needs npm, 8 GB)
 	@$(BIN)/python -m pytest -m campaign tests/integrations
+	@.integrations/ray/bin/python -m pytest -m campaign tests/integrations/ray
 
 clean:  ## Remove everything that was installed or built here
 	rm -rf $(VENV) .peers .integrations site dist build .mypy_cache .ruff_cache .hypothesis

@@ -248,7 +248,8 @@ def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control
         log = f"; tracebacks are in {store.path / 'run.log'}" if (store.path / "run.log").exists() else ""
         note.print(f"{broken} episodes broke and are kept as errors{log}")
         if ending.resume_command:
-            note.print(f"Run those again with:  {shlex.join([*ending.resume_command, '--only-failed'])}")
+            command = shlex.join([*ending.resume_command, "--only-failed"])
+            note.print(f"Run those again with:  {command}  (and --force where you have mended the reward or the task)")
     # Ctrl-C after the last episode began changed nothing; a limit on errors that was passed is a gate all the same.
     stopped = control.stop_reason if missing or control.stop_reason != INTERRUPTED else None
     if control.is_failure:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.cli.outcome import Ending, FurtherPart, run_into
-from reward_kit.cli.scoring import Asked, Origin, Ready, made_ready, origin_of, scoring_flags
+from reward_kit.cli.scoring import Asked, made_ready, scoring_flags
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.processes import SECRET_NAME
 from reward_kit.reward_agent.scoring import Reward
@@ -35,7 +35,7 @@ from reward_kit.runs.rescoring import (
     scores_of,
     source_of,
 )
-from reward_kit.runs.scoring_given import check_reward
+from reward_kit.runs.scoring_given import Origin, Ready, check_reward, origin_of
 from reward_kit.runs.store import RunStore, is_open_elsewhere, new_run_path
 from reward_kit.runs.tables import difference_text, figure, interval_text, printable
 

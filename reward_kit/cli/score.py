@@ -8,15 +8,8 @@ from pathlib import Path
 import click
 
 from reward_kit.cli.outcome import Ending, run_into
-from reward_kit.cli.scoring import Asked, Origin, made_ready, origin_of, scoring_flags
-from reward_kit.episodes.record import facts_of
-from reward_kit.errors import ConfigError
-from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.plan import Plan
-from reward_kit.runs.request import environment_of
-from reward_kit.runs.scoring_given import check_reward
-from reward_kit.runs.store import RunStore, new_run_path
-from reward_kit.runs.transcripts import read_transcripts
+from reward_kit.cli.scoring import Asked, made_ready, scoring_flags
+from reward_kit.runs.scoring_given import origin_of_data, scoring_run
 
 
 @click.command(name="score")
@@ -31,33 +24,13 @@ def command(data: Path, asked: Asked) -> None:
     \b
     Example: reward-kit score transcripts.jsonl --reward my_reward.py:exact
     """
-    definition, reward, redaction = made_ready(_origin_of(data), asked)
-    episodes = read_transcripts(data)
-    if not episodes:
-        raise ConfigError(f"{data} has no rows")
-    check_reward(reward, map(facts_of, episodes))
-    plan = Plan(definition, reward=reward, given=len(episodes))
-    header = RunHeader(
-        task_name=definition.name,
-        data=str(data.resolve()),
-        reward=asked.reward,
-        task={"pass_threshold": definition.pass_threshold},
-        total=plan.total,
-        **environment_of(reward),
-    )
-    store = RunStore.create(new_run_path(asked.log_dir, definition.name), header, redaction)
+    ready = made_ready(origin_of_data(data), asked)
+    run = scoring_run(data, ready, asked.reward, asked.log_dir)
     ending = Ending(
-        title=f"{data.name}  ({len(episodes)} transcripts)",
-        pass_threshold=definition.pass_threshold,
-        expected=plan.total,
+        title=run.title,
+        pass_threshold=ready.definition.pass_threshold,
+        expected=run.plan.total,
         fail_under=asked.fail_under,
         as_json=asked.as_json,
     )
-    sys.exit(run_into(plan, store, ending, display=asked.display, given=episodes))
-
-
-def _origin_of(data: Path) -> Origin:
-    """The run's own task where the transcripts are a run's, else next to nothing."""
-    is_of_run = data.name == "episodes.jsonl" and (data.parent / FILE).is_file()
-    known = origin_of(RunHeader.read(data.parent)) if is_of_run else None
-    return known or Origin({"name": data.stem}, Path.cwd())
+    sys.exit(run_into(run.plan, run.store, ending, display=asked.display, given=run.episodes))

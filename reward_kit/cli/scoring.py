@@ -8,20 +8,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from reward_kit.cli.numbers import Number
 from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
-from reward_kit.errors import ConfigError
-from reward_kit.models import TaskDefinitionModel
-from reward_kit.reward_agent.scoring import Reward
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.overrides import parse_override
-from reward_kit.runs.redaction import Redaction, redaction_of
-from reward_kit.runs.scoring_given import definition_for_scores
-from reward_kit.runs.tasks import load_tasks_reward
+from reward_kit.runs.scoring_given import Origin, Ready, ready_to_score
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,45 +108,14 @@ def _asked(given: dict[str, Any]) -> Asked:
     return Asked(options=options, changes=changes, **{name: given.pop(name) for name in kept})
 
 
-class Origin(NamedTuple):
-    """What episodes were collected for, as keys of a task file, and where the files lie that it names."""
-
-    task: Mapping[str, Any]
-    folder: Path
-
-
-def origin_of(header: RunHeader) -> Origin | None:
-    """The task of a run; None where it scored transcripts of which nothing is known."""
-    task_path = header.task_path or (header.rescored_from or {}).get("task_path")
-    return Origin(header.task, Path(task_path).parent) if task_path is not None else None
-
-
-class Ready(NamedTuple):
-    """What scores are given by, and what is kept out of the files."""
-
-    definition: TaskDefinitionModel
-    reward: Reward
-    redaction: Redaction
-
-
 def made_ready(origin: Origin, asked: Asked) -> Ready:
-    """Load the reward, and what redacts the run's files; what is worth knowing of it goes to standard error.
+    """What scores are given by; what is worth knowing of it goes to standard error.
 
     Raises:
-        ConfigError: one of them cannot be loaded, or a flag is wrong.
+        ConfigError: the reward or what redacts cannot be loaded, or a flag is wrong.
     """
-    definition = definition_for_scores(origin.task, asked.reward, asked.changes, asked.pass_threshold)
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
-        loaded = load_tasks_reward(definition, Path.cwd())
-        redaction = _redaction(definition, origin.folder)
-    assert loaded is not None  # the definition names it
-    for note in loaded.notes:
+        ready = ready_to_score(origin, asked.reward, asked.changes, asked.pass_threshold)
+    for note in ready.notes:
         click.echo(note, err=True)
-    return Ready(definition, loaded.reward, redaction)
-
-
-def _redaction(definition: TaskDefinitionModel, folder: Path) -> Redaction:
-    try:
-        return redaction_of(definition, folder)
-    except ConfigError as error:
-        raise ConfigError(f"the run's redact: {error}; nothing is written unredacted") from error
+    return ready

@@ -100,6 +100,10 @@ def _check_gates(mark: pytest.Mark) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not is_number and (name == "max_errors" or value is not None):
             pytest.fail(f"{MARK}({name}={value!r}): a finite number is asked for", pytrace=False)
+    if gates["max_errors"] < 0:
+        pytest.fail(f"{MARK}(max_errors={gates['max_errors']!r}): at least 0", pytrace=False)
+    if not isinstance(gates["lower_bound"], bool):
+        pytest.fail(f"{MARK}(lower_bound={gates['lower_bound']!r}): True or False", pytrace=False)
     if gates["lower_bound"] and gates["threshold"] is None:
         pytest.fail(f"{MARK}(lower_bound=True) has no effect without a threshold", pytrace=False)
 
@@ -130,7 +134,9 @@ def _arguments(mark: pytest.Mark) -> dict[str, Any]:
     if len(mark.args) > 1 or (mark.args and "task" in given):
         raise ConfigError("one task file, and everything else by name")
     given |= {"task": mark.args[0]} if mark.args else {}
-    if ("task" in given) == ("reward" in given):
+    if "task" in given and "reward" in given:
+        raise ConfigError("name a task file, or reward= with data=, and not both")
+    if "task" not in given and "reward" not in given:
         raise ConfigError('name a task file, or reward="file.py:function" and data="transcripts.jsonl"')
     known = ("task", *_OF_TASKS) if "task" in given else ("reward", *_OF_REWARDS)
     for name in given:
@@ -162,7 +168,18 @@ def _missed(run: FinishedRun, threshold: float | None, lower_bound: bool, max_er
 def _told(run: FinishedRun) -> str:
     """What stands below a test that failed."""
     bad = [f"  {row.rollout_id}  broke: {row.score_error or row.error_class}" for row in run.broken]
-    bad += [f"  {row.rollout_id}  {row.score:.3f}" for row in run.failed]
+    reasons = _reasons(run, {row.rollout_id for row in run.failed[:_MOST_SHOWN]})
+    bad += [f"  {row.rollout_id}  {row.score:.3f}  {reasons.get(row.rollout_id, '')}".rstrip() for row in run.failed]
     more = [f"  … and {len(bad) - _MOST_SHOWN} more"] if len(bad) > _MOST_SHOWN else []
     episodes = ["episodes that broke or did not pass:", *bad[:_MOST_SHOWN], *more] if bad else []
     return "\n".join([str(run), *episodes, f"the report: {run.page}"])
+
+
+def _reasons(run: FinishedRun, rollout_ids: set[str]) -> dict[str, str]:
+    """What the reward said of these episodes."""
+    told = {}
+    for result in run.results():
+        name, said = result.episode["rollout_id"], (result.score or {}).get("result") or {}
+        if name in rollout_ids and said.get("reason"):
+            told[name] = " ".join(str(said["reason"]).split())[:200]
+    return told

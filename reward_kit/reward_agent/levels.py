@@ -9,9 +9,10 @@ is not.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 from collections.abc import Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -350,9 +351,28 @@ def _file_of(location: str, folder: Path) -> Path:
 
 def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """What a coroutine returns; run in a thread of its own where the caller's runs a loop already."""
+    if not _has_loop():  # asked outside of an `except`, which would stand in every later traceback
+        return asyncio.run(coroutine)
+    place: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
+
+    async def told() -> Any:
+        place.set_result((asyncio.get_running_loop(), asyncio.current_task()))  # type: ignore[arg-type]
+        return await coroutine
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(contextvars.copy_context().run, asyncio.run, told())
+        try:
+            return running.result()
+        except BaseException:  # where the caller is interrupted, what runs for it is cancelled, and waited for
+            if not running.done():
+                loop, task = place.result()
+                loop.call_soon_threadsafe(task.cancel)
+            raise
+
+
+def _has_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()
+        return False
+    return True

@@ -12,6 +12,7 @@ from reward_kit.models import Message
 from reward_kit.reward_checks.rollouts import calling, said
 
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?\Z")
+_NUMBERS = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(\.\d+)?(?!\w)")
 _SINGLE_LETTER = re.compile(r"[A-J]\Z")
 _WORDS = ("a zebra", "no", "yesterday", "Reykjavik", "green", "seven", "nobody", "a violin")
 
@@ -43,6 +44,16 @@ FORMS = (
 def text_of(truth: Any) -> str:
     """A ground truth as a model would write it."""
     return truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False, default=str)
+
+
+def places_of(truth: Any, text: str) -> Iterator[tuple[int, int]]:
+    """Where a ground truth stands in a text; a number wherever one of its value does, as 8.0 in "8.00"."""
+    if is_number(truth):
+        for found in _NUMBERS.finditer(text):
+            if _value(found[0]) == _value(truth):
+                yield found.span()
+    elif written := text_of(truth):
+        yield from (found.span() for found in re.finditer(re.escape(written), text))
 
 
 def is_number(truth: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from reward_kit.errors import ConfigError
 from reward_kit.models import Message
 from reward_kit.reward_agent.scoring import ScoringRequest
-from reward_kit.reward_checks.answers import FORMS, Form, is_tool_call, text_of, tool_answer, wrong_values
+from reward_kit.reward_checks.answers import FORMS, Form, is_tool_call, places_of, text_of, tool_answer, wrong_values
 from reward_kit.reward_checks.bench import Bench, Seen
 from reward_kit.reward_checks.rollouts import QUESTION, request_of, said, user, with_messages
 
@@ -209,10 +209,10 @@ def _form_given(ground: Ground) -> Form | None:
     if ground.gold is None or ground.truth is None:
         return None
     text = ground.gold.messages[-1].text if ground.gold.messages else ""
-    written = text_of(ground.truth)
-    if not written or text.count(written) != 1:
+    if len(places := list(places_of(ground.truth, text))) != 1:
         return None
-    before, _, after = text.partition(written)
+    ((begin, end),) = places
+    before, after = text[:begin], text[end:]
     if not (before + after).strip():
         return FORMS[0]
     return Form("as the right answer given", lambda value: f"{before}{value}{after}")

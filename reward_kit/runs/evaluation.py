@@ -7,35 +7,35 @@ asynchronous itself. Nothing is printed. Keys of endpoints come from the environ
 from __future__ import annotations
 
 import html
+import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, ProviderError, RewardKitError
+from reward_kit.errors import ConfigError, ProviderError, RewardKitError, kind_of
 from reward_kit.processes import LOG_FOLDER
+from reward_kit.providers.options import check_number
 from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
 from reward_kit.reward_agent.levels import run_to_end
 from reward_kit.runs import events
 from reward_kit.runs.credit import assign_credit, write_section
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.plan import Control, Plan
 from reward_kit.runs.preparation import new_store, plan_of
 from reward_kit.runs.report.any_page import write_any_report
-from reward_kit.runs.request import Request, environment_of
+from reward_kit.runs.request import Request
 from reward_kit.runs.resources import check_world
 from reward_kit.runs.results import Result, read_results
 from reward_kit.runs.run_log import logged_to
 from reward_kit.runs.runner import Run
-from reward_kit.runs.scoring_given import check_reward, definition_for_scores
-from reward_kit.runs.store import RunStore, new_run_path
+from reward_kit.runs.scoring_given import origin_of_data, ready_to_score, scoring_run
+from reward_kit.runs.store import RunStore
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
 from reward_kit.runs.tables import as_text
-from reward_kit.runs.tasks import load_task, load_tasks_reward
-from reward_kit.runs.transcripts import read_transcripts
+from reward_kit.runs.tasks import load_task
 from reward_kit.task_parts import CreditModel
 
 logger = logging.getLogger("reward_kit.runs")
@@ -117,6 +117,7 @@ def evaluate(task: str | Path, **options: Any) -> FinishedRun:
         ConfigError: something is wrong with the task or an option; nothing was written.
         RewardKitError: the run itself failed.
     """
+    inspect.signature(evaluate_async).bind(task, **options)  # what is misspelt is told before a coroutine is made
     finished: FinishedRun = run_to_end(evaluate_async(task, **options))
     return finished
 
@@ -155,13 +156,20 @@ async def evaluate_async(
         ConfigError: something is wrong with the task or an option; nothing was written.
         RewardKitError: the run itself failed.
     """
-    for name, value, least in (("rollouts", rollouts, 1), ("limit", limit, 1), ("max_concurrency", max_concurrency, 1)):
-        if value is not None and value < least:
-            raise ConfigError(f"{name} is at least {least}, not {value}")
+    for name, count in (("rollouts", rollouts), ("limit", limit), ("max_concurrency", max_concurrency)):
+        if count is not None:
+            check_number(name, count, whole=True)
     request = Request(
-        Path(task), dict(overrides or {}), _several(models), _several(policies), base_url, rollouts, limit,
-        tuple(sample_ids), seed,
-    )  # fmt: skip
+        task_path=_path("task", task),
+        overrides=_keys("overrides", overrides),
+        models=_several("models", models),
+        policies=_several("policies", policies),
+        base_url=base_url,
+        rollouts=rollouts,
+        limit=limit,
+        sample_ids=_several("sample_ids", sample_ids),
+        seed=seed,
+    )
     loaded = load_task(request.task_path, request.overrides)
     traffic = Traffic()
     try:
@@ -174,13 +182,16 @@ async def evaluate_async(
         traffic.close()
 
 
+evaluate.__signature__ = inspect.signature(evaluate_async)  # type: ignore[attr-defined]  # for help and editors
+
+
 def score_transcripts(
     data: str | Path,
     reward: str,
     *,
     options: Mapping[str, Any] | None = None,
     overrides: Mapping[str, Any] | None = None,
-    pass_threshold: float = 1.0,
+    pass_threshold: float | None = None,
     folder: str | Path | None = None,
     log_dir: str | Path = "runs",
 ) -> FinishedRun:
@@ -191,7 +202,7 @@ def score_transcripts(
         reward: `file.py:function`.
         options: of the reward.
         overrides: `sandbox.KEY` and `limits.reward_time_s`, as in a task file.
-        pass_threshold: a score of at least this passes.
+        pass_threshold: a score of at least this passes; by default 1, or that of the run whose episodes they are.
         folder: what the reward's file is relative to; by default the working directory.
         log_dir: where the run's folder is made.
 
@@ -199,27 +210,14 @@ def score_transcripts(
         ConfigError: the data has no rows, or the reward cannot be loaded, or asks for what the rows do not have.
         RewardKitError: the run itself failed.
     """
-    data = Path(data)
-    changes = {**(overrides or {}), **{f"reward_options.{key}": value for key, value in (options or {}).items()}}
-    definition = definition_for_scores({"name": data.stem}, reward, changes, pass_threshold)
-    loaded = load_tasks_reward(definition, Path(folder or Path.cwd()).resolve())
-    assert loaded is not None  # the definition names it
-    episodes = read_transcripts(data)
-    if not episodes:
-        raise ConfigError(f"{data} has no rows")
-    check_reward(loaded.reward, map(facts_of, episodes))
-    plan = Plan(definition, reward=loaded.reward, given=len(episodes))
-    header = RunHeader(
-        task_name=definition.name,
-        data=str(data.resolve()),
-        reward=reward,
-        task={"pass_threshold": pass_threshold},
-        total=plan.total,
-        **environment_of(loaded.reward),
-    )
-    store = RunStore.create(new_run_path(Path(log_dir), definition.name), header)
-    title = f"{data.name}  ({len(episodes)} transcripts)"
-    finished: FinishedRun = run_to_end(_carried_out(plan, store, title, None, episodes))
+    data, own = _path("data", data), _keys("options", options)
+    if not isinstance(reward, str):
+        raise ConfigError(f"reward is 'file.py:function', not {kind_of(reward)}; AsyncRewardAgent takes functions")
+    changes = {**_keys("overrides", overrides), **{f"reward_options.{key}": value for key, value in own.items()}}
+    origin = origin_of_data(data)
+    ready = ready_to_score(origin, reward, changes, pass_threshold, Path(folder) if folder is not None else None)
+    run = scoring_run(data, ready, reward, Path(log_dir))
+    finished: FinishedRun = run_to_end(_carried_out(run.plan, run.store, run.title, None, run.episodes))
     return finished
 
 
@@ -228,15 +226,17 @@ async def _carried_out(
 ) -> FinishedRun:
     """Run a plan into its new store, and write what is written at the end."""
     control = Control()
-    with store, logged_to(store.path / "run.log", store.redaction):
-        LOG_FOLDER.set(store.path / "logs")
+    with store, logged_to(store.path / "run.log", store.redaction), _surroundings(store, traffic):
         if traffic is not None:
-            CURRENT_TRAFFIC.set(traffic)  # for rewards that ask a model
             traffic.gave_up = control.give_up
         run = Run(plan, store, control=control)
         run.take_given(given)
         events.began(store.path, "run", plan.total)
-        await run.execute()
+        try:
+            await run.execute()
+        except BaseException as error:
+            error.add_note(f"what was collected is in {store.path}")
+            raise
         events.ended(store.path, "run", store.header.status)
         rows = list(run.rows.values())
         policies = summarise(rows, plan.definition.pass_threshold)
@@ -251,6 +251,17 @@ async def _carried_out(
     )  # fmt: skip
 
 
+@contextmanager
+def _surroundings(store: RunStore, traffic: Traffic | None) -> Iterator[None]:
+    """Where servers log, and what rewards ask models through: for the run, and not for what its caller does next."""
+    logs, asked = LOG_FOLDER.set(store.path / "logs"), CURRENT_TRAFFIC.set(traffic)
+    try:
+        yield
+    finally:
+        LOG_FOLDER.reset(logs)
+        CURRENT_TRAFFIC.reset(asked)
+
+
 def _credit(store: RunStore, asked: CreditModel | None) -> None:
     """Assign credit where the task asks for it. A failure leaves the run as it is, and stands in its log."""
     if asked is None:
@@ -261,5 +272,20 @@ def _credit(store: RunStore, asked: CreditModel | None) -> None:
         logger.warning("no credit: %s", error)
 
 
-def _several(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+def _path(name: str, given: object) -> Path:
+    if not isinstance(given, str | Path):
+        raise ConfigError(f"{name} is the path of a file, not {kind_of(given)}")
+    return Path(given)
+
+
+def _keys(name: str, given: object) -> dict[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"{name} is a dict of keys and values, not {kind_of(given)}")
+    return dict(given or {})
+
+
+def _several(name: str, given: object) -> tuple[str, ...]:
+    several = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else (given,)
+    if wrong := [one for one in several if not isinstance(one, str)]:
+        raise ConfigError(f"{name} is a name or a list of names; {kind_of(wrong[0])} is none")
+    return several

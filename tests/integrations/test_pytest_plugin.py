@@ -21,7 +21,7 @@ from reward_kit import EvaluateResult, reward_function
 def right(messages, ground_truth=None):
     if ground_truth == "broken":
         raise ValueError("no score")
-    return EvaluateResult(score=float(messages[-1].content == ground_truth))
+    return EvaluateResult(score=float(messages[-1].content == ground_truth), reason=f"said {messages[-1].content}")
 """
 TASK = """
 name: capitals
@@ -81,6 +81,12 @@ def test_no_number(): pass
 @mark("task.yaml", reward="x.py:f")
 def test_both(): pass
 
+@mark("task.yaml", max_errors=-1)
+def test_negative(): pass
+
+@mark("task.yaml", threshold=1, lower_bound="yes")
+def test_no_flag(): pass
+
 def test_unmarked(reward_kit_run): pass
 """
 PASSED = ("passes", "needs_no_argument", "broken_is_allowed", "reward", "in_it[a]", "in_it[b]")
@@ -94,7 +100,9 @@ REFUSED = {
     "misspelt": "no option 'treshold'; did you mean 'threshold'?",
     "no_file": "tsk.yaml",
     "no_number": "reward_kit(threshold='high'): a finite number is asked for",
-    "both": "name a task file, or reward=",
+    "both": "name a task file, or reward= with data=, and not both",
+    "negative": "reward_kit(max_errors=-1): at least 0",
+    "no_flag": "reward_kit(lower_bound='yes'): True or False",
     "unmarked": "reward_kit_run is for tests with @pytest.mark.reward_kit",
 }
 
@@ -154,7 +162,7 @@ def test_the_report_is_attached_and_kept(project: Path, results: Mapping[str, El
     assert page.is_file() and page.parent.parent == project / "kept"
     shown = run_pytest(project, "-p", PLUGIN, "-k", "below").stdout
     assert "mean score" in shown and "episodes that broke or did not pass:" in shown
-    assert re.search(r"the report: .*report\.html", shown) and "0.000" in shown
+    assert re.search(r"the report: .*report\.html", shown) and "0.000  said Paris" in shown
 
 
 def test_the_files_of_the_guide_are_collected_and_its_first_test_passes(tmp_path: Path) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from reward_kit.errors import ConfigError
+from reward_kit.processes import LOG_FOLDER
+from reward_kit.providers.traffic import CURRENT_TRAFFIC
 from reward_kit.runs.evaluation import FinishedRun, evaluate, evaluate_async, score_transcripts
 from tests import command_line
 
@@ -93,10 +99,13 @@ def test_the_policies_are_told_apart(task: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"rollouts": 0}, "rollouts is at least 1, not 0"),
+        ({"rollouts": 0}, "rollouts: expected a whole number above 0, got 0"),
         ({"sample_ids": ["x"]}, "no sample 'x'"),
         ({"overrides": {"nam": "t"}}, "nam: unknown key"),
         ({"policies": "expret"}, "expret"),
+        ({"rollouts": "3"}, "rollouts: expected a whole number above 0, got '3'"),
+        ({"policies": [3]}, "policies is a name or a list of names; an int is none"),
+        ({"overrides": ["name=t"]}, "overrides is a dict of keys and values, not a list"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_is_written(
@@ -125,3 +134,56 @@ def test_transcripts_are_scored(task: Path, tmp_path: Path, monkeypatch: pytest.
     assert (run.score, run.path.parent, len(run.rows)) == (0.5, Path("runs"), 2)
     with pytest.raises(ConfigError, match="reward_options, and no other"):
         score_transcripts("said.jsonl", "reward.py:right", overrides={"policy": "x"})
+
+
+def test_what_is_misspelt_is_told_at_once(task: Path) -> None:
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'policy'"):
+        evaluate(task, policy="expert")
+    assert "rollouts" in inspect.signature(evaluate).parameters
+    with pytest.raises(ConfigError, match="task is the path of a file, not a dict"):
+        evaluate({"name": "t"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"reward is 'file\.py:function', not a function"):
+        score_transcripts("said.jsonl", evaluate)  # type: ignore[arg-type]
+
+
+def test_secrets_stay_out_of_the_files_of_transcripts(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret-0123456789")
+    said = [
+        {"role": "user", "content": "my key is sk-very-secret-0123456789"},
+        {"role": "assistant", "content": "Rome"},
+    ]
+    (tmp_path / "said.jsonl").write_text(json.dumps({"messages": said, "ground_truth": "Rome"}) + "\n")
+    run = score_transcripts(tmp_path / "said.jsonl", "reward.py:right", folder=tmp_path, log_dir=tmp_path / "runs")
+    assert run.score == 1.0
+    written = [path for path in run.path.rglob("*") if path.is_file()]
+    assert len(written) >= 5 and not [path for path in written if b"very-secret" in path.read_bytes()]
+
+
+def test_what_surrounds_a_run_ends_with_it(task: Path, tmp_path: Path) -> None:
+    async def notebook() -> tuple[object, object]:
+        await evaluate_async(task, rollouts=1, limit=1, log_dir=tmp_path / "runs")
+        return CURRENT_TRAFFIC.get(), LOG_FOLDER.get(None)
+
+    assert asyncio.run(notebook()) == (None, None)
+
+
+def test_ctrl_c_where_a_loop_runs_stops_the_run_and_says_where_it_is(task: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import asyncio\nfrom reward_kit import AgentPolicy\nclass Slow(AgentPolicy):\n"
+        "    async def get_action(self, observation, available_tools_specs=None):\n"
+        "        print('waiting', flush=True)\n        await asyncio.sleep(600)\n"
+    )
+    notebook = (
+        "import asyncio\nfrom reward_kit import evaluate\n"
+        "async def cell():\n    evaluate('task.yaml', policies='slow.py:Slow', log_dir='runs')\n"
+        "asyncio.new_event_loop().run_until_complete(cell())\n"  # as a notebook's loop runs, with no handler of its own
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", notebook], cwd=tmp_path, text=True, **pipes) as process:
+        assert process.stdout is not None and process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode != 0 and "KeyboardInterrupt" in said
+    assert len(list((tmp_path / "runs").iterdir())) == 1

@@ -37,7 +37,7 @@ def ray_module() -> ModuleType:
     try:
         import ray
     except ImportError as error:
-        raise ConfigError(f"--engine ray: {error}; pip install reward-kit[ray], or {how_to_install('ray')}") from None
+        raise ConfigError(f"the engine ray: {error}; {how_to_install('ray')}") from None
     module: ModuleType = ray
     return module
 
@@ -155,10 +155,11 @@ class Connection:
                 await anyio.to_thread.run_sync(closing.__exit__, None, None, None)
 
 
-def workers_that_fit(cpus: float, gpus: float) -> int:
-    """How many processes with these reservations fit on the cluster as it is."""
+def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:
+    """How many processes with these reservations fit on the cluster as it is, beside others that take so many CPUs."""
     total: Mapping[str, float] = ray_module().cluster_resources()
-    rooms = [total.get(name, 0.0) / amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount]
+    there = {"CPU": total.get("CPU", 0.0) - taken, "GPU": total.get("GPU", 0.0)}
+    rooms = [there[name] / amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount]
     return int(min(rooms, default=0))
 
 

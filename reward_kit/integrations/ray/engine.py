@@ -12,7 +12,7 @@ from reward_kit.integrations.ray.messages import Setup
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.integrations.ray.rewards import RayScorer
 from reward_kit.integrations.ray.rollouts import RolloutPool
-from reward_kit.integrations.ray.task_workers import TaskWorkers, environment_for, shared_rates
+from reward_kit.integrations.ray.task_workers import TaskWorkers, environment_for, most_processes, shared_rates
 from reward_kit.providers.traffic import Traffic
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scorer
@@ -60,13 +60,13 @@ class RayEngine:
                 yield {named.label: pool.worker(named.label) for named in plan.policies}
 
     def _usual_size(self, max_concurrency: int) -> int:
-        fit = workers_that_fit(self._options.cpus, self._options.gpus)
-        if not fit:
+        fit = workers_that_fit(self._options.cpus, self._options.gpus, self._options.reward_workers)
+        if fit < 1:
             raise ConfigError(
                 f"no worker with {self._options.cpus:g} CPUs and {self._options.gpus:g} GPUs fits on the cluster "
                 f"({told_resources()}); ask for less with -E cpus=…, or wait for nodes with -E workers=…"
             )
-        return min(fit, max_concurrency)
+        return min(fit, max_concurrency, most_processes(self._task.definition))
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
         """As `Engine`. In the driver, unless processes for it are asked for."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,6 +133,13 @@ def shared_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinit
         if shares:
             changed[section] = block.model_copy(update=shares)
     return definition.model_copy(update=changed) if changed else definition
+
+
+def most_processes(definition: TaskDefinitionModel) -> int:
+    """How many processes can share the task's limits on connections; more than anybody has where there are none."""
+    blocks = [block.options() for block in (definition.policy, definition.user) if block is not None]
+    limits = [block["max_connections"] for block in blocks if isinstance(block.get("max_connections"), int)]
+    return min(limits, default=sys.maxsize)
 
 
 def environment_for(definition: TaskDefinitionModel, asked: Iterable[str]) -> dict[str, str]:

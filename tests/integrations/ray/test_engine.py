@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from reward_kit.errors import ConfigError
+from reward_kit.integrations.ray.cluster import workers_that_fit
 from reward_kit.runs.store import read_episodes
 from tests.integrations.ray.counting import Counting, carried_out, without_the_clock
 from tests.integrations.ray.meddling import Both, When, engine_for, killed
@@ -125,6 +126,11 @@ async def test_several_policies_without_a_world_give_what_they_give_here(cluster
     assert {row.policy for row in run.rows.values()} == {"mine.py:Adds", "mine.py:Tells"}
     await carried_out(counting.plan(), folder / "local_run")
     assert without_the_clock(folder / "ray_run") == without_the_clock(folder / "local_run")
+
+
+def test_what_fits_by_default_leaves_room_for_what_scores(cluster: Any) -> None:
+    assert (workers_that_fit(1, 0), workers_that_fit(1, 0, 1), workers_that_fit(0.5, 0)) == (4, 3, 8)
+    assert (workers_that_fit(0.5, 1), workers_that_fit(1, 0, 4)) == (4, 0)
 
 
 async def test_a_worker_has_the_gpus_that_it_reserves(cluster: Any, folder: Path) -> None:

@@ -15,7 +15,7 @@ from reward_kit.cli.main import program
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.ray.messages import Rest, SharedBudget, Spent
 from reward_kit.integrations.ray.options import RayOptions
-from reward_kit.integrations.ray.task_workers import TaskWorkers, environment_for, moved, shared_rates
+from reward_kit.integrations.ray.task_workers import TaskWorkers, environment_for, most_processes, moved, shared_rates
 from reward_kit.task_parts import RunLimitsModel
 from tests.integrations.ray.counting import Counting
 
@@ -87,6 +87,12 @@ class TestRates:
     def test_what_has_no_limit_stays_as_it_is(self, tmp_path: Path) -> None:
         definition = Counting(tmp_path).loaded().definition
         assert shared_rates(definition, 4) is definition
+
+    def test_by_default_there_are_no_more_processes_than_connections(self, tmp_path: Path) -> None:
+        user = {"type": "openai", "model": "u", "instructions": "ask", "max_connections": 3}
+        assert most_processes(self.definition(tmp_path)) == 9
+        assert most_processes(self.definition(tmp_path, user=user)) == 3
+        assert most_processes(Counting(tmp_path).loaded().definition) > 10**9
 
 
 class TestBudget:
