@@ -32,7 +32,7 @@ VERBS: dict[str, str] = {
     "serve": "Serve reward functions over HTTP, to trainers on other machines.",
     "doctor": "Show what this machine offers, and what is missing.",
     "runs": "List runs, and remove old ones.",
-    "schema": "Print the JSON schema of task files, for your editor.",
+    "schema": "Print the JSON schema of task files or train files, for your editor.",
     "sandbox-serve": "Run code for another machine; started by the other side of a back end.",
 }
 
