@@ -190,6 +190,17 @@ class Failure:
         frames = user_traceback(error.__cause__ or error)
         return cls(failure_class, type(error).__name__, safe_str(error), frames)
 
+    def told(self) -> str:
+        """One line for logs and tables: the class, then the message."""
+        return f"{self.failure_class}: {self.message}"
+
+    @classmethod
+    def from_told(cls, line: str, where: str) -> Failure:
+        """The failure of a line that `told` gave; where no class stands first it is a crash."""
+        named, _, message = line.partition(": ")
+        known = named in FAILURE_CLASSES
+        return cls(named if known else "crash", where, message if known else line)  # type: ignore[arg-type]
+
     def to_json(self) -> dict[str, str]:
         """The JSON form; `class` is the word the files use."""
         return {

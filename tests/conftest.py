@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+from collections.abc import Iterator
 
+import pytest
 import torch
 
 # With two threads on two busy cores, OpenMP's spinning makes tiny models twenty times slower.
@@ -12,3 +15,16 @@ torch.set_num_threads(1)
 # A shell without job control has what it runs in the background ignore Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _package_logs_as_before() -> Iterator[None]:
+    """A command that is called in this process sets up logging for its own, which ends with it; here it is undone."""
+    package = logging.getLogger("reward_kit")
+    level, propagates, handlers = package.level, package.propagate, list(package.handlers)
+    yield
+    package.setLevel(level)
+    package.propagate = propagates
+    for handler in set(package.handlers) - set(handlers):
+        package.removeHandler(handler)
+        handler.close()

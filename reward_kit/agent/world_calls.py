@@ -25,12 +25,19 @@ class environment_call:
         what: what is called, for messages.
         seconds: None for no limit.
         world: the resource, where it is known.
+        limit: what the user calls `seconds`.
     """
 
-    __slots__ = ("_boundary", "_scope", "_seconds")
+    __slots__ = ("_boundary", "_limit", "_scope", "_seconds")
 
-    def __init__(self, what: str, seconds: float | None, world: ForkableResource | None = None) -> None:
-        self._boundary = boundary(EnvironmentFailure, what)
+    def __init__(
+        self,
+        what: str,
+        seconds: float | None,
+        world: ForkableResource | None = None,
+        limit: str = "limits.environment_time_s",
+    ) -> None:
+        self._boundary, self._limit = boundary(EnvironmentFailure, what), limit
         self._seconds = None if world is not None and world.never_waits else seconds
         self._scope: anyio.CancelScope | None = None
 
@@ -47,7 +54,7 @@ class environment_call:
             return None
         swallowed = self._scope.__exit__(kind, error, trace)
         if self._scope.cancelled_caught:
-            late = TimeoutError(f"no answer within {self._seconds} s (limits.environment_time_s)")
+            late = TimeoutError(f"no answer within {self._seconds} s ({self._limit})")
             self._boundary.__exit__(TimeoutError, late, None)
         elif not swallowed:
             self._boundary.__exit__(kind, error, trace)

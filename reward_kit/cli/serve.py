@@ -16,6 +16,7 @@ import click
 from reward_kit.cli import operator_log
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.reward_flags import where_it_runs
+from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.levels import SandboxChoice
 from reward_kit.reward_agent.remote_client import KEY_VARIABLE
 from reward_kit.runs.overrides import parse_override
@@ -62,13 +63,25 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
     show_default=True,
     help="Rollouts of a reward that may wait; beyond it the answer is 429.",
 )
-@click.option("--max-batch", type=WholeNumber(1), default=1024, show_default=True, help="Rollouts in a request.")
+@click.option(
+    "--max-batch", type=WholeNumber(1), help="Rollouts in a request.  [default: 1024, or --max-pending if less]"
+)
 @click.option("--max-messages", type=WholeNumber(1), default=10_000, show_default=True, help="Messages in a rollout.")
-@click.option("--max-body-mb", type=Number(0.001), default=16.0, show_default=True, help="MiB of a request's body.")
+@click.option(
+    "--max-body-mb", type=Number(0.001), help="MiB of a request's body.  [default: 16, or --max-held-mb if less]"
+)
 @click.option(
     "--max-held-mb", type=Number(0.001), default=512.0, show_default=True, help="MiB of all bodies at a time."
 )
 @click.option("--max-connections", type=WholeNumber(1), default=8192, show_default=True, help="Open at a time.")
+@click.option(
+    "--head-timeout",
+    type=Number(0.001),
+    default=10.0,
+    show_default=True,
+    metavar="S",
+    help="Until a first head is there.",
+)
 @click.option(
     "--body-timeout", type=Number(0.001), default=60.0, show_default=True, metavar="S", help="Until a body is there."
 )
@@ -92,7 +105,6 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
       reward-kit serve my_reward.py:exact
       reward-kit serve my_reward.py:exact graded=other.py:score --host 0.0.0.0 --api-key-file keys.txt
     """
-    from reward_kit.integrations.reward_server.options import ServerOptions
     from reward_kit.integrations.reward_server.served import load_named
 
     options = dict(parse_override(item, "-O") for item in given.pop("options"))
@@ -103,12 +115,29 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
         back_end=given.pop("sandbox_back_end"),
     )
     key_file = given.pop("api_key_file")
-    known = {field.name for field in fields(ServerOptions)}
-    limits = ServerOptions(**{name if name in known else f"{name}_s": value for name, value in given.items()})
+    limits = _limits(given)
     keys, made = _keys(key_file)
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
         named = load_named(rewards, Path.cwd(), choice, options)
     anyio.run(_serve, named, keys, made, limits)
+
+
+def _limits(given: dict[str, Any]) -> ServerOptions:
+    """The options of the server; what is not given is no more than what it is part of.
+
+    Raises:
+        ConfigError: a batch, or a body, could never be accepted.
+    """
+    from reward_kit.integrations.reward_server.options import AT_LEAST, ServerOptions
+
+    usual = {field.name: field.default for field in fields(ServerOptions)}
+    for larger, smaller in AT_LEAST:
+        if given[smaller] is None:
+            given[smaller] = min(usual[smaller], given[larger])
+        if given[smaller] > given[larger]:
+            flags = [f"--{name.replace('_', '-')}" for name in (smaller, larger)]
+            raise ConfigError(f"{flags[0]} is at most {flags[1]}, {given[larger]:g}; raise that too")
+    return ServerOptions(**{name if name in usual else f"{name}_s": value for name, value in given.items()})
 
 
 def _keys(file: Path | None) -> tuple[Keys, str]:

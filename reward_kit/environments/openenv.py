@@ -12,8 +12,8 @@ is compared.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -249,6 +249,8 @@ def _base_url(settings: OpenEnvConfig, server: Server | None) -> str:
     url = settings.base_url or (server.address if server is not None else "")
     if not url:
         raise ConfigError("openenv resource: base_url: missing; give it, or the task's resource_server")
+    if "@" in url:  # and it is not shown
+        raise ConfigError("openenv resource: base_url: it holds no user name and no password; use headers_env instead")
     if not url.startswith(("http://", "https://", "ws://", "wss://")):
         raise ConfigError(f"openenv resource: base_url: {url!r} is no http or ws address")
     if "{port}" in url:
@@ -287,7 +289,8 @@ def _outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
     seen, reward, done = answer.get("observation"), answer.get("reward"), answer.get("done", False)
     if not isinstance(seen, Mapping) or not isinstance(done, bool):
         raise EnvironmentFailure(f"openenv resource: expected observation, reward and done, got {answer!r:.200}")
-    if reward is not None and not (isinstance(reward, int | float) and isfinite(reward)):
+    # An integer may be beyond every float.
+    if reward is not None and not (isinstance(reward, int | float) and abs(reward) <= sys.float_info.max):
         raise EnvironmentFailure(f"openenv resource: reward: expected a finite number, got {reward!r:.80}")
     told = answer.get("metadata") or seen.get("metadata")
     metadata = dict(told) if isinstance(told, Mapping) else {}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _LARGEST_ANSWER = 64 * 2**20
 _CLOSE_S = 5.0
 _AGAIN_S = 0.2
+_MOST_UNREAD = 2
 _AT_CAPACITY = "CAPACITY_REACHED"
 _NO_SESSION = (_AT_CAPACITY, "FACTORY_ERROR", "SESSION_ERROR")
 _MORE_SESSIONS = "; serve it with a larger max_concurrent_envs, or lower the run's concurrency"
@@ -72,6 +73,7 @@ class OpenEnvSession:
         self._reader: asyncio.Task[None] | None = None
         self._answers: asyncio.Queue[str | None] = asyncio.Queue()
         self._ended = self._spoilt = ""
+        self._has_begun = False
 
     async def open(self) -> None:
         """Connect, and wait until the server has made a world.
@@ -99,8 +101,10 @@ class OpenEnvSession:
     async def _connect(self) -> None:
         import aiohttp
 
-        self._client = aiohttp.ClientSession(headers=self._headers)
-        self._answers, self._ended, self._spoilt = asyncio.Queue(), "", ""
+        trace = aiohttp.TraceConfig()
+        trace.on_request_redirect.append(_refuse_redirect)
+        self._client = aiohttp.ClientSession(headers=self._headers, trace_configs=[trace])
+        self._answers, self._ended, self._spoilt, self._has_begun = asyncio.Queue(), "", "", False
         try:
             self._socket = await self._client.ws_connect(self._url, max_msg_size=_LARGEST_ANSWER)
         except (aiohttp.ClientError, OSError) as error:
@@ -122,7 +126,8 @@ class OpenEnvSession:
 
         try:
             async for message in socket:
-                if message.type is aiohttp.WSMsgType.ERROR:
+                # What is unread waits in the server: it may send as much as it likes.
+                if message.type is aiohttp.WSMsgType.ERROR or answers.qsize() >= _MOST_UNREAD:
                     break
                 answers.put_nowait(message.data if message.type is aiohttp.WSMsgType.TEXT else "(a binary message)")
         finally:
@@ -135,7 +140,7 @@ class OpenEnvSession:
         """The `data` of the server's answer to one message.
 
         A session whose answer did not come in time, or was not waited for, is of no use any more: the answer might
-        come later and would be taken for that to the next question.
+        come later and would be taken for that to the next question. Nor is one whose server says something unasked.
 
         Raises:
             RefusedError: the server answered with an error.
@@ -153,6 +158,11 @@ class OpenEnvSession:
     async def _exchange(self, source: str, message: str) -> str | None:
         if self._socket is None or self._spoilt:
             raise EnvironmentFailure(f"{source}: there is no session{f': {self._spoilt}' if self._spoilt else ''}")
+        # Before the first question a server may say that it has no world. Later it would shift every answer by one.
+        if self._has_begun and (said := self._unasked()) is not None:
+            self._spoilt = f"the server said what nobody had asked for: {said[:200]}"
+            raise EnvironmentFailure(f"{source}: {self._spoilt}")
+        self._has_begun = True
         self._spoilt = "an answer was not waited for"
         try:
             with anyio.fail_after(self._timeout):
@@ -165,6 +175,15 @@ class OpenEnvSession:
             raise DeadlineError(f"{source}: {self._spoilt}") from error
         self._spoilt = ""
         return answer
+
+    def _unasked(self) -> str | None:
+        """What the server said that is no answer; None where it said nothing, or hung up alone."""
+        if self._answers.empty():
+            return None
+        said = self._answers.get_nowait()
+        if said is None:
+            self._answers.put_nowait(None)
+        return said
 
     async def schemas(self) -> Mapping[str, Any]:
         """What the server says of its actions, observations and state: JSON schemas under these names.
@@ -185,7 +204,7 @@ class OpenEnvSession:
         with anyio.CancelScope(shield=True):
             if socket is not None and reader is not None:
                 # A server that owes an answer does not listen; it is told by the end of the connection.
-                with anyio.move_on_after(0.0 if self._spoilt else _CLOSE_S), suppress(ConnectionError):
+                with anyio.move_on_after(0.0 if self._spoilt or self._ended else _CLOSE_S), suppress(ConnectionError):
                     await socket.send_str('{"type": "close"}')
                     await asyncio.wait([reader])
                     await socket.close()
@@ -202,6 +221,15 @@ class OpenEnvSession:
     ) -> NoReturn:
         said = await self._obituary() if self._obituary is not None else ""
         raise kind(f"{problem}{said}") from error
+
+
+async def _refuse_redirect(session: aiohttp.ClientSession, context: object, params: Any) -> None:
+    """The headers, which may hold a key, are for the server that was named."""
+    import aiohttp
+
+    params.response.close()
+    target = params.response.headers.get("Location", "nowhere")
+    raise aiohttp.ClientError(f"it redirects (HTTP {params.response.status}) to {target:.200}; name that address")
 
 
 def _data_of(text: str, expected: str, source: str) -> Mapping[str, Any]:

@@ -16,6 +16,8 @@ from reward_kit.errors import EpisodeError, kind_of
 from reward_kit.models import Message
 
 TAG = "__type__"
+# Truth values and numbers. Of bytes, text and void, NumPy makes a scalar as long as a number says.
+_SCALAR_KINDS = "biuf"
 
 
 def to_json_value(value: Any) -> Any:
@@ -48,7 +50,7 @@ def to_json_value(value: Any) -> Any:
         return {TAG: "message", "value": to_json_value(value.to_chat())}
     if isinstance(value, np.ndarray):
         return _encode_array(value)
-    if isinstance(value, np.bool_ | np.integer | np.float16 | np.float32):
+    if isinstance(value, np.bool_ | np.integer | np.float16 | np.float32) and value.dtype.kind in _SCALAR_KINDS:
         return {TAG: "scalar", "dtype": value.dtype.str, "value": to_json_value(value.item())}
     if isinstance(value, bytes | bytearray):
         return {TAG: "bytes", "value": _base64(value)}
@@ -83,7 +85,11 @@ def _is_unicode(text: str) -> bool:
 
 
 def from_json_value(value: Any) -> Any:
-    """The inverse of `to_json_value`."""
+    """The inverse of `to_json_value`.
+
+    Raises:
+        EpisodeError: a type is unknown, or a scalar no number.
+    """
     if isinstance(value, list):
         return [from_json_value(item) for item in value]
     if not isinstance(value, dict):
@@ -106,10 +112,17 @@ def from_json_value(value: Any) -> Any:
             flat = np.frombuffer(base64.b64decode(inner), dtype=np.dtype(value["dtype"]))
             return flat.reshape(value["shape"]).copy()
         case "scalar":
-            return np.dtype(value["dtype"]).type(from_json_value(inner))
+            return _decode_scalar(value["dtype"], from_json_value(inner))
         case "text":
             return base64.b64decode(inner).decode("utf-8", "surrogatepass")
         case "bytes":
             return base64.b64decode(inner)
         case _:
             raise EpisodeError(f"unknown value type {kind!r} in an episode's state")
+
+
+def _decode_scalar(name: Any, number: Any) -> Any:
+    dtype = np.dtype(name)
+    if dtype.kind not in _SCALAR_KINDS or not isinstance(number, bool | int | float):
+        raise EpisodeError(f"a scalar of type {name!r:.60} and value {number!r:.60}: expected a number")
+    return dtype.type(number)

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 import gymnasium
-import numpy as np
 from gymnasium import spaces
 
 from reward_kit.agent.plain_json import as_text
@@ -111,7 +111,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode is None or 'ansi', not {render_mode!r}")
         self.render_mode = render_mode
-        self._max_text = max_text
+        self._max_text, self._pid = max_text, os.getpid()
         kind = resource_class(resource) if isinstance(resource, str) else resource
         self._world: ForkableResource | None = kind()
         _shared.enter()
@@ -130,10 +130,12 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         """The resource.
 
         Raises:
-            EnvironmentFailure: the environment is closed.
+            EnvironmentFailure: the environment is closed, or of the process that this one was forked from.
         """
         if self._world is None:
             raise EnvironmentFailure("the environment is closed")
+        if self._pid != os.getpid():
+            raise EnvironmentFailure("the environment is of the process that this one was forked from; make one here")
         return self._world
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -188,9 +190,9 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         return self._shown(_shared.run(self.world.get_observation())) if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """Close the resource; a second time nothing is left to close."""
+        """Close the resource; a second time, or in a forked process, nothing is left to close."""
         world, self._world = self._world, None
-        if world is not None:
+        if world is not None and self._pid == os.getpid():
             try:
                 _shared.run(world.close())
             finally:
@@ -228,7 +230,7 @@ def _calls(specs: Sequence[ToolSpec]) -> list[tuple[str, Mapping[str, Any]]]:
     for spec in specs:
         properties = spec["function"].get("parameters", {}).get("properties", {})
         values = [_values(schema) for schema in properties.values()]
-        count = int(np.prod([len(some) for some in values])) if values else 1
+        count = math.prod(len(some) for some in values)
         if not count or len(calls) + count > _MOST_CALLS:
             return []
         rows = itertools.product(*values)
@@ -242,7 +244,9 @@ def _values(schema: Mapping[str, Any]) -> Sequence[Any]:
     if schema.get("type") == "boolean":
         return [False, True]
     if schema.get("type") == "integer" and {"minimum", "maximum"} <= schema.keys():
-        return range(schema["minimum"], schema["maximum"] + 1)
+        found = range(schema["minimum"], schema["maximum"] + 1)
+        # Of a longer one, not even the length may be a number that Python can say.
+        return found if found[:_MOST_CALLS] == found else []
     return []
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
+import os
 import threading
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
+
+from reward_kit.errors import RewardKitError
 
 _Result = TypeVar("_Result")
 
 
 class LoopThread:
     """Runs coroutines for threads that have no loop. The thread is a daemon: a program that forgets it still ends.
+
+    A forked process has none of its parent's threads, and begins one of its own.
 
     Args:
         name: of the thread.
@@ -25,33 +31,57 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
+        self._pid, self._is_closed = os.getpid(), False
+        self._scheduling = threading.Lock()  # what is scheduled before the end is cancelled by it, and nothing after
         self._context = contextvars.copy_context()
         self._leave = asyncio.Event()
         self._holding: asyncio.Task[None] | None = None
         try:
-            self._result_of(self._open(held or nullcontext()))
+            self.run(self._open(held or nullcontext()))
         except BaseException:
             self._end()
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """What the coroutine returns; where the caller is interrupted, it is cancelled."""
-        return self._result_of(self._within(coroutine))
+        """What the coroutine returns; where the caller is interrupted, it is cancelled.
 
-    def close(self) -> None:
-        """Close what is held, and end the loop and its thread; what still runs in it is cancelled."""
-        if not self._loop.is_closed():
-            try:
-                self._result_of(self._close())
-            finally:
-                self._end()
-
-    def _result_of(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        Raises:
+            RewardKitError: it was closed, or is that of the process that this one was forked from.
+        """
+        future = self._scheduled(coroutine)
         try:
             return future.result()
         except BaseException:
             future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Close what is held, and end the loop and its thread; what still runs in it is cancelled.
+
+        A second time it does nothing, nor in a forked process, where nothing of it is.
+        """
+        if self._pid != os.getpid():
+            return
+        with self._scheduling:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        try:
+            closing.result()
+        finally:
+            self._end()
+
+    def _scheduled(self, coroutine: Coroutine[Any, Any, _Result]) -> concurrent.futures.Future[_Result]:
+        try:
+            if self._pid != os.getpid():  # asked before the lock, which a fork copies as it is
+                raise RewardKitError(f"{self._thread.name}: its thread is in the process that this one was forked from")
+            with self._scheduling:
+                if self._is_closed:
+                    raise RewardKitError(f"{self._thread.name}: it was closed")
+                return asyncio.run_coroutine_threadsafe(self._within(coroutine), self._loop)
+        except RewardKitError:
+            coroutine.close()  # nobody will await it
             raise
 
     async def _within(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:

@@ -258,14 +258,20 @@ class AsyncRewardAgent:
         return await answer if inspect.isawaitable(answer) else answer
 
     async def score_all(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> list[Scored]:
-        """`submit` and `get` in one: a score for each request, or why it has none, in their order.
+        """`submit` and `get` in one: scores in the order of the requests. Where the caller is cancelled, they are too.
 
         Raises:
             ConfigError: as `submit`.
             RewardError: the agent is not open, or was closed meanwhile.
         """
         ticket = await self.submit(batch, group_size)
-        return (await self.get(len(batch), ticket=ticket)).extra_infos
+        try:
+            return (await self.get(len(batch), ticket=ticket)).extra_infos
+        except anyio.get_cancelled_exc_class():
+            ticket.cancel()
+            if ticket.is_of(self):  # what nobody takes would be kept; now all of it is there, and waits for nothing
+                await self.get(len(batch), ticket=ticket)
+            raise
 
     async def get_group(self) -> ScoredChunk:
         """The next group that completes, of whatever batch, unless it is asked for by `get`.
@@ -294,8 +300,7 @@ class AsyncRewardAgent:
         """What is outstanding of one batch, in chunks as `get` gives them; the last one may be smaller.
 
         Raises:
-            ConfigError: as `get`.
-            RewardError: as `get`.
+            ConfigError, RewardError: as `get`.
         """
         self._open_tasks()
         ticket = self._oldest(1) if ticket is None else ticket

@@ -163,8 +163,9 @@ def scorer_of(reward: Reward, deadline_s: float | None = None) -> Scorer:
 def _served(url: str, choice: SandboxChoice, options: Mapping[str, Any]) -> LoadedReward:
     """A reward that runs elsewhere, behind HTTP, with the walls and the options that it has there."""
     from reward_kit.reward_agent.remote import RemoteReward, notes_on
-    from reward_kit.reward_agent.remote_client import Patience
+    from reward_kit.reward_agent.remote_client import Patience, checked_address
 
+    url = checked_address(url)
     decided_there = {f"sandbox.{name}": getattr(choice, name) for name in _OF_WALLS} | {"reward_options": options}
     if given := next((name for name, value in decided_there.items() if value), None):
         raise ConfigError(f"{given} has no effect for {url}, which runs where `reward-kit serve` does: set it there")

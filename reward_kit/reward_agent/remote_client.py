@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "REWARD_KIT_REWARD_API_KEY"
 """The environment variable that holds the key for rewards behind HTTP."""
+ORIGINS_VARIABLE = "REWARD_KIT_REWARD_ORIGINS"
+"""The environment variable that says which servers the key may go to where nobody but a task file names them."""
 
 _ADDRESS = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?/v1/rewards/[A-Za-z0-9._-]+\Z")
+_EXAMPLE = "http://127.0.0.1:8700/v1/rewards/exact"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _REFUSED = frozenset({400, 404, 405, 406, 411, 413, 414, 415, 422, 431})
 _LARGEST_ANSWER = 512 * 2**20
@@ -50,14 +53,68 @@ def checked_address(url: str) -> str:
     except ValueError:
         is_right = False
     if not is_right:
-        raise ConfigError(f"{url!r} is no reward's address; it looks like http://127.0.0.1:8700/v1/rewards/exact")
+        if found != (shown := re.split("[?#]", found)[0]):  # what follows may be a key too
+            raise ConfigError(f"{shown + '…'!r} is no reward's address; nothing follows its path")
+        near = found.removesuffix("/score").removesuffix("/score_batch")
+        told = f"name {near}" if near != found and _ADDRESS.match(near) else "it looks like " + _EXAMPLE
+        raise ConfigError(f"{url!r} is no reward's address; {told}")
     return found
 
 
 def goes_unencrypted(url: str) -> bool:
     """Whether what is sent there can be read on the way."""
-    parts = urlsplit(url)
-    return parts.scheme == "http" and parts.hostname not in _LOOPBACK
+    return urlsplit(url).scheme == "http" and not _is_here(url)
+
+
+def _is_here(url: str) -> bool:
+    return urlsplit(url).hostname in _LOOPBACK
+
+
+def check_named_by_file(url: str) -> None:
+    """Refuse to send the key where a task file alone says so: the file may be somebody else's.
+
+    Servers of this machine get it, and those that stand beside the key in `REWARD_KIT_REWARD_ORIGINS`.
+
+    Raises:
+        ConfigError: the server is none of them, or what stands there is no origin.
+    """
+    url = checked_address(url)
+    key, origins = _key_and_origins()
+    if not key or _is_here(url) or _origin(url) in [_origin(one) for one in origins.split()]:
+        return
+    raise ConfigError(
+        f"{url} would get the key in {KEY_VARIABLE}, and stands in a task file alone; where you trust that server, set "
+        f"{ORIGINS_VARIABLE}={_origin(url)} beside the key (several with blanks between them)"
+    )
+
+
+def _origin(url: str) -> str:
+    """Scheme, host and port, the one that is usual left out.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ConfigError(f"{ORIGINS_VARIABLE}: {url!r} is no origin, such as https://rewards.example") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{ORIGINS_VARIABLE}: {url!r} is no origin, such as https://rewards.example")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    is_usual = port in (None, {"http": 80, "https": 443}[parts.scheme])
+    return f"{parts.scheme}://{host}" if is_usual else f"{parts.scheme}://{host}:{port}"
+
+
+def _key_and_origins() -> tuple[str, str]:
+    """The key, and whom it may go to: of the environment, else of the nearest `.env`.
+
+    A key of the environment has its origins there too: the `.env` may have come with the task file.
+    """
+    found = read_dotenv(Path.cwd())
+    if key := os.environ.get(KEY_VARIABLE, "").strip():
+        return key, os.environ.get(ORIGINS_VARIABLE, "")
+    return found.get(KEY_VARIABLE, "").strip(), os.environ.get(ORIGINS_VARIABLE) or found.get(ORIGINS_VARIABLE, "")
 
 
 def key_for(url: str, api_key: str | None = None) -> str:
@@ -66,8 +123,7 @@ def key_for(url: str, api_key: str | None = None) -> str:
     Raises:
         ConfigError: there is none, or no HTTP header can carry it.
     """
-    variables = {**read_dotenv(Path.cwd()), **{name: value for name, value in os.environ.items() if value}}
-    key = (api_key or variables.get(KEY_VARIABLE, "")).strip()
+    key = (api_key or _key_and_origins()[0]).strip()
     if not key:
         raise ConfigError(f"no key for {url}: set {KEY_VARIABLE} in the environment or in a .env file")
     if not (key.isascii() and key.isprintable() and " " not in key):
@@ -82,8 +138,9 @@ class Patience:
     Attributes:
         timeout_s: for one attempt, from its begin to the last byte of the answer.
         connect_timeout_s: for a connection.
-        policy: attempts, where the server could not be reached or wants less (429, 503), and the waits between them: on
-            top of what it asks for with Retry-After. An attempt that took `timeout_s` is not made again.
+        policy: attempts, where the server could not be reached or wants less or failed (408, 409, 429, 500, 502 to
+            504), and the waits between them: on top of what it asks for with Retry-After. An attempt that took
+            `timeout_s` is not made again.
 
     Raises:
         ConfigError: a time is no positive number.
@@ -191,7 +248,7 @@ class RewardEndpoint:
             raise ProviderError(f"{url} cannot be talked to: {self._told(error)}") from error
         except aiohttp.ClientConnectorError as error:
             raise UnreachableError(
-                f"{url} refused the connection; is the server running? {self._told(error)}"
+                f"{url} refused the connection; is the server running? {error.os_error.strerror or error.os_error}"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise TransientError(f"{url} dropped the connection: {self._told(error)}") from error

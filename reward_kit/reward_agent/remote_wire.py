@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import pydantic
@@ -30,6 +31,7 @@ _ALWAYS = frozenset({"messages", "rollout_id", "assistant_turns"})
 _OWN_FIELDS = ("ground_truth", "sample", "environment_return", "stop_reason")
 _OF_RESULT = set(EvaluateResult.model_fields)
 _MOST_PROBLEMS = 5
+_MOST_BITS = 64
 MOST_PARTS = 10_000
 """Content parts, and tool calls, of one message."""
 
@@ -223,7 +225,13 @@ def rollout_of(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[s
 
 
 def answer_of(scored: Scored, codec: Codec) -> dict[str, Any]:
-    """What is told of a score; `AnswerBody` describes it."""
+    """What is told of a score; `AnswerBody` describes it.
+
+    A step whose index has no end of digits, which nobody could read, leaves its own rollout unscored.
+    """
+    if any(isinstance(index, int) and index.bit_length() > _MOST_BITS for index in _step_indexes(scored)):
+        told = f"step_outputs: a step_index of more than {_MOST_BITS} bits"
+        scored = replace(scored, result=None, failure=Failure("invalid_result", "RewardError", told))
     result = scored.result
     answer = {
         "rollout_id": scored.rollout_id,
@@ -238,6 +246,11 @@ def answer_of(scored: Scored, codec: Codec) -> dict[str, Any]:
         "retry_after_s": scored.retry_after_s,
     }
     return {key: to_json_value(value) for key, value in answer.items()} if codec == "typed" else answer
+
+
+def _step_indexes(scored: Scored) -> list[int | str]:
+    steps = scored.result.step_outputs if scored.result is not None else None
+    return [step.step_index for step in steps or ()]
 
 
 def scored_of(answer: Any, rollout_id: str, duration_s: float) -> Scored:

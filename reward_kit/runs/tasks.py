@@ -22,6 +22,7 @@ from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
+from reward_kit.reward_agent.remote_client import check_named_by_file, is_address
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.datasets import read_samples
@@ -155,7 +156,10 @@ def _reward_of(
     located: LocatedYaml, definition: TaskDefinitionModel, folder: Path, overrides: Mapping[str, Any]
 ) -> LoadedReward | None:
     """The task's reward; what is wrong with its sandbox or an option of it is told with that key's own line."""
+    path = definition.reward_function_path or ""
     try:
+        if is_address(path) and "reward_function_path" not in overrides:
+            check_named_by_file(path)
         return load_tasks_reward(definition, folder)
     except ConfigError as error:
         key: tuple[str, ...] = ("reward_function_path",)

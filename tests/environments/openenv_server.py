@@ -76,6 +76,16 @@ async def _hang_up(socket: Socket) -> None:
     await socket.close(code=1011, message=b"broken")
 
 
+async def _says_twice(socket: Socket) -> None:
+    for _ in range(2):
+        await _answers(observation={"value": 7})(socket)
+
+
+async def _floods(socket: Socket) -> None:
+    for _ in range(40):
+        await _answers(observation={"text": "x" * 2**20})(socket)
+
+
 def _says(text: str) -> Callable[[Socket], Awaitable[None]]:
     return lambda socket: socket.send_str(text)
 
@@ -101,6 +111,9 @@ _FAULTS: dict[str, Callable[[Socket], Awaitable[None]]] = {
         observation={"tool_name": "add", "result": None, "error": {"message": "jammed"}}, reward=0.5
     ),
     "large": _answers(observation={"text": "x" * 5 * 2**20}),
+    "twice": _says_twice,
+    "flood": _floods,
+    "huge_reward": _says('{"type": "observation", "data": {"observation": {}, "reward": 1' + "0" * 400 + "}}"),
     "bare": _answers(observation={"metadata": {"hint": "left"}}),
 }
 
@@ -120,6 +133,7 @@ class OpenEnvServer:
         self.headers: dict[str, str] = {}
         self.asked: list[dict[str, Any]] = []
         self.url = ""
+        self.redirects_to = ""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[OpenEnvServer]:
@@ -140,6 +154,8 @@ class OpenEnvServer:
         )
 
     async def _session(self, request: web.Request) -> Socket:
+        if self.redirects_to:
+            raise web.HTTPFound(self.redirects_to)
         socket = Socket(heartbeat=self.heartbeat)
         await socket.prepare(request)
         if self.open >= self.capacity:

@@ -191,6 +191,7 @@ FAULTS = {
     "other": 'got {"type": "state"',
     "binary": "a binary message",
     "bad_reward": "reward: expected a finite number, got 'high'",
+    "huge_reward": "reward: expected a finite number, got 1000",
     "bad_done": "expected observation, reward and done",
     "no_observation": "expected observation, reward and done",
 }
@@ -224,6 +225,28 @@ async def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(server:
         await step
     with pytest.raises(EnvironmentFailure, match="there is no session: an answer was not waited for"):
         await world.final_state()
+    await world.close()
+
+
+async def test_what_nobody_asked_for_is_not_taken_for_an_answer(server: OpenEnvServer) -> None:
+    world = await made(server, reset={"fault": "twice"})
+    assert (await act(world, 1)).observation == {"value": 7}
+    await asyncio.sleep(0.05)
+    with pytest.raises(EnvironmentFailure, match=r'step at .*: the server said what nobody had asked for: {"type": '):
+        await act(world, 1)
+    with pytest.raises(EnvironmentFailure, match="there is no session: the server said what nobody"):
+        await world.final_state()
+    await world.close()
+
+
+async def test_a_server_that_floods_waits_with_what_nobody_reads(server: OpenEnvServer) -> None:
+    world = await made(server, reset={"fault": "flood"})
+    await act(world, 1)
+    await asyncio.sleep(0.3)
+    assert world._session is not None
+    assert world._session._answers.qsize() <= 3  # two messages, and that nothing more is read
+    with pytest.raises(EnvironmentFailure, match="the server said what nobody had asked for"):
+        await act(world, 1)
     await world.close()
 
 
@@ -274,9 +297,18 @@ async def test_headers_open_the_connection(server: OpenEnvServer, monkeypatch: p
     await world.close()
 
 
+async def test_a_redirect_is_not_followed_since_the_headers_would_go_with_it(server: OpenEnvServer) -> None:
+    async with OpenEnvServer().running() as other:
+        server.redirects_to = f"{other.url}/ws"
+        with pytest.raises(EnvironmentFailure, match=r"it redirects \(HTTP 302\) to http.*/ws; name that address"):
+            await made(server, headers={"X-Api-Key": "secret"})
+        assert other.headers == {} and server.open == 0
+
+
 WRONG = {
     "base_url: missing": {},
     "'ftp://x' is no http or ws address": {"base_url": "ftp://x"},
+    "base_url: it holds no user name and no password; use headers_env": {"base_url": "http://me:hunter2@127.0.0.1:1"},
     "that of a resource_server, and there is none": {"base_url": "http://x:{port}"},
     "reset: seed: it is the run's to choose": {"base_url": "http://x", "reset": {"seed": 1}},
     "headers_env: A: the environment variable NO_SUCH_ONE is not set": {
@@ -290,8 +322,9 @@ WRONG = {
 @pytest.mark.parametrize(("message", "config"), WRONG.items(), ids=[message[:20] for message in WRONG])
 async def test_a_wrong_configuration_is_told(message: str, config: dict[str, Any]) -> None:
     world = OpenEnvResource()
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         await world.setup(config)
+    assert "hunter2" not in str(caught.value)
     await world.close()
 
 

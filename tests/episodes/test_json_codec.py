@@ -102,7 +102,10 @@ def test_messages_come_back():
 
 @pytest.mark.parametrize(
     "value",
-    [{1, 2}, object(), np.array([object()]), np.zeros(1, dtype=[("a", "i4")]), np.complex128(1), np.longdouble(1)],
+    [
+        *({1, 2}, object(), np.array([object()]), np.zeros(1, dtype=[("a", "i4")])),
+        *(np.complex128(1), np.longdouble(1), np.timedelta64(1, "ns")),
+    ],
 )
 def test_what_has_no_json_form_is_named(value):
     with pytest.raises(EpisodeError, match="has no JSON form"):
@@ -112,3 +115,14 @@ def test_what_has_no_json_form_is_named(value):
 def test_an_unknown_kind_is_refused():
     with pytest.raises(EpisodeError, match="unknown value type 'set'"):
         from_json_value({TAG: "set", "value": []})
+
+
+@pytest.mark.parametrize("dtype", ["V1", "|S1", "<U1", "<m8[ns]", "O", "<c16"])
+def test_a_scalar_is_a_number_and_no_order_for_memory(dtype):
+    with pytest.raises(EpisodeError, match="expected a number"):
+        from_json_value({TAG: "scalar", "dtype": dtype, "value": 1_000_000})  # so many bytes of NumPy's np.void
+
+
+def test_a_scalars_value_is_a_number():
+    with pytest.raises(EpisodeError, match=r"a scalar of type '<f8' and value \[1, 2\]: expected a number"):
+        from_json_value({TAG: "scalar", "dtype": "<f8", "value": [1, 2]})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import random
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import pytest
@@ -250,3 +251,64 @@ def test_a_forked_process_has_a_loop_of_its_own() -> None:
     assert list(seen) == [here.reset(seed=0)[0]] * 2
     envs.close()
     here.close()
+
+
+class Wide(Notebook):
+    """A tool whose integers have bounds, and more values than anybody lists."""
+
+    bounds: ClassVar[list[tuple[int, int]]] = []
+
+    async def get_tools_spec(self) -> list[Any]:
+        properties = {
+            f"n{place}": {"type": "integer", "minimum": low, "maximum": high}
+            for place, (low, high) in enumerate(self.bounds)
+        }
+        return [tool_spec("pick", "Pick.", {"type": "object", "properties": properties})]
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        [(0, 2**31 - 1), (-(2**31), 2**31 - 1)],  # 2**63 calls, which is a negative number in 64 bits
+        [(-(2**63), 2**63 - 1)],
+        [(0, 10_000)],
+        [(0, 99), (0, 100)],
+        [(3, 2)],
+    ],
+)
+def test_calls_that_nobody_can_list_are_no_numbers(bounds: list[tuple[int, int]]) -> None:
+    kind = type("OfTest", (Wide,), {"bounds": bounds})
+    env = ResourceEnv(kind)
+    assert isinstance(env.action_space, spaces.Dict)
+    env.close()
+
+
+def test_calls_up_to_the_most_are_numbers() -> None:
+    env = ResourceEnv(type("OfTest", (Wide,), {"bounds": [(-50, 49), (0, 99)]}))
+    assert env.action_space == spaces.Discrete(10_000)
+    assert (env.calls[0], env.calls[-1]) == (("pick", {"n0": -50, "n1": 0}), ("pick", {"n0": 49, "n1": 99}))
+    env.close()
+
+
+def test_closing_what_was_inherited_leaves_a_forked_process_its_own() -> None:
+    inherited = ResourceEnv("gymnasium", LAKE)
+    reader, writer = multiprocessing.get_context("fork").Pipe(duplex=False)
+
+    def child() -> None:
+        with pytest.raises(EnvironmentFailure) as caught:
+            inherited.reset(seed=0)
+        inherited.close()
+        first, second = ResourceEnv("gymnasium", LAKE), ResourceEnv("gymnasium", LAKE)
+        second.close()
+        writer.send((str(caught.value), first.reset(seed=0)[0]))
+        first.close()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    writer.close()  # where the child breaks, there is an end and nothing to wait for
+    assert reader.poll(30)
+    told, seen = reader.recv()
+    process.join(30)
+    assert "is of the process that this one was forked from; make one here" in told
+    assert seen == inherited.reset(seed=0)[0]
+    inherited.close()

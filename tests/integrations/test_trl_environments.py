@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import pytest
 from transformers.utils import get_json_schema
 
 from examples.trl_locks.locks import COMBINATIONS, CombinationLock
-from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec, tool_spec
+from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome, ToolSpec, tool_spec
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 from reward_kit.integrations.trl.environments import EnvironmentFactory, environment_factory
 from reward_kit.integrations.trl.tool_methods import tool_method
@@ -112,6 +113,35 @@ def test_what_breaks_the_world_leaves_the_rollout_unscored_and_closes_everything
     assert Moody.live == 1
     made.close()
     assert Moody.live == 0
+
+
+class Mute(CombinationLock):
+    """Its state cannot be had: it takes for ever, or breaks."""
+
+    never_waits = False
+    broken = False
+
+    async def final_state(self) -> StateSnapshot:
+        if self.broken:
+            raise RuntimeError("the server is gone")
+        await asyncio.sleep(60)
+        raise AssertionError("never")
+
+
+def test_a_state_that_cannot_be_had_is_the_failure_of_its_own_world() -> None:
+    made = environment_factory(Mute, {"lock": 0}, time_limit_s=0.1)
+    slow, broken = made(), made()
+    for environment in (slow, broken):
+        environment.reset()
+    assert slow._play is not None and broken._play is not None
+    broken._play._world.broken = True  # type: ignore[attr-defined]
+    assert slow._play.final_state() is broken._play.final_state() is None
+    assert slow._play.failure is not None and slow._play.failure.failure_class == "timeout"
+    assert "final_state of a Mute: timed out: no answer within 0.1 s (time_limit_s)" in slow._play.failure.message
+    assert broken._play.failure is not None and "the server is gone" in broken._play.failure.message
+    assert slow.get_reward() is None  # type: ignore[attr-defined]
+    made.close()
+    made.close()  # nothing is left to close
 
 
 class Sticky(CombinationLock):

@@ -195,7 +195,7 @@ def test_what_no_dataset_can_give_is_refused() -> None:
         reward(PROMPTS, COMPLETIONS, state=[1] * 4)
     with pytest.raises(ConfigError, match="two of them would be 'x'"):
         as_trl_reward(choosy, columns={"a": "x", "b": "x"})
-    with pytest.raises(ConfigError, match="sandbox has no effect on a function that is loaded already"):
+    with pytest.raises(ConfigError, match="sandbox has no effect on a reward that is loaded already"):
         as_trl_reward(choosy, sandbox="warm")
 
 
@@ -251,6 +251,26 @@ def test_our_rollouts_are_scored_by_their_own_messages() -> None:
     assert reward.unscored == {"timeout": 1}
 
 
+def test_the_steps_of_a_rollout_are_those_that_the_policy_took() -> None:
+    example = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    said = [*example, {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    seen: list[Any] = []
+
+    @reward_function
+    def steps(messages: list[Message], assistant_turns: list[int]) -> EvaluateResult:
+        seen.append(assistant_turns)
+        return EvaluateResult(score=1.0)
+
+    rollout = {"rollout_id": ["a"], "messages": [said], "failure": [None]}
+    with as_trl_reward(steps) as reward:
+        assert reward(["id"], ["4"], assistant_turns=[[3]], **rollout) == [1.0]
+        with pytest.raises(ConfigError, match=r"completion 0: assistant_turns: \[0\] are not all messages of an assis"):
+            reward(["id"], ["4"], assistant_turns=[[0]], **rollout)
+        with pytest.raises(ConfigError, match="'assistant_turns' is no column of the dataset"):
+            reward(["2 + 2?"], ["4"], assistant_turns=[[3]])
+    assert seen == [[3]]
+
+
 class _Play:
     environment_return, failure = 0.25, None
 
@@ -275,6 +295,29 @@ def test_environments_of_ours_give_their_state_and_return() -> None:
     with as_trl_reward(opened) as reward:
         found = reward(PROMPTS[:2], COMPLETIONS[:2], environments=[_Environment(_Play()), _Environment(_BrokenPlay())])
     assert found == [1.25, None]
+
+
+class _NoState(_Play):
+    def final_state(self) -> StateSnapshot:
+        raise AssertionError("nobody asks for it")
+
+
+class _StateThatBreaks(_Play):
+    def final_state(self) -> None:  # type: ignore[override]
+        self.failure = Failure("timeout", "DeadlineError", "no state in time")
+
+
+def test_a_state_is_taken_where_it_is_wanted_and_its_failure_is_that_of_one_row() -> None:
+    @reward_function
+    def opened(messages: list[Message], state: Any) -> EvaluateResult:
+        return EvaluateResult(score=float(state["door"] == "open"))
+
+    with as_trl_reward(choosy) as reward:
+        assert reward(["a"], ["4"], environments=[_Environment(_NoState())]) == [1.0]
+    with as_trl_reward(opened) as reward:
+        worlds = [_Environment(_StateThatBreaks()), _Environment(_Play())]
+        assert reward(["a", "a"], ["4", "4"], environments=worlds) == [None, 1.0]
+    assert reward.unscored == {"timeout": 1}
 
 
 def test_the_scores_of_rollouts_are_handed_on() -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
 import torch
@@ -23,7 +19,6 @@ from reward_kit.agent.samples import Sample
 from reward_kit.episodes.segments import EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure
-from reward_kit.integrations.loop_thread import LoopThread
 from reward_kit.integrations.trl.rollouts import as_rollout_func, check_trainer, group_prompts, plain_weights, publish
 from reward_kit.integrations.trl.rows import ADVANTAGES, Outcome, rollout_output
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel
@@ -82,6 +77,8 @@ async def test_a_row_is_what_was_seen_and_sampled(policy: HFAgentPolicy) -> None
         assert output["logprobs"][place] == row.logprobs.tolist()
     assert check_trl_rollout(output) == []
     assert output["rollout_id"] == [episode.id_ for episode in episodes]
+    assert output["assistant_turns"] == [list(episode.assistant_turns) for episode in episodes]
+    assert all(output["assistant_turns"])
     assert {"score", ADVANTAGES}.isdisjoint(output)
 
 
@@ -288,53 +285,3 @@ def test_a_task_file_gives_samples_reward_and_credit(tmp_path: Path) -> None:
     assert rollouts.parts.credit is not None and rollouts.parts.credit.options["omega"] == 0.25
     assert rollouts.parts.reward_agent is not None
     assert rollouts.parts.worker.max_episode_steps == 3
-
-
-_HELD: ContextVar[str] = ContextVar("_HELD", default="closed")
-
-
-@asynccontextmanager
-async def held(events: list[str]) -> AsyncIterator[None]:
-    """With a task of its own, as the reward agent has them."""
-    _HELD.set("open")
-    leaving = anyio.Event()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(leaving.wait)
-        yield
-        leaving.set()
-    events.append("closed")
-
-
-class _Broken:
-    async def __aenter__(self) -> None:
-        raise ValueError("cannot be opened")
-
-    async def __aexit__(self, *_: object) -> None:
-        raise AssertionError("never opened")
-
-
-def test_a_thread_with_a_loop_gives_results_and_errors_and_holds_something_open() -> None:
-    events: list[str] = []
-    thread = LoopThread("test", held(events))
-
-    async def look() -> str:
-        return _HELD.get()
-
-    async def fail() -> None:
-        raise ValueError("told")
-
-    assert thread.run(look()) == "open"
-    with pytest.raises(ValueError, match="told"):
-        thread.run(fail())
-    assert events == []
-    thread.close()
-    thread.close()
-    assert events == ["closed"]
-    assert not thread._thread.is_alive()
-
-
-def test_a_thread_that_cannot_open_what_it_holds_is_none() -> None:
-    before = threading.active_count()
-    with pytest.raises(ValueError, match="cannot be opened"):
-        LoopThread("test", _Broken())  # type: ignore[arg-type]
-    assert threading.active_count() == before

@@ -6,6 +6,10 @@ import asyncio
 import functools
 import inspect
 import math
+import multiprocessing
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +23,8 @@ from reward_kit.errors import ConfigError, RewardError
 from reward_kit.integrations.verl.compute_score import as_compute_score
 from reward_kit.integrations.verl.data_proto import verl_rows
 from reward_kit.integrations.verl.reward_loop import RewardKitManager
+from reward_kit.models import EvaluateResult
+from reward_kit.reward_agent import Scored, ScoringRequest
 from reward_kit.tokens import TokenBatch
 from tests.integrations.verl_episodes import collected
 
@@ -88,12 +94,87 @@ async def _sleeping(messages):
     await asyncio.sleep(60)
 
 
+@reward_function
+def half_judged(messages):
+    metrics = {"format": {"score": 0.25, "reason": "short"}}
+    metrics["judge"] = {"score": 0.0, "is_score_valid": False, "reason": "no answer"}
+    return {"score": 1.0, "metrics": metrics}
+
+
+async def test_a_metric_without_a_valid_score_is_no_zero() -> None:
+    compute_score = as_compute_score(half_judged, metrics=("format", "judge"))
+    found = await compute_score("x", "4", "4")
+    assert math.isnan(found.pop("judge")) and found == {"score": 1.0, "format": 0.25}
+
+
+class CountedScorer:
+    """Counts how often it is opened; answers after a turn of the loop."""
+
+    mode = "pointwise"
+
+    def __init__(self) -> None:
+        self.opened = self.open = 0
+
+    async def __aenter__(self) -> CountedScorer:
+        self.opened += 1
+        self.open += 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.open -= 1
+
+    async def score(self, request: ScoringRequest) -> Scored:
+        await asyncio.sleep(0.001)
+        return Scored(request.rollout_id, EvaluateResult(score=0.5))
+
+    async def score_group(self, requests: list[ScoringRequest]) -> list[Scored]:
+        raise AssertionError("one at a time")
+
+
+def test_loops_in_several_threads_have_an_agent_each_and_keep_it() -> None:
+    scorer = CountedScorer()
+    compute_score = as_compute_score(scorer)
+    start = threading.Barrier(2)
+
+    async def many() -> list[float]:
+        start.wait()  # both loops are there before either asks
+        return [(await compute_score("x", "4"))["score"] for _ in range(20)]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [one.result() for one in [pool.submit(asyncio.run, many()) for _ in range(2)]]
+    assert found == [[0.5] * 20] * 2
+    assert (scorer.opened, scorer.open) == (2, 0), "one for each loop, closed at its end"
+
+
+def test_a_forked_process_scores_in_a_thread_of_its_own() -> None:
+    compute_score = as_compute_score(graded, asynchronous=False)
+    assert compute_score("x", "4", "4") == {"score": 1.0}
+    forked = multiprocessing.get_context("fork").Process(target=_exit_with_score, args=(compute_score,))
+    forked.start()
+    forked.join(timeout=60)
+    hangs = forked.is_alive()
+    forked.kill()
+    assert not hangs and forked.exitcode == 41
+    assert compute_score("x", "4", "4") == {"score": 1.0}
+
+
+def _exit_with_score(compute_score: Any) -> None:
+    os._exit(40 + int(compute_score("x", "4", "4")["score"]))
+
+
+@pytest.mark.parametrize(("options", "named"), [({"level": "warm"}, "level"), ({"options": {"bonus": 1}}, "options")])
+def test_a_scorer_takes_no_options(options: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=f"{named} has no effect on CountedScorer"):
+        as_compute_score(CountedScorer(), **options)
+
+
 @pytest.mark.parametrize(
     ("reward", "options", "message"),
     [
         (graded, {"max_concurency": 4}, r"as_compute_score\.max_concurency: unknown key; did you mean"),
         (graded, {"on_unscored": "zero"}, "on_unscored"),
-        (graded, {"level": "warm"}, "level and folder are for a reward that is named"),
+        (graded, {"level": "warm"}, "level has no effect on a reward that is loaded already; name it: 'file"),
+        (graded, {"folder": "."}, "folder has no effect on a reward that is loaded already"),
         (together, {}, "scores groups, and verl asks here for one row at a time; use RewardPipeline"),
         ("nowhere.py:graded", {}, "no such file"),
     ],

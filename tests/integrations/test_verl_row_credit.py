@@ -123,6 +123,36 @@ def test_what_is_rejected_later_has_no_credit_and_still_counts_for_the_others() 
     assert not part[0].any() and part[1, 0] == whole[1, 0] != 0
 
 
+@pytest.mark.parametrize("name", ROW_ESTIMATORS)
+def test_a_row_that_says_it_has_no_actions_counts_with_its_score_and_gets_nothing(name: str) -> None:
+    told = columns(uid=["u"] * 3, traj_uid=["x", "y", "z"], step_rewards=None, action_lengths=[[3], [1], []])
+    told["state_keys"] = [["a"], ["a"], []]
+    scores = REWARDS + torch.tensor([[0.0], [0.0], [0.125]])
+    advantages, returns = row_credit(name, scores, MASK, told)
+    assert not advantages[2].any() and not returns[2].any()
+    steps = [
+        StepData(
+            system_step_index=0,
+            observation_data="",
+            action_taken={},
+            policy_logprobs={"token_ids": [0] * length},
+            step_info={"state_key": "a"},
+        )
+        for length in (3, 1)
+    ]
+    options = CreditAssigner(name).options
+    credit = ESTIMATORS[name]([steps[:1], steps[1:], []], [1.0, 0.0, 0.5], group_ids=["u"] * 3, **options)
+    assert advantages[:2, 0].tolist() == pytest.approx(credit.advantages_S.tolist())
+
+
+def test_where_the_last_row_has_no_actions_its_score_is_the_trajectorys() -> None:
+    told = columns(uid=["u"] * 3, traj_uid=["x", "y", "x"], step_rewards=None, action_lengths=[[1, 2], [1], []])
+    told |= {"state_keys": [["a", "b"], ["a"], []], "ends_episode": [False, True, True]}
+    last = torch.tensor([[0.0, 0, 0, 0], [0, 0, 0, 0], [1.0, 0, 0, 0]])
+    whole, empty = row_credit("rloo", last, MASK, told)[0], row_credit("rloo", last * 0, MASK, told)[0]
+    assert whole[0, 0] > 0 > whole[1, 0] and not empty.any()
+
+
 def test_a_penalty_that_verl_puts_into_the_rewards_counts() -> None:
     scores = np.array([1.0, 0.0, np.nan])
     plain = row_credit("grpo", REWARDS, MASK, columns(episode_rewards=scores))[0]

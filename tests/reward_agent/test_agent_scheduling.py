@@ -113,6 +113,25 @@ class TestTicketsThatEndEarly:
             assert (await agent.get(1, ticket=other)).rewards == [1.0]
             assert (await agent.get(3)).rewards == [None] * 3
 
+    @virtual
+    async def test_who_is_cancelled_in_score_all_leaves_neither_calls_nor_results(self=None):
+        held = HeldScorer()
+        async with AsyncRewardAgent(held, max_concurrency=3) as agent:
+            asking = asyncio.create_task(agent.score_all(requests(*"abcd")))
+            await settled()
+            other = await agent.submit(requests("x"))
+            held.answer("a")
+            await settled()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await settled()
+            assert (sorted(held.cancelled), list(held.calls)) == (["b", "c", "d"], ["x"])
+            held.answer("x")
+            assert (await agent.get_group()).ticket is other, "what else came before it has nobody to take it"
+            with pytest.raises(ConfigError, match="0 results are outstanding"):
+                await agent.get_group()
+
 
 class TestRetries:
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import math
@@ -22,13 +23,14 @@ from reward_kit.integrations.reward_server.keys import Keys
 from reward_kit.integrations.reward_server.options import ServerOptions
 from reward_kit.integrations.reward_server.served import Named
 from reward_kit.integrations.reward_server.server import serving
-from reward_kit.models import Message, StepOutput
+from reward_kit.models import EvaluateResult, Message, StepOutput
 from reward_kit.reward_agent import AsyncRewardAgent, InProcessScorer, Scored, ScoringRequest, load_reward
 from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
 from reward_kit.reward_agent.remote import RemoteReward, notes_on
-from reward_kit.reward_agent.remote_client import KEY_VARIABLE
-from reward_kit.reward_agent.remote_wire import AboutBody
+from reward_kit.reward_agent.remote_client import KEY_VARIABLE, ORIGINS_VARIABLE, check_named_by_file
+from reward_kit.reward_agent.remote_wire import AboutBody, answer_of
 from reward_kit.runs.inputs import scorer_hash
+from reward_kit.runs.tasks import load_task
 from reward_kit.typed_interface import reward_function, reward_spec
 from tests.agent.worlds import call, task_of, worker_of
 from tests.command_line import call as command
@@ -278,12 +280,18 @@ class TestItsName:
             ("http:///v1/rewards/x", "is no reward's address"),
             ("ftp://host/v1/rewards/x", "is no reward's address"),
             ("https://me:hunter2@host/v1/rewards/x", "no user name and no password"),
+            ("https://host/v1/rewards/x?api_key=hunter2", "'https://host/v1/rewards/x…' is no reward's address;"),
+            ("https://host/v1/rewards/x#hunter2", "is no reward's address; nothing follows its path"),
         ],
     )
     async def test_what_is_no_address_of_a_reward_is_refused(self, url: str, why: str) -> None:
         with pytest.raises(ConfigError, match=why) as caught:
             await RemoteReward.at(url, api_key=KEY)
         assert "hunter2" not in str(caught.value)
+        if url.startswith("http"):
+            with pytest.raises(ConfigError, match=why) as caught:
+                load_reward(url, None, SandboxChoice("warm"))
+            assert "hunter2" not in str(caught.value)
 
     def test_unencrypted_rollouts_to_another_machine_are_told(self) -> None:
         about = AboutBody(
@@ -319,6 +327,81 @@ class TestItsName:
         monkeypatch.setenv(KEY_VARIABLE, "schlüssel-schlüssel")
         with pytest.raises(ConfigError, match="no HTTP header can carry"):
             load_reward("http://127.0.0.1:1/v1/rewards/x")
+
+
+FOREIGN = "https://Rewards.example:443/v1/rewards/x"
+
+
+class TestWhoGetsTheKeyOfATaskFile:
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv(ORIGINS_VARIABLE, raising=False)
+        monkeypatch.setenv(KEY_VARIABLE, KEY)
+
+    async def test_it_is_sent_nowhere_that_a_file_alone_names(self, tmp_path: Path) -> None:
+        asked: list[str] = []
+        elsewhere = await asyncio.start_server(lambda reader, writer: asked.append("asked"), "0.0.0.0", 0)
+        port = elsewhere.sockets[0].getsockname()[1]
+        url = f"http://127.0.0.2:{port}/v1/rewards/x"  # no address of loopback that we know of
+        (tmp_path / "task.yaml").write_text(f"name: t\nreward_function_path: {url}\nresource_type: python_state\n")
+        told = f"task.yaml:2: reward_function_path: {url} would get the key in {KEY_VARIABLE}, and stands in a task"
+        with pytest.raises(ConfigError, match=told) as caught:
+            load_task(tmp_path / "task.yaml")
+        elsewhere.close()
+        assert f"set {ORIGINS_VARIABLE}=http://127.0.0.2:{port} beside the key" in str(caught.value)
+        assert KEY not in str(caught.value) and not asked
+
+    def test_what_is_typed_and_this_machine_get_it(self, tmp_path: Path) -> None:
+        (tmp_path / "task.yaml").write_text(
+            "name: t\nreward_function_path: http://127.0.0.1:1/v1/rewards/x\nresource_type: python_state\n"
+        )
+        for overrides in ({}, {"reward_function_path": "http://127.0.0.2:1/v1/rewards/x"}):
+            with pytest.raises(ConfigError, match=r"cannot be used: .* refused the connection"):
+                load_task(tmp_path / "task.yaml", overrides)
+
+    @pytest.mark.parametrize(
+        ("origins", "may"),
+        [
+            ("https://rewards.example", True),
+            ("https://other.example https://rewards.example:443/", True),
+            ("http://rewards.example", False),
+            ("https://rewards.example:8443", False),
+            ("https://rewards.example.evil", False),
+            ("", False),
+        ],
+    )
+    def test_an_origin_is_scheme_host_and_port(self, origins: str, may: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(ORIGINS_VARIABLE, origins)
+        if may:
+            check_named_by_file(FOREIGN)
+        else:
+            with pytest.raises(ConfigError, match=f"set {ORIGINS_VARIABLE}=https://rewards.example beside the key"):
+                check_named_by_file(FOREIGN)
+
+    @pytest.mark.parametrize("origins", ["rewards.example", "https://", "https://x:99999"])
+    def test_what_is_no_origin_is_told(self, origins: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(ORIGINS_VARIABLE, origins)
+        with pytest.raises(ConfigError, match=f"{ORIGINS_VARIABLE}: '{origins}' is no origin"):
+            check_named_by_file(FOREIGN)
+
+    def test_a_file_beside_the_task_says_nothing_of_a_key_of_the_environment(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / ".env"
+        file.write_text(f"{ORIGINS_VARIABLE}=https://rewards.example\n")
+        with pytest.raises(ConfigError, match="stands in a task file alone"):
+            check_named_by_file(FOREIGN)
+        monkeypatch.delenv(KEY_VARIABLE)
+        file.write_text(f"{file.read_text()}{KEY_VARIABLE}={KEY}\n")
+        check_named_by_file(FOREIGN)
+
+
+def test_a_step_index_that_nobody_can_read_leaves_its_own_rollout_unscored() -> None:
+    steps = [StepOutput(step_index=10**5000, base_reward=0.0)]
+    told = json.loads(json.dumps(answer_of(Scored("r", EvaluateResult(score=1.0, step_outputs=steps)), "plain")))
+    assert told["score"] is None and told["error"]["class"] == "invalid_result"
+    assert told["error"]["message"] == "step_outputs: a step_index of more than 64 bits"
 
 
 async def test_transcripts_are_scored_by_a_url_on_the_command_line(tmp_path: Path) -> None:

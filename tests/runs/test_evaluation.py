@@ -162,11 +162,12 @@ def test_secrets_stay_out_of_the_files_of_transcripts(
 
 
 def test_what_surrounds_a_run_ends_with_it(task: Path, tmp_path: Path) -> None:
-    async def notebook() -> tuple[object, object]:
+    async def notebook() -> None:
+        before = CURRENT_TRAFFIC.get(), LOG_FOLDER.get(None)
         await evaluate_async(task, rollouts=1, limit=1, log_dir=tmp_path / "runs")
-        return CURRENT_TRAFFIC.get(), LOG_FOLDER.get(None)
+        assert (CURRENT_TRAFFIC.get(), LOG_FOLDER.get(None)) == before
 
-    assert asyncio.run(notebook()) == (None, None)
+    asyncio.run(notebook())
 
 
 def test_ctrl_c_where_a_loop_runs_stops_the_run_and_says_where_it_is(task: Path, tmp_path: Path) -> None:

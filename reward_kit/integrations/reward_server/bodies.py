@@ -61,7 +61,7 @@ class Held:
 
 @asynccontextmanager
 async def body_of(request: web.BaseRequest, options: ServerOptions, held: Held) -> AsyncIterator[bytearray]:
-    """The body, which counts as held inside of the block, as does what it is read to.
+    """The body, whose bytes count as held inside of the block, also when they were read and only their values are left.
 
     Raises:
         RefusedError: it is too large or too slow, is compressed, or says that it is no JSON.

@@ -13,6 +13,8 @@ from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.providers.options import check_number
 
 MIB = 2**20
+AT_LEAST = (("max_pending", "max_batch"), ("max_held_mb", "max_body_mb"))
+"""Options of `ServerOptions`, each with the one that it is at least."""
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "reward-kit"}
 
 
@@ -28,7 +30,7 @@ class ServerOptions:
         max_batch: rollouts in a request.
         max_messages: messages in a rollout.
         max_body_mb: MiB of a request's body.
-        max_held_mb: MiB of all bodies that are held at a time.
+        max_held_mb: MiB of all bodies that are held at a time, as they are sent; as values they take more.
         max_connections: open at a time.
         deadline_s: for one call of a reward.
         head_timeout_s: until a new connection has sent the head of its first request.
@@ -57,7 +59,7 @@ class ServerOptions:
         for field in fields(self):
             if field.name not in ("host", "port"):
                 check_number(field.name, getattr(self, field.name), whole=field.type == "int")
-        for larger, smaller in (("max_pending", "max_batch"), ("max_held_mb", "max_body_mb")):
+        for larger, smaller in AT_LEAST:
             if getattr(self, smaller) > getattr(self, larger):
                 raise ConfigError(f"{smaller} is at most {larger}, {getattr(self, larger):g}; raise that too")
 

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import anyio
-
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.reward_server.histogram import Histogram
 from reward_kit.integrations.reward_server.options import ServerOptions, busy
@@ -18,6 +16,7 @@ from reward_kit.loading import split_reference
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.confined import ConfinedReward
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.remote_client import checked_address
 from reward_kit.reward_agent.remote_wire import AboutBody
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.runs.inputs import scorer_hash
@@ -56,7 +55,7 @@ def load_named(
         found = _NAMED.fullmatch(text)
         name, reference = (found[1], found[2]) if found else ("", text)
         if reference.startswith(("http://", "https://")):
-            raise ConfigError(f"{reference} is served already; name a function of this machine")
+            raise ConfigError(f"{checked_address(reference)} is served already; name a function of this machine")
         called = name or split_reference(reference)[1]
         own = {key: key if is_single else key.removeprefix(f"{called}.") for key in options}
         own = {key: short for key, short in own.items() if is_single or short != key}
@@ -135,14 +134,7 @@ class ServedReward:
 
     async def score(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
         """The scores of rollouts in their order; where the caller is cancelled, the calls are too."""
-        ticket = await self.agent.submit(requests, len(requests) if self._in_groups else 1)
-        try:
-            scored = (await self.agent.get(len(requests), ticket=ticket)).extra_infos
-        except anyio.get_cancelled_exc_class():
-            ticket.cancel()
-            with anyio.CancelScope(shield=True):  # what nobody takes, the agent would keep
-                await self.agent.get(len(requests), ticket=ticket)
-            raise
+        scored = await self.agent.score_all(requests, len(requests) if self._in_groups else 1)
         for one in scored:
             self.outcomes["scored" if one.failure is None else one.failure.failure_class] += 1
             self.call_seconds.add(one.duration_s)

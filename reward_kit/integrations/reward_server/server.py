@@ -143,6 +143,8 @@ async def _end(service: Service, server: web.Server, timeout_s: float) -> None:
         with anyio.move_on_after(min(timeout_s, _SENDING_S)):
             while server.connections:  # noqa: ASYNC110 - aiohttp tells nobody when one is gone
                 await anyio.sleep(_LOOK_S)
+    elif service.is_hurried:
+        logger.warning("stopped before everything was answered")
     else:
         logger.warning("not everything was answered within %g s", timeout_s)
     await server.shutdown(_CANCELLING_S)

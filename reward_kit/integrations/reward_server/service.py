@@ -56,6 +56,7 @@ class Service:
     Attributes:
         rewards: by name.
         connections: tells how many are open.
+        is_hurried: `stop` was called.
     """
 
     def __init__(self, named: Sequence[Named], keys: Keys, options: ServerOptions) -> None:
@@ -65,7 +66,7 @@ class Service:
         self._held = Held(options.held_bytes)
         self._metrics = Metrics(self.rewards.values())
         self._in_flight = 0
-        self._is_ending = False
+        self._is_ending = self.is_hurried = False
         self._idle = anyio.Event()
         self._fixed = {
             "/health": _Route("health", _READS, self._health),
@@ -102,6 +103,7 @@ class Service:
 
     def stop(self) -> None:
         """Have `end` wait no longer."""
+        self.is_hurried = True
         self._idle.set()
 
     async def _answered(self, request: web.BaseRequest, seen: _Seen) -> web.Response:

@@ -23,6 +23,7 @@ from reward_kit.integrations.loop_thread import LoopThread
 from reward_kit.integrations.trl.tool_methods import tool_method
 from reward_kit.undoing import closed_on_error
 
+_LIMIT = "time_limit_s"
 _OVER = "the episode is over; no tool can be called any more"
 
 
@@ -87,7 +88,7 @@ class Play:
         if self.is_over or self.failure is not None:
             raise ToolError(_OVER)
         try:
-            with environment_call(f"step of {kind_of(self._world)}", self._limit, self._world):
+            with environment_call(f"step of {kind_of(self._world)}", self._limit, self._world, _LIMIT):
                 outcome = await self._world.step(name, arguments)
         except ToolError:
             raise
@@ -100,8 +101,17 @@ class Play:
         return as_text(outcome.observation)
 
     def final_state(self) -> StateSnapshot | None:
-        """The world's state for reward functions."""
-        return self._thread.run(self._world.final_state()) if self.failure is None else None
+        """The world's state for reward functions; None, and a `failure`, where it cannot be had."""
+        return self._thread.run(self._final_state()) if self.failure is None else None
+
+    async def _final_state(self) -> StateSnapshot | None:
+        state = None
+        try:
+            with environment_call(f"final_state of {kind_of(self._world)}", self._limit, self._world, _LIMIT):
+                state = await self._world.final_state()
+        except RewardKitError as error:
+            self.failure = Failure.from_exception(error)
+        return state
 
     async def close(self) -> None:
         """Close the world."""
@@ -163,7 +173,7 @@ class Starts:
         return world
 
     def _call(self, what: str) -> environment_call:
-        return environment_call(f"{what} of {self.kind.__name__}", self.time_limit_s)
+        return environment_call(f"{what} of {self.kind.__name__}", self.time_limit_s, limit=_LIMIT)
 
     async def tools(self, row: Mapping[str, Any]) -> list[ToolSpec]:
         """The tools at the start of an episode of this row."""
@@ -196,6 +206,7 @@ class EnvironmentFactory:
     def __init__(self, starts: Starts, example: Mapping[str, Any], *, gives_reward: bool) -> None:
         self.starts, self.thread = starts, LoopThread("environments for TRL", ServerPool())
         self._made: list[Environment] = []
+        self._is_closed = False
         try:
             self.tools = self.thread.run(starts.tools(example))
             self.environment_class = _class_of(starts.kind, self.tools, gives_reward=gives_reward)
@@ -210,7 +221,13 @@ class EnvironmentFactory:
         return made
 
     def close(self) -> None:
-        """Close all worlds, and end the thread they live in. No environment can be used any more."""
+        """Close all worlds, and end the thread they live in. No environment can be used any more.
+
+        A second time nothing is left to close.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
         for environment in self._made:
             if environment._play is not None:
                 self.thread.run(environment._play.close())
@@ -241,7 +258,7 @@ class Environment:
         starts = self._factory.starts
         world = await starts.world(row)
         self._play = Play(world, starts.time_limit_s, self._factory.thread)
-        with environment_call(f"get_observation of {starts.kind.__name__}", starts.time_limit_s, world):
+        with environment_call(f"get_observation of {starts.kind.__name__}", starts.time_limit_s, world, _LIMIT):
             shown = as_text(await world.get_observation())
         said = (row.get("prompt") or [{}])[-1]
         return f"\n\n{shown}" if shown and isinstance(said, Mapping) and said.get("content") else shown or None

@@ -12,20 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import anyio.to_thread
 
-from reward_kit.errors import FAILURE_CLASSES, ConfigError, Failure, FailureClass, did_you_mean
+from reward_kit.errors import ConfigError, Failure, did_you_mean
 from reward_kit.integrations.trl.conversations import Conversation, conversation_of, validated
 from reward_kit.integrations.trl.rows import ADVANTAGES
-from reward_kit.reward_agent.custom.specs import spec_of
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
-from reward_kit.reward_agent.requirements import check_installed
+from reward_kit.reward_agent.given import reward_given
+from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.reward_agent.sync_agent import SyncRewardAgent
 from reward_kit.reward_calls import BATCH_NAMES
-from reward_kit.reward_options import fixed
 from reward_kit.task_parts import SandboxLevel
 
 OF_TRAINER = ("trainer_state", "log_extra", "log_metric", "environments")
@@ -74,20 +72,8 @@ def as_trl_reward(
     Raises:
         ConfigError: the reward cannot be loaded, or an option would have no effect.
     """
-    if isinstance(reward, str):
-        choice = SandboxChoice(level=sandbox, reward_time_s=deadline_s)
-        loaded = load_reward(reward, folder, choice, options)
-        for note in loaded.notes:
-            logger.warning("%s", note)
-        scored_by: Reward = loaded.reward
-    else:
-        for what, value in (("sandbox", sandbox), ("folder", folder)):
-            if value is not None:
-                raise ConfigError(
-                    f"{what} has no effect on a function that is loaded already; name it: file.py:function"
-                )
-        scored_by = fixed(spec_of(reward), options or {})
-        check_installed(scored_by.requirements, f"reward {scored_by.id!r}")
+    choice = SandboxChoice(level=sandbox, reward_time_s=deadline_s)
+    scored_by = reward_given(reward, folder, choice, options, choice_is="sandbox")
     if group_size is not None and (scored_by.mode != "batch" or group_size < 1):
         raise ConfigError(f"group_size={group_size} is for batch rewards, from 1; {scored_by.id!r} is {scored_by.mode}")
     agent = SyncRewardAgent(scorer_of(scored_by, deadline_s), max_concurrency=max_concurrency)
@@ -207,6 +193,8 @@ class TRLReward:
     def _request(self, said: Conversation, row: Mapping[str, Any], world: Any, place: int) -> ScoringRequest:
         wanted = self.reward.parameters
         play = getattr(world, "_play", None)
+        # Asked for first: what breaks on the way is the play's failure.
+        state = play.final_state() if play is not None and (wanted is None or "state" in wanted) else None
         return ScoringRequest(
             rollout_id=str(row.get("rollout_id") or f"completion-{place}"),
             messages=said.messages,
@@ -215,7 +203,7 @@ class TRLReward:
             sample={name: value for name, value in row.items() if name not in _LONG},
             environment_return=play.environment_return if play is not None else row.get("environment_return"),
             stop_reason=row.get("stop_reason"),
-            final_state=play.final_state() if play is not None else None,
+            final_state=state,
             failure=play.failure if play is not None else _failure_of(row),
             extra={
                 name: value
@@ -243,14 +231,15 @@ class TRLReward:
                 f"reward {self.reward.id!r} asks for {missing[0]!r}, and the dataset has no such column"
                 f"{did_you_mean(missing[0], known)} Name the column that it is: columns={{'…': {missing[0]!r}}}"
             )
-        if clash := sorted(named.keys() & _NO_COLUMN & (self.reward.parameters or set())):
+        ours_already = {"assistant_turns"} if "rollout_id" in named else set()
+        if clash := sorted(named.keys() & (_NO_COLUMN - ours_already) & (self.reward.parameters or set())):
             raise ConfigError(f"the reward's {clash[0]!r} is no column of the dataset; give that column another name")
         return named
 
     def _tell(self, scored: Sequence[Scored], columns: Mapping[str, Any]) -> None:
         """Count what is unscored, where TRL logs and here."""
         failures = [one.failure for one in scored]
-        told = [f"{why.failure_class}: {why.message}" if why is not None else None for why in failures]
+        told = [why.told() if why is not None else None for why in failures]
         self.unscored.update(why.failure_class for why in failures if why is not None)
         log_unscored(self.__name__, told, columns)
 
@@ -270,7 +259,11 @@ def _conversation(prompt: Any, completion: Any, row: Mapping[str, Any], place: i
     try:
         if "rollout_id" in row and "messages" in row:
             messages = validated(row["messages"])
-            return Conversation(messages, [i for i, one in enumerate(messages) if one.role == "assistant"])
+            said = [i for i, one in enumerate(messages) if one.role == "assistant"]
+            turns = row.get("assistant_turns", said)  # a prompt may have examples of what an assistant says
+            if not isinstance(turns, list) or any(turn not in said for turn in turns):
+                raise ConfigError(f"assistant_turns: {turns!r:.80} are not all messages of an assistant")
+            return Conversation(messages, turns)
         return conversation_of(prompt, completion)
     except ConfigError as error:
         raise ConfigError(f"completion {place}: {error}") from error
@@ -279,10 +272,7 @@ def _conversation(prompt: Any, completion: Any, row: Mapping[str, Any], place: i
 def _failure_of(row: Mapping[str, Any]) -> Failure | None:
     """Why an episode of ours broke: it is not scored."""
     told = row.get("failure") if "rollout_id" in row else None
-    if told is None:
-        return None
-    found = next((each for each in FAILURE_CLASSES if told.startswith(f"{each}: ")), "crash")
-    return Failure(cast(FailureClass, found), "rollout", told.removeprefix(f"{found}: "))
+    return None if told is None else Failure.from_told(told, "rollout")
 
 
 def rollout_scores(

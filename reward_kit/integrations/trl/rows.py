@@ -44,10 +44,10 @@ def rollout_output(
     """What a `rollout_func` returns for these episodes: `len(episodes)` rows, in their order.
 
     `prompt_ids`, `completion_ids`, `env_mask` and `logprobs`; and for reward functions `rollout_id`, `sample_id`,
-    `messages`, `stop_reason`, `failure`, `environment_return` and `num_steps`; `score` where there are scores, None
-    where an episode is unscored; `token_advantages` where there is credit. An unscored episode, and an action without
-    an advantage, has no part: its `env_mask` is 0. An episode that broke before anything was sampled is a row of two
-    filler tokens that has no part either, because TRL wants a row for each prompt and no empty completion.
+    `messages`, `assistant_turns`, `stop_reason`, `failure`, `environment_return` and `num_steps`; `score` where there
+    are scores, None where an episode is unscored; `token_advantages` where there is credit. An unscored episode, and an
+    action without an advantage, has no part: its `env_mask` is 0. An episode that broke before anything was sampled is
+    a row of two filler tokens that has no part either, because TRL wants a row for each prompt and no empty completion.
 
     Args:
         episodes: what was collected.
@@ -136,6 +136,7 @@ def _facts(episodes: Sequence[SingleAgentEpisode]) -> dict[str, list[Any]]:
         "rollout_id": [episode.id_ for episode in episodes],
         "sample_id": [found.get("sample_id") for found in facts],
         "messages": [[message.to_chat() for message in episode.messages] for episode in episodes],
+        "assistant_turns": [list(episode.assistant_turns) for episode in episodes],
         "stop_reason": [found.get("stop_reason") for found in facts],
         "failure": [f"{broke['class']}: {broke['message']}" if broke else None for broke in failures],
         "environment_return": [environment_return(episode) for episode in episodes],
@@ -151,7 +152,7 @@ def _add_scores(output: dict[str, list[Any]], episodes: Sequence[SingleAgentEpis
         failures |= outcome.credited.failures
     ordered = [episode.id_ for episode in episodes]
     output["score"] = [scored[id_].score if failures[id_] is None else None for id_ in ordered]
-    told = {id_: f"{why.failure_class}: {why.message}" for id_, why in failures.items() if why is not None}
+    told = {id_: why.told() for id_, why in failures.items() if why is not None}
     output["failure"] = [told.get(id_) or broke for id_, broke in zip(ordered, output["failure"], strict=True)]
     output["env_mask"] = [
         mask if score is not None else [0] * len(mask)

@@ -26,9 +26,10 @@ from pydantic import Field
 from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.verifiers.messages import is_same, to_verifiers
-from reward_kit.integrations.verifiers.scoring import KeptOpenScorer, record_metrics, score_or_raise
+from reward_kit.integrations.verifiers.scoring import kept_open, record_metrics, score_or_raise
 from reward_kit.integrations.verifiers.traces import episode_of_trace
 from reward_kit.models import Message
+from reward_kit.reward_agent.kept_open import KeptOpenAgent
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.runs.tasks import Task, load_task
 
@@ -61,13 +62,13 @@ class SampleData(vf.TaskData):
 
 
 @cache
-def _loaded(task_file: str, overrides: str) -> tuple[Task, KeptOpenScorer | None]:
+def _loaded(task_file: str, overrides: str) -> tuple[Task, KeptOpenAgent | None]:
     task = load_task(Path(task_file), json.loads(overrides))
     reward = task.reward
-    return task, KeptOpenScorer(reward, task.definition.limits.reward_time_s) if reward is not None else None
+    return task, kept_open(reward, task.definition.limits.reward_time_s) if reward is not None else None
 
 
-def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[Task, KeptOpenScorer]:
+def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[Task, KeptOpenAgent]:
     """The task of a file and its scorer, once a process.
 
     Raises:
@@ -86,10 +87,10 @@ class SampleTask(vf.Task[SampleData]):
     async def reward(self, trace: vf.Trace) -> float:
         """The score of the task's reward function; what is unscored raises."""
         task, scorer = loaded(self.data.task_file, self.data.overrides)
-        request = self.request(ScoringRequest.of(episode_of_trace(trace), task.definition), trace)
+        request = await self.request(ScoringRequest.of(episode_of_trace(trace), task.definition), trace)
         return record_metrics(trace, score_or_raise(await scorer.score(request)))
 
-    def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
+    async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
         """What the reward function is given."""
         return replace(request, ground_truth=self.data.ground_truth, sample=self.data.sample)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +23,10 @@ from reward_kit.agent.execution import Execution, Toolbox
 from reward_kit.agent.plain_json import as_text
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.starts import GroupStart
-from reward_kit.agent.world_calls import close_quietly
+from reward_kit.agent.world_calls import close_quietly, environment_call
 from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec
 from reward_kit.environments.servers import ServerPool
-from reward_kit.errors import ConfigError, EnvironmentFailure, did_you_mean
+from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, RewardKitError, did_you_mean
 from reward_kit.integrations.verifiers.tasksets import (
     SampleData,
     SampleTask,
@@ -68,6 +69,7 @@ class WorldTools(vf.Toolset[WorldToolsConfig, WorldState]):
     async def setup_task(self, task: SampleData) -> None:
         """Make the world of a sample."""
         found = loaded(task.task_file, task.overrides)[0]
+        self._limit_s = found.definition.limits.environment_time_s
         sample = _sample(found, task.id or "")
         start = GroupStart(found.definition, sample, run_seed=0)
         self._exit_stack.push_async_callback(start.close)
@@ -97,19 +99,31 @@ class WorldTools(vf.Toolset[WorldToolsConfig, WorldState]):
             return "Not carried out: the episode is over."
         action = {"type": "tool_call", "name": name, "arguments": arguments}
         done = await self._toolbox.execute(action, len(state.rewards), None)
-        await _record(state, done, self._world)
+        await _record(state, done, self._world, self._limit_s)
         return done.messages[0].text
 
 
-async def _record(state: WorldState, done: Execution, world: ForkableResource | None) -> None:
+async def _record(state: WorldState, done: Execution, world: ForkableResource | None, limit_s: float | None) -> None:
     state.rewards.append(done.reward)
     if done.failure is not None:
-        state.failure = f"{done.failure.failure_class}: {done.failure.message}"
-    elif done.terminated or done.truncated:
+        state.failure = done.failure.told()
+        return
+    if done.terminated or done.truncated:
         state.stop_reason = "environment_terminated" if done.terminated else "environment_truncated"
-    final = await world.final_state() if world is not None and done.failure is None else None
-    if final is not None:
-        state.final_kind, state.final_payload = final.kind, base64.b64encode(final.payload).decode()
+    try:
+        final = await _final_state(world, limit_s)
+    except RewardKitError as error:
+        state.failure = Failure.from_exception(error).told()
+    else:
+        if final is not None:
+            state.final_kind, state.final_payload = final.kind, base64.b64encode(final.payload).decode()
+
+
+async def _final_state(world: ForkableResource | None, limit_s: float | None) -> StateSnapshot | None:
+    if world is None:
+        return None
+    with environment_call(f"final_state of {type(world).__name__}", limit_s, world):
+        return await world.final_state()
 
 
 def _add_tool(mcp: Any, spec: ToolSpec, function: Any) -> None:
@@ -142,8 +156,11 @@ class WorldTask(SampleTask, vf.Task[SampleData, WorldState]):
         """The server of the world's tools."""
         return [WorldTools(WorldToolsConfig())]
 
-    def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
+    async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
         """What the reward function is given, with what came of the world.
+
+        Where nothing was called, the final state is the one that the sample starts from. A trace that was read from a
+        record knows nothing of its world any more: it has none, unless its messages show that nothing was called.
 
         Raises:
             EnvironmentFailure: the world broke, so that there is nothing to score.
@@ -152,13 +169,21 @@ class WorldTask(SampleTask, vf.Task[SampleData, WorldState]):
         if state.failure is not None:
             raise EnvironmentFailure(f"the world broke: {state.failure}")
         given = [reward for reward in state.rewards if reward is not None]
-        final = state.final_kind and StateSnapshot(state.final_kind, base64.b64decode(state.final_payload))
+        if state.rewards or any(message.role == "tool" for message in request.messages):
+            final = StateSnapshot(state.final_kind, base64.b64decode(state.final_payload)) if state.final_kind else None
+        else:
+            final = await self._first_state()
         return replace(
-            super().request(request, trace),
+            await super().request(request, trace),
             environment_return=sum(given) if given else None,
-            final_state=final or None,
+            final_state=final,
             stop_reason=state.stop_reason or request.stop_reason,
         )
+
+    async def _first_state(self) -> StateSnapshot | None:
+        task = loaded(self.data.task_file, self.data.overrides)[0]
+        async with ServerPool(), _world_of(task, _sample(task, self.data.id or "")) as world:
+            return await _final_state(world, task.definition.limits.environment_time_s)
 
     @vf.stop
     async def world_is_over(self, trace: vf.Trace) -> bool:
@@ -189,14 +214,20 @@ async def _first_observations(task: Task) -> list[str]:
 
 
 async def _first_observation(task: Task, sample: Sample) -> str:
+    async with _world_of(task, sample) as world:
+        return "" if world is None else as_text(await world.get_observation())
+
+
+@asynccontextmanager
+async def _world_of(task: Task, sample: Sample) -> AsyncIterator[ForkableResource | None]:
+    """The world that a sample starts from, as long as the block lasts; None where its task has none."""
     async with GroupStart(task.definition, sample, run_seed=0) as start:
         world = (await start.episode(0)).world
-        if world is None:
-            return ""
         try:
-            return as_text(await world.get_observation())
+            yield world
         finally:
-            await close_quietly(world)
+            if world is not None:
+                await close_quietly(world)
 
 
 def _sample(task: Task, id: str) -> Sample:

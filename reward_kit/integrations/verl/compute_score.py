@@ -6,19 +6,22 @@ compute_score = as_compute_score("rewards.py:graded")
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
-import threading
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from reward_kit.integrations.loop_thread import LoopThread
 from reward_kit.integrations.verl.held_reward import HeldReward, RewardOptions, told
 from reward_kit.models import Message
 from reward_kit.reward_agent import ScoringRequest
 
 _numbers = itertools.count()
+_NAME = "reward-kit compute_score"
+_threads: dict[str, LoopThread] = {}
+os.register_at_fork(after_in_child=_threads.clear)  # a fork has none of its parent's threads
 
 
 def as_compute_score(
@@ -55,17 +58,18 @@ def as_compute_score(
 
     @functools.wraps(compute_score)
     def compute_score_here(*args: Any, **kwargs: Any) -> dict[str, float]:
-        return asyncio.run_coroutine_threadsafe(compute_score(*args, **kwargs), _loop()).result()
+        return _thread().run(compute_score(*args, **kwargs))
 
     return compute_score if asynchronous else compute_score_here
 
 
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """A loop in a thread of its own, for callers that have none. It ends with the process."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="reward-kit compute_score", daemon=True).start()
-    return loop
+def _thread() -> LoopThread:
+    """One for all callers of this process that have no loop. It ends with the process."""
+    if _NAME not in _threads:
+        made = LoopThread(_NAME)
+        if _threads.setdefault(_NAME, made) is not made:  # two began at once
+            made.close()
+    return _threads[_NAME]
 
 
 def request_of_answer(data_source: Any, solution_str: str, ground_truth: Any, extra_info: Any) -> ScoringRequest:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -12,14 +10,15 @@ from typing import Any, Literal, get_args
 
 from reward_kit.credit.options import check_choice
 from reward_kit.errors import ConfigError, RewardError, did_you_mean
-from reward_kit.reward_agent import AsyncRewardAgent, Scored, Scorer, ScoringRequest, load_reward
-from reward_kit.reward_agent.custom.specs import spec_of
+from reward_kit.reward_agent import AsyncRewardAgent, Scored, Scorer, ScoringRequest
+from reward_kit.reward_agent.given import reward_given
+from reward_kit.reward_agent.kept_open import KeptOpenAgent
 from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
-from reward_kit.reward_options import fixed
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec
 
-logger = logging.getLogger("reward_kit.integrations.verl")
+SECTION = "reward.reward_kit"
+"""The section of verl's configuration that names a reward and how it is called."""
 
 OnUnscored = Literal["raise", "mask"]
 
@@ -35,7 +34,7 @@ class RewardOptions:
         deadline_s: for one call; what exceeds it is unscored.
         on_unscored: "raise": the call raises, and verl's trainer goes on without the rollout, or without its group;
             "mask": the score is NaN, and reward_kit's trainers, and they alone, take the row out of the loss.
-        metrics: names of metrics that verl is told besides, NaN where a result has none of that name. verl takes the
+        metrics: names of metrics that verl is told besides, NaN where a result has no valid one. verl takes the
             names of a batch from its first row, so that they have to be the same for all.
 
     Raises:
@@ -72,7 +71,7 @@ class RewardOptions:
 
 
 class HeldReward:
-    """Scores in an event loop, through an `AsyncRewardAgent` that is opened by the first call and stays open.
+    """Scores in event loops, through an `AsyncRewardAgent` that each one's first call opens and that stays open.
 
     Args:
         reward: `file.py:function`, for which the sandbox is chosen as on the command line; or a reward function, a
@@ -93,62 +92,35 @@ class HeldReward:
                 f"reward {self.name!r} scores groups, and verl asks here for one row at a time; use RewardPipeline "
                 "of integrations.verl.reward_pipeline for it"
             )
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ready: asyncio.Future[AsyncRewardAgent]
-        self._holding: asyncio.Task[None] | None = None
+        self._agent = KeptOpenAgent(self._opened)
 
     async def score(self, request: ScoringRequest) -> Scored:
-        """The score of one rollout, or why there is none."""
-        agent = await self._opened()
-        return (await agent.score_all([request]))[0]
+        """The score of one rollout, or why there is none; where the caller is cancelled, so is the call."""
+        return await self._agent.score(request)
 
     async def close(self) -> None:
-        """Ends what the reward has opened. Whoever forgets it leaves that to the end of the process."""
-        holding, self._holding = self._holding, None
-        if holding is not None and self._loop is asyncio.get_running_loop():
-            self._leave.set()
-            await holding
+        """Ends what the reward has opened in this loop. Whoever forgets it leaves that to the end of the loop."""
+        await self._agent.close()
 
-    async def _opened(self) -> AsyncRewardAgent:
-        """The agent of the running loop. A task of its own holds it, since calls come from tasks that end."""
-        loop = asyncio.get_running_loop()
-        if self._holding is None or self._holding.done() or self._loop is not loop:
-            self._loop, self._leave, self._ready = loop, asyncio.Event(), loop.create_future()
-            self._holding = loop.create_task(self._hold(self._ready, self._leave))
-        either: set[asyncio.Future[Any]] = {self._ready, self._holding}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not self._ready.done():
-            self._holding.result()  # raises what kept it from being opened
-        return self._ready.result()
-
-    async def _hold(self, ready: asyncio.Future[AsyncRewardAgent], leave: asyncio.Event) -> None:
+    def _opened(self) -> AsyncRewardAgent:
         options = self.options
-        async with AsyncRewardAgent(
-            self.make(), max_concurrency=options.max_concurrency, deadline_s=options.deadline_s
-        ) as agent:
-            ready.set_result(agent)
-            await leave.wait()
+        return AsyncRewardAgent(self.make(), max_concurrency=options.max_concurrency, deadline_s=options.deadline_s)
 
 
 def scorer_maker(reward: Any, options: RewardOptions, folder: Path | None = None) -> Callable[[], RewardSpec | Scorer]:
-    """Makes what an `AsyncRewardAgent` takes, of a reward that is loaded once.
+    """Makes what an `AsyncRewardAgent` takes, of a reward that is loaded once; a `Scorer` is taken as it is.
 
     Raises:
         ConfigError: it cannot be loaded.
     """
-    if isinstance(reward, str):
-        loaded = load_reward(reward, folder, SandboxChoice(level=options.level), options.options)
-        for note in loaded.notes:
-            logger.warning("%s", note)
-        found = loaded.reward
-        return lambda: found if isinstance(found, RewardSpec) else scorer_of(found)
-    if options.level is not None or folder is not None:
-        raise ConfigError("level and folder are for a reward that is named ('file.py:function'); a function runs here")
     if hasattr(reward, "score_group"):
+        for name, value in (("level", options.level), ("folder", folder), ("options", options.options or None)):
+            if value is not None:
+                raise ConfigError(f"{name} has no effect on {type(reward).__name__}, which scores by itself")
         scorer: Scorer = reward
         return lambda: scorer
-    spec = fixed(reward if isinstance(reward, RewardSpec) else spec_of(reward), options.options)
-    return lambda: spec
+    found = reward_given(reward, folder, SandboxChoice(level=options.level), options.options, choice_is="level")
+    return lambda: found if isinstance(found, RewardSpec) else scorer_of(found)
 
 
 def told(scored: Scored, options: RewardOptions, what: str) -> dict[str, float]:
@@ -163,5 +135,6 @@ def told(scored: Scored, options: RewardOptions, what: str) -> dict[str, float]:
         error.recorded = failure
         raise error
     metrics = scored.result.metrics if scored.result is not None and scored.failure is None else {}
-    named = {name: metrics[name].score if name in metrics else math.nan for name in options.metrics}
+    valid = {name: metric.score for name, metric in metrics.items() if metric.is_score_valid}
+    named = {name: valid.get(name, math.nan) for name in options.metrics}
     return {"score": math.nan if scored.score is None else scored.score, **named}

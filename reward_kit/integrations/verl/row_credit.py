@@ -160,6 +160,8 @@ def _actions(row: int, sampled_T: Array, columns: Mapping[str, Any]) -> list[_Ac
                 f"row {row}: action_lengths {lengths} make {sum(lengths)} tokens, and its mask has {len(places)}; "
                 "where response_mask leaves tokens out, give 'sampled_mask' besides"
             )
+        if not lengths:  # its score counts all the same
+            return []
         ends = np.cumsum(lengths)
     else:
         ends = np.append(np.flatnonzero(np.diff(places) > 1) + 1, len(places)) if len(places) else np.zeros(0, int)

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verl.held_reward import RewardOptions
+from reward_kit.integrations.verl.held_reward import SECTION, RewardOptions
 from reward_kit.integrations.verl.reward_pipeline import RewardPipeline, ScoredRows
 from reward_kit.integrations.verl.step_columns import objects
 from reward_kit.tokens.columns import Array
-
-SECTION = "reward.reward_kit"
 
 _TOKENS = ("prompts", "responses", "response_mask")
 _COLUMNS = ("uid", "raw_prompt", "data_source", "reward_model", "extra_info", "extra_fields")
@@ -72,7 +70,7 @@ class TrainerRewards:
         Args:
             batch: verl's `KVBatchMeta`.
         """
-        queue = importlib.import_module("transfer_queue")
+        queue = queue_of_verl()
         fetched = queue.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=[*_TOKENS, *_COLUMNS]
         )
@@ -88,7 +86,7 @@ class TrainerRewards:
         return queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _scored(self, data: Any) -> Tensor:
-        """(B,T) the rewards of all rows, NaN on the last token of what is unscored."""
+        """(B,T) the rewards of all rows, NaN in the first column of what is unscored, which no row is without."""
         uids = data.non_tensor_batch["uid"]
         groups = [np.flatnonzero(uids == uid) for uid in dict.fromkeys(uids.tolist())]
         tickets = []
@@ -100,6 +98,11 @@ class TrainerRewards:
         for rows, size, ticket in tickets:
             rewards[torch.from_numpy(rows)] = _with_nan(self._pipeline.get(size, ticket=ticket))
         return rewards
+
+
+def queue_of_verl() -> Any:
+    """verl's queue, which comes with it."""
+    return importlib.import_module("transfer_queue")
 
 
 def _with_nan(scored: ScoredRows) -> Tensor:

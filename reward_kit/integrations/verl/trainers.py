@@ -8,7 +8,6 @@ score, whose `rm_scores` are NaN, are taken out of the loss.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.verl.estimators import PREFIX, is_ours, rows_beside
 from reward_kit.integrations.verl.step_columns import STEP_COLUMNS, objects
-from reward_kit.integrations.verl.trainer_rewards import TrainerRewards, sessions_of
+from reward_kit.integrations.verl.trainer_rewards import TrainerRewards, queue_of_verl, sessions_of
 from reward_kit.tokens.columns import Array
 
 MODES = ("sync", "colocate_async", "separate_async")
@@ -61,7 +60,7 @@ def trainer_with_credit(base: Any, mode: str) -> Any:
         def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
             estimator = self.config.algorithm.adv_estimator
             columns = row_columns_of(batch, with_steps=is_ours(estimator))
-            unscored = np.array([score is not None for score in columns["episode_rewards"]], dtype=np.bool_)
+            unscored = unscored_rows(columns)
             if unscored.any():
                 _leave_out_of_loss(batch, unscored, estimator)
             metrics["reward_kit/unscored_rows"] = int(unscored.sum())
@@ -98,13 +97,13 @@ def row_columns_of(batch: Any, *, with_steps: bool) -> dict[str, Any]:
     return {**columns, **_step_columns(batch)} if with_steps else columns
 
 
+def unscored_rows(columns: Mapping[str, Any]) -> Array:
+    """(B,) whether a row is of a session without a score, whose `episode_rewards` are NaN and not None."""
+    return np.array([said is not None and np.isnan(said) for said in columns["episode_rewards"]], dtype=np.bool_)
+
+
 def _fetch(batch: Any, fields: list[str]) -> Any:
-    return _queue().kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-
-
-def _queue() -> Any:
-    """verl's queue, which comes with it."""
-    return importlib.import_module("transfer_queue")
+    return queue_of_verl().kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
 
 
 def _step_columns(batch: Any) -> dict[str, Array]:
@@ -148,7 +147,7 @@ def _leave_out_of_loss(batch: Any, unscored_B: Array, estimator: Any) -> None:
     from tensordict import TensorDict
 
     keys = [key for key, is_lost in zip(batch.keys, unscored_B, strict=True) if is_lost]
-    data = _queue().kv_batch_get(
+    data = queue_of_verl().kv_batch_get(
         keys=keys, partition_id=batch.partition_id, select_fields=["response_mask", "rm_scores"]
     )
     empty = [torch.zeros_like(mask) for mask in data["response_mask"].unbind()]
@@ -157,4 +156,4 @@ def _leave_out_of_loss(batch: Any, unscored_B: Array, estimator: Any) -> None:
         [torch.zeros_like(score) for score in data["rm_scores"].unbind()], layout=torch.jagged
     )
     fields = TensorDict({"response_mask": masks, "loss_mask": masks, "rm_scores": zeros}, batch_size=len(keys))
-    _queue().kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
+    queue_of_verl().kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)

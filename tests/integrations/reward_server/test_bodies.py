@@ -107,6 +107,13 @@ async def test_a_list_of_faults_is_not_found_wrong_one_by_one(part: str, codec: 
         assert len(str(caught.value)) < 1000
 
 
+async def test_a_small_body_cannot_ask_for_much_memory() -> None:
+    coded = {"__type__": "scalar", "dtype": "V1", "value": 1_000_000}  # bytes that NumPy would make of it
+    with pytest.raises(RefusedError, match=r"a scalar of type .V1. and value 1000000: expected a number") as caught:
+        await asked({"messages": [], "ground_truth": coded, "codec": "typed"})
+    assert caught.value.status == 422
+
+
 async def test_a_message_shows_short_values_only() -> None:
     cases = [("environment_return", "x" * 1000, "x" * 60), ("environment_return", 10**4000, "")]
     cases += [("stop_reason", value, shown) for value, shown in ((["x"], "a list"), ({"a": 1}, "a dict"), (7, "7"))]

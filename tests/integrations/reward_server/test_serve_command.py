@@ -82,6 +82,25 @@ def test_a_key_is_made_where_none_is_given_and_the_line_to_try_works(tmp_path: P
     assert "warning: 0.0.0.0 can be reached from other machines, and HTTP is not encrypted" in said
 
 
+def test_a_limit_that_is_lowered_lowers_what_is_part_of_it(tmp_path: Path) -> None:
+    limits = ("--max-pending", "2", "--max-held-mb", "0.5", "--head-timeout", "0.2")
+    with serve(tmp_path, "rewards.py:exact", "--sandbox", "in_process", *limits) as running:
+
+        async def ask() -> tuple[int, str, str, bytes]:
+            about = (await running.asker.get("/v1/rewards/exact")).json()
+            batch = await running.asker.post("/v1/rewards/exact/score_batch", {"rollouts": [ROLLOUT] * 3})
+            large = await running.asker.score("exact", {"messages": [], "sample": {"x": "x" * 600_000}})
+            reader, writer = await asyncio.open_connection("127.0.0.1", running.asker.port)
+            said = await reader.read()  # it hangs up on who says nothing
+            writer.close()
+            return about["max_batch"], batch.message, large.message, said
+
+        most, batch, large, said = asyncio.run(ask())
+    assert (most, said) == (2, b"")
+    assert batch == "rollouts: 3 of them; a request has at most 2 (max_batch)"
+    assert large == "a body has at most 0.5 MiB (max_body_mb)"
+
+
 def test_each_key_of_a_file_lets_in_and_a_file_that_others_can_read_is_told(tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
     file.write_text("# for the trainer\nthe-key-of-the-trainer\n\nthe-key-of-the-checker\n")
@@ -120,8 +139,10 @@ class TestWhatIsRefused:
         assert refused() == "Missing parameter: rewards"
 
     def test_limits_that_cannot_be(self) -> None:
-        assert refused("rewards.py:exact", "--max-batch", "9999").startswith("max_batch is at most max_pending, 4096")
-        assert "max_body_mb is at most max_held_mb" in refused("rewards.py:exact", "--max-held-mb", "1")
+        told = refused("rewards.py:exact", "--max-batch", "9999")
+        assert told == "--max-batch is at most --max-pending, 4096; raise that too"
+        told = refused("rewards.py:exact", "--max-held-mb", "1", "--max-body-mb", "2")
+        assert told == "--max-body-mb is at most --max-held-mb, 1; raise that too"
         assert "'nan' is not a finite number" in refused("rewards.py:exact", "--deadline", "nan")
 
     def test_an_option_that_is_of_none_of_them(self) -> None:

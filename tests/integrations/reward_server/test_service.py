@@ -14,7 +14,9 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.reward_server.keys import Keys
 from reward_kit.integrations.reward_server.options import ServerOptions
-from reward_kit.typed_interface import reward_function
+from reward_kit.integrations.reward_server.served import Named
+from reward_kit.integrations.reward_server.server import serving
+from reward_kit.typed_interface import reward_function, reward_spec
 from tests.integrations.reward_server.asking import KEY, ROLLOUT, Asker, server
 
 
@@ -538,8 +540,12 @@ class TestItsEnd:
         assert resumed == [True]  # until then it was waited for
         assert len((await late).json()["result"]["reason"]) == 20_000_000
 
-    async def test_what_does_not_end_in_time_is_cancelled(self) -> None:
+    @pytest.mark.parametrize("is_hurried", [False, True])
+    async def test_what_does_not_end_in_time_is_cancelled(
+        self, is_hurried: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
         gate = Gate()
+        named, options = [Named("gated", reward_spec(gate.reward))], ServerOptions(shutdown_timeout_s=0.05)
         async with anyio.create_task_group() as tasks:
 
             async def ask(asker: Asker) -> None:
@@ -550,10 +556,14 @@ class TestItsEnd:
                 assert await reader.read() == b""
                 writer.close()
 
-            async with server(gate.reward, shutdown_timeout_s=0.05) as asker:
-                tasks.start_soon(ask, asker)
+            async with serving(named, Keys([KEY]), options) as running:
+                tasks.start_soon(ask, Asker(running.address))
                 await gate.until(1)
+                if is_hurried:
+                    running.stop()
         assert (gate.waiting, gate.cancelled) == (0, 1)
+        why = "stopped before everything" if is_hurried else "not everything was answered within 0.05 s"
+        assert why in caplog.text and caplog.text.count("everything") == 1
 
 
 async def test_the_document_describes_what_is_answered(asker: Asker) -> None:

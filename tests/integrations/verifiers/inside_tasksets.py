@@ -196,10 +196,23 @@ def close_enough(messages: list, ground_truth: str, sample: dict, **kwargs: Any)
 exact = as_verifiers_reward(close_enough)
 
 
+def compute_score(data_source: Any, solution_str: str, ground_truth: str, extra_info: Any, worth: float) -> float:
+    return worth * (ground_truth in solution_str)
+
+
+in_verls_form = as_verifiers_reward(compute_score, options={"worth": 0.25})
+
+
 class SumTask(vf.Task[Sum]):
     @vf.reward(weight=2.0)
     async def correct(self, task: Sum, trace: vf.Trace) -> float:
         return await exact(task, trace)
+
+
+class ScoredAsByVerl(vf.Task[Sum]):
+    @vf.reward
+    async def correct(self, task: Sum, trace: vf.Trace) -> float:
+        return await in_verls_form(task, trace)
 
 
 async def test_our_reward_serves_a_task_of_theirs() -> None:
@@ -207,6 +220,13 @@ async def test_our_reward_serves_a_task_of_theirs() -> None:
         data = Sum(prompt=[vf.UserMessage(content="2+2?")], answer="4")
         (trace,) = await rollouts(server, SumTask(data))
     assert (trace.ok, trace.reward, trace.metrics) == (True, 2.0, {"half": 0.5})
+
+
+async def test_a_reward_in_any_form_does_with_its_options() -> None:
+    async with ChatServer(says("it is 4")) as server:
+        data = Sum(prompt=[vf.UserMessage(content="2+2?")], answer="4")
+        (trace,) = await rollouts(server, ScoredAsByVerl(data))
+    assert (trace.ok, trace.reward) == (True, 0.25)
 
 
 async def test_a_reward_by_reference_is_plugged_in_by_configuration(task_file: Path, monkeypatch: Any) -> None:
@@ -219,5 +239,5 @@ async def test_a_reward_by_reference_is_plugged_in_by_configuration(task_file: P
     async with ChatServer(says("4")) as server:
         (trace,) = await rollouts(server, task)
     assert (trace.ok, trace.rewards) == (False, {"plugged": None})
-    with pytest.raises(ConfigError, match="folder, choice and options are for a reward that is named by a text"):
+    with pytest.raises(ConfigError, match="folder has no effect on a reward that is loaded already"):
         as_verifiers_reward(close_enough, folder=task_file.parent)

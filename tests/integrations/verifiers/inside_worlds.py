@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import verifiers.v1 as vf
 
+from reward_kit.agent.execution import Execution
 from reward_kit.agent.plain_json import as_text
 from reward_kit.environments import SokobanResource
+from reward_kit.environments.base import StateSnapshot
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.verifiers.tasksets import TaskFileConfig
 from reward_kit.integrations.verifiers.traces import episode_of_trace
-from reward_kit.integrations.verifiers.worlds import WorldTaskset
+from reward_kit.integrations.verifiers.worlds import WorldState, WorldTaskset, _record
+from reward_kit.models import Message
+from reward_kit.reward_agent import ScoringRequest
 from tests.chat_server import Behaviour, ChatServer, answer, tool_calls
 from tests.integrations.verifiers.inside_tasksets import key, rollouts
 
@@ -106,6 +112,45 @@ async def test_what_a_world_refuses_is_told_and_its_end_is_not_claimed(task_file
     assert "sideways" in told[0]
     assert told[1:] == ["8", "20"]
     assert (trace.ok, trace.reward) == (True, 0.0)
+
+
+FIRST = """
+from reward_kit import EvaluateResult, reward_function
+
+@reward_function
+def stands_as_shown(messages, state, environment_return, **kwargs):
+    assert environment_return is None
+    return EvaluateResult(score=float(state["board"] in messages[0].text))
+"""
+
+
+async def test_where_nothing_is_called_the_final_state_is_the_first_one(task_file: Path) -> None:
+    task_file.with_name("rewards.py").write_text(FIRST)
+    task = task_of(task_file, reward_function_path="rewards.py:stands_as_shown")
+    async with ChatServer([answer("I do nothing", top={"created": 0})]) as server:
+        (trace,) = await rollouts(server, task)
+    assert (trace.ok, trace.reward) == (True, 1.0), trace.errors
+    assert trace.state.rewards == []
+    asked = ScoringRequest.of(episode_of_trace(trace))
+    read_again = SimpleNamespace(state=WorldState())  # a record has nothing of it
+    assert (await task.request(asked, read_again)).final_state is not None
+    played = replace(asked, messages=[*asked.messages, Message(role="tool", tool_call_id="1", content="moved")])
+    assert (await task.request(played, read_again)).final_state is None, "and not the first one"
+
+
+class Unreadable(SokobanResource):
+    """Its final state cannot be had."""
+
+    async def final_state(self) -> StateSnapshot:
+        raise OSError("no state")
+
+
+async def test_a_world_whose_final_state_cannot_be_had_is_broken() -> None:
+    state = WorldState()
+    world = Unreadable()
+    await _record(state, Execution(messages=[], reward=1.0), world, 5.0)
+    assert state.failure == "crash: final_state of Unreadable: OSError: no state"
+    assert state.rewards == [1.0]
 
 
 def test_the_rollouts_of_a_task_begin_in_one_state(task_file: Path) -> None:

@@ -1,0 +1,77 @@
+"""A reward as it is given: named, and behind walls; or itself, in this process. What has no effect is refused."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.reward_agent.confined import ConfinedReward
+from reward_kit.reward_agent.given import reward_given
+from reward_kit.reward_agent.levels import SandboxChoice
+from reward_kit.typed_interface import reward_function, reward_spec
+
+REWARD = """
+from reward_kit import reward_function
+print("a line for the user")
+
+@reward_function
+def graded(messages, bonus: float = 0.0):
+    return {"score": bonus}
+"""
+
+
+@reward_function(id="given", sandbox="isolated")
+def wants_walls(messages, bonus: float = 0.0):
+    return {"score": bonus}
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0.0):
+    return bonus
+
+
+@reward_function(requirements=["no-such-package"])
+def wants_packages(messages):
+    return {"score": 0.0}
+
+
+def test_one_that_is_named_runs_as_on_the_command_line_and_its_notes_are_told(tmp_path, caplog):
+    (tmp_path / "graded.py").write_text(REWARD)
+    with caplog.at_level(logging.WARNING, logger="reward_kit"):
+        found = reward_given("graded.py:graded", tmp_path, options={"bonus": 0.5})
+    assert isinstance(found, ConfinedReward)
+    assert "a line for the user" in caplog.text
+    here = reward_given("graded.py:graded", tmp_path, SandboxChoice(level="in_process"), {"bonus": 0.5})
+    assert here.options == {"bonus": 0.5}
+
+
+@pytest.mark.parametrize("given", [compute_score, wants_walls, reward_spec(wants_walls)])
+def test_any_form_of_a_reward_is_taken_with_options_and_a_time(given):
+    found = reward_given(given, choice=SandboxChoice(reward_time_s=5.0), options={"bonus": 0.5})
+    assert found.options == {"bonus": 0.5}
+
+
+def test_one_that_asks_for_walls_and_has_none_is_told(caplog):
+    @reward_function(id="given alone", sandbox="isolated")
+    def alone(messages):
+        return {"score": 0.0}
+
+    with caplog.at_level(logging.WARNING, logger="reward_kit"):
+        reward_given(alone)
+    assert "asks for isolated and runs in_process" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "values", "message"),
+    [
+        (wants_walls, {"folder": "."}, "folder has no effect on a reward that is loaded already; name it: 'file"),
+        (wants_walls, {"choice": SandboxChoice(level="warm")}, "choice has no effect on a reward that is loaded"),
+        (wants_walls, {"choice": SandboxChoice(level="warm"), "choice_is": "sandbox"}, "sandbox has no effect"),
+        (wants_walls, {"options": {"bonsu": 1}}, "no option 'bonsu'; did you mean 'bonus'"),
+        (wants_packages, {}, "requires 'no-such-package'"),
+    ],
+)
+def test_what_has_no_effect_or_is_missing_is_refused(given, values, message):
+    with pytest.raises(ConfigError, match=message):
+        reward_given(given, **values)

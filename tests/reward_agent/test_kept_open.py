@@ -1,0 +1,108 @@
+"""An agent that stays open: one for each loop, opened by its first call, closed with the loop or on demand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from reward_kit.errors import RewardError
+from reward_kit.reward_agent.agent import AsyncRewardAgent
+from reward_kit.reward_agent.kept_open import KeptOpenAgent
+from tests.reward_agent.held_scorer import HeldScorer, requests, scored
+from tests.reward_agent.virtual_time import settled
+
+
+class Doors(HeldScorer):
+    """Says when it was opened and closed; answers at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.events = []
+
+    async def __aenter__(self):
+        self.events.append("opened")
+        return self
+
+    async def __aexit__(self, *_):
+        self.events.append("closed")
+
+    async def score(self, request):
+        return scored(request.rollout_id, 1.0)
+
+
+def one(name):
+    return requests(name)[0]
+
+
+def test_it_is_opened_once_in_a_loop_and_closed_with_it():
+    doors = Doors()
+    kept = KeptOpenAgent(lambda: AsyncRewardAgent(doors))
+
+    async def several():
+        return [found.score for found in await asyncio.gather(*(kept.score(one(name)) for name in "abc"))]
+
+    assert asyncio.run(several()) == [1.0] * 3
+    assert doors.events == ["opened", "closed"]
+    assert asyncio.run(several()) == [1.0] * 3
+    assert doors.events == ["opened", "closed"] * 2
+
+
+async def test_it_is_closed_on_demand_and_opened_anew():
+    doors = Doors()
+    kept = KeptOpenAgent(lambda: AsyncRewardAgent(doors))
+    await kept.close()  # nothing is open
+    await kept.score(one("a"))
+    await kept.close()
+    await kept.close()
+    assert doors.events == ["opened", "closed"]
+    await kept.score(one("b"))
+    await kept.close()
+    assert doors.events == ["opened", "closed"] * 2
+
+
+async def test_what_keeps_it_from_opening_is_told_to_all_and_tried_again():
+    doors, tries = Doors(), []
+
+    def made():
+        tries.append(None)
+        if len(tries) == 1:
+            raise RewardError("not yet")
+        return AsyncRewardAgent(doors)
+
+    kept = KeptOpenAgent(made)
+    errors = await asyncio.gather(*(kept.score(one(name)) for name in "ab"), return_exceptions=True)
+    assert [str(error) for error in errors] == ["not yet"] * 2 and len(tries) == 1
+    assert (await kept.score(one("c"))).score == 1.0
+    await kept.close()
+
+
+async def test_who_is_cancelled_leaves_no_call_behind():
+    held = HeldScorer()
+    kept = KeptOpenAgent(lambda: AsyncRewardAgent(held))
+    asking, other = (asyncio.create_task(kept.score(one(name))) for name in "ab")
+    while len(held.calls) < 2:
+        await settled()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await settled()
+    assert (held.cancelled, list(held.calls)) == (["a"], ["b"])
+    held.answer("b")
+    assert (await other).score == 1.0
+    await kept.close()
+
+
+def test_a_loop_that_was_closed_as_it_stood_is_forgotten():
+    doors = Doors()
+    kept = KeptOpenAgent(lambda: AsyncRewardAgent(doors))
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(kept.score(one("a")))
+    left = asyncio.all_tasks(loop)
+    loop.close()
+    asyncio.run(kept.score(one("b")))
+    assert not kept._held
+    assert doors.events == ["opened", "opened", "closed"]
+    assert left, "its tasks were not ended"
+    for task in left:
+        task._log_destroy_pending = False
