@@ -107,7 +107,8 @@ def test_an_episode_is_opened_and_stepped_through(window: Opened, request: pytes
     assert opened.page.url.endswith("#/episode/r00006/0")
     assert opened.page.locator("li.step[aria-current=step] .step-more").inner_text(), "what peers did in this state"
     opened.page.keyboard.press("Escape")
-    assert opened.page.locator("#main").is_visible() and opened.page.locator("#view").is_hidden()
+    opened.page.locator("#main").wait_for(state="visible")
+    assert opened.page.locator("#view").is_hidden()
     assert_alone(opened, page)
 
 
@@ -152,7 +153,7 @@ def test_what_is_not_there_is_said_and_the_way_back_is_open(window: Opened, smal
     opened = window().open(small, "#/episode/nosuch/1")
     opened.page.get_by_role("heading", name="This cannot be shown").wait_for()
     opened.page.get_by_role("link", name="To the overview").click()
-    assert opened.page.locator("#main").is_visible()
+    opened.page.locator("#main").wait_for(state="visible")
 
 
 @pytest.mark.parametrize("view", ["", "#/episode/r00006/1", "#/group/s0002%2Fwalker"])
