@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, ProviderError, RewardKitError, kind_of
+from reward_kit.errors import ConfigError, ProviderError, RewardKitError, StoreError, boundary, kind_of
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.providers.options import check_number
 from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
@@ -242,7 +242,7 @@ async def _carried_out(
         policies = summarise(rows, plan.definition.pass_threshold)
         store.write_summary(summary_to_json(policies))
         _credit(store, plan.definition.credit)
-        write_any_report(store.path)
+        _page(store)
     if control.is_failure:
         raise ProviderError(f"{store.path}: {control.stop_reason}")
     stopped = control.stop_reason if run.missing() else None
@@ -270,6 +270,15 @@ def _credit(store: RunStore, asked: CreditModel | None) -> None:
         write_section(store.path, assign_credit(store.path, asked))
     except RewardKitError as error:
         logger.warning("no credit: %s", error)
+
+
+def _page(store: RunStore) -> None:
+    """Write the report. A failure leaves the run as it is, and stands in its log; `reward-kit report` tries again."""
+    try:
+        with boundary(StoreError, "the report"):
+            write_any_report(store.path)
+    except RewardKitError as error:
+        logger.warning("no report: %s", error)
 
 
 def _path(name: str, given: object) -> Path:

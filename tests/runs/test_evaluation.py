@@ -161,6 +161,20 @@ def test_secrets_stay_out_of_the_files_of_transcripts(
     assert len(written) >= 5 and not [path for path in written if b"very-secret" in path.read_bytes()]
 
 
+def test_a_report_that_cannot_be_written_costs_no_result(task: Path, tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        REWARD + "\n@reward_function\ndef blocks(messages):\n    from pathlib import Path\n"
+        "    (run,) = Path("
+        + repr(str(tmp_path / "runs"))
+        + ").iterdir()\n    (run / 'report.html').mkdir(exist_ok=True)\n"
+        "    return EvaluateResult(score=1.0)\n"
+    )
+    asked = {"reward_function_path": "reward.py:blocks", "sandbox.level": "in_process"}
+    run = evaluate(task, rollouts=1, overrides=asked, log_dir=tmp_path / "runs")
+    assert (run.score, run.status) == (1.0, "complete")
+    assert "no report" in (run.path / "run.log").read_text()
+
+
 def test_what_surrounds_a_run_ends_with_it(task: Path, tmp_path: Path) -> None:
     async def notebook() -> None:
         before = CURRENT_TRAFFIC.get(), LOG_FOLDER.get(None)
