@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,8 +21,71 @@ if TYPE_CHECKING:
     from reward_kit.runs.engine import Engine
 
 
+@dataclass(frozen=True, slots=True)
+class EngineFlags:
+    """What the flags said.
+
+    Attributes:
+        engine: "local" or "ray".
+        address: of the cluster; None for one on this machine.
+        options: of the cluster's workers, KEY=VALUE.
+    """
+
+    engine: str
+    address: str | None
+    options: Sequence[str]
+
+    def refuse_unused(self, recording: Mapping[str, Any]) -> None:
+        """Refuse flags that would have no effect.
+
+        Args:
+            recording: the flags about a recording of a model's answers, by name; None where one is not given.
+
+        Raises:
+            UsageError: one of them is of the other engine.
+        """
+        if self.engine == "local" and (self.address is not None or self.options):
+            raise click.UsageError(f"{'--address' if self.address is not None else '-E'} goes with --engine ray")
+        recorded = next((name for name, value in recording.items() if value is not None), None)
+        if self.engine == "ray" and recorded is not None:
+            raise click.UsageError(
+                f"{recorded} goes with --engine local: the answers of several workers have no one order"
+            )
+
+    def as_the_driver_needs_it(self, task: Task) -> Task:
+        """The task as the driver makes its parties: where others act, a model of one's own needs no weights here."""
+        policy = task.definition.policy
+        if self.engine == "local" or policy is None or policy.type != "hf":
+            return task
+        outline = policy.model_copy(update={"device": "meta"})
+        return replace(task, definition=task.definition.model_copy(update={"policy": outline}))
+
+    def engine_of(self, task: Task, request: Request, plan: Plan, traffic: Traffic) -> Engine | None:
+        """The engine that is meant; None for this process.
+
+        Args:
+            task: as it was loaded.
+            request: what of it is run, and by whom.
+            plan: the same, made ready.
+            traffic: of the run.
+
+        Raises:
+            ConfigError: it is not installed, an option is wrong, or a person takes part, whom a cluster does not reach.
+        """
+        if self.engine == "local":
+            return None
+        from reward_kit.integrations.ray.engine import RayEngine
+        from reward_kit.integrations.ray.options import RayOptions
+
+        options = RayOptions.of(dict(parse_override(item, "-E") for item in self.options), self.address)
+        if has_human(plan.policies, plan.user):
+            told = "a person at this terminal is not reached from a cluster"
+            raise ConfigError(f"--engine ray: {told}; use --engine local")
+        return RayEngine(task, request, options, traffic)
+
+
 def where_it_is_collected() -> Callable[[Any], Any]:
-    """`--engine`, `--address` and `-E`."""
+    """`--engine`, `--address` and `-E`; the command gets what they say as `collecting`."""
     options = (
         click.option(
             "--engine",
@@ -42,66 +106,13 @@ def where_it_is_collected() -> Callable[[Any], Any]:
         ),
     )
 
-    def add(command: Any) -> Any:
+    def add(command: Callable[..., Any]) -> Any:
+        def gathered(*, engine: str, address: str | None, engine_options: tuple[str, ...], **given: Any) -> Any:
+            return command(collecting=EngineFlags(engine, address, engine_options), **given)
+
+        flagged: Any = functools.wraps(command)(gathered)
         for option in reversed(options):
-            command = option(command)
-        return command
+            flagged = option(flagged)
+        return flagged
 
     return add
-
-
-def refuse_unused(engine: str, address: str | None, given: tuple[str, ...], recording: Mapping[str, Any]) -> None:
-    """Refuse flags that would have no effect.
-
-    Args:
-        engine, address, given: the flags about the engine.
-        recording: the flags about a recording of a model's answers, by name; None where one is not given.
-
-    Raises:
-        UsageError: one of them is of the other engine.
-    """
-    if engine == "local" and (address is not None or given):
-        raise click.UsageError(f"{'--address' if address is not None else '-E'} goes with --engine ray")
-    if engine == "ray" and (name := next((name for name, value in recording.items() if value is not None), None)):
-        raise click.UsageError(f"{name} goes with --engine local: the answers of several workers have no one order")
-
-
-def as_the_driver_needs_it(engine: str, task: Task) -> Task:
-    """The task as the driver makes its parties: where others act, a model of one's own needs no weights here."""
-    policy = task.definition.policy
-    if engine == "local" or policy is None or policy.type != "hf":
-        return task
-    outline = policy.model_copy(update={"device": "meta"})
-    return replace(task, definition=task.definition.model_copy(update={"policy": outline}))
-
-
-def engine_of(
-    engine: str,
-    address: str | None,
-    given: tuple[str, ...],
-    task: Task,
-    request: Request,
-    plan: Plan,
-    traffic: Traffic,
-) -> Engine | None:
-    """The engine that the flags mean; None for this process.
-
-    Args:
-        engine, address, given: the flags.
-        task: as it was loaded.
-        request: what of it is run, and by whom.
-        plan: the same, made ready.
-        traffic: of the run.
-
-    Raises:
-        ConfigError: it is not installed, an option is wrong, or a person takes part, whom a cluster does not reach.
-    """
-    if engine == "local":
-        return None
-    from reward_kit.integrations.ray.engine import RayEngine
-    from reward_kit.integrations.ray.options import RayOptions
-
-    options = RayOptions.of(dict(parse_override(item, "-E") for item in given), address)
-    if has_human(plan.policies, plan.user):
-        raise ConfigError("--engine ray: a person at this terminal is not reached from a cluster; use --engine local")
-    return RayEngine(task, request, options, traffic)

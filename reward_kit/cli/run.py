@@ -15,7 +15,7 @@ import click
 import pydantic
 from click.core import ParameterSource
 
-from reward_kit.cli.engine_flags import as_the_driver_needs_it, engine_of, refuse_unused, where_it_is_collected
+from reward_kit.cli.engine_flags import EngineFlags, where_it_is_collected
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.resumed_secrets import told_of_hidden
@@ -111,9 +111,7 @@ def command(
     sandbox: str | None,
     sandbox_back_end: str | None,
     install_requirements: bool,
-    engine: str,
-    address: str | None,
-    engine_options: tuple[str, ...],
+    collecting: EngineFlags,
     log_dir: Path,
     resume: str | None,
     only_failed: bool,
@@ -149,14 +147,14 @@ def command(
         else:
             raise click.UsageError("name a task file, or give --resume")
         _refuse_what_goes_with_resume(resume, only_failed=only_failed, force=force)
-        refuse_unused(engine, address, engine_options, {"--record": record, "--replay": replay})
+        collecting.refuse_unused({"--record": record, "--replay": replay})
         loaded = load_task(request.task_path, request.overrides)
         if path is not None and header is not None:
             _check_unchanged(path, header, loaded, force)
         loaded = _with_run_limits(loaded, header, parsed, max_cost)
         traffic = _traffic(record, replay)
-        plan, redaction = plan_of(as_the_driver_needs_it(engine, loaded), request, max_concurrency, traffic)
-        where = engine_of(engine, address, engine_options, loaded, request, plan, traffic)
+        plan, redaction = plan_of(collecting.as_the_driver_needs_it(loaded), request, max_concurrency, traffic)
+        where = collecting.engine_of(loaded, request, plan, traffic)
         anyio.run(check_world, loaded.definition, loaded.samples, loaded.path)
         _record(record, traffic, dry_run)  # opened last, so that bad input leaves none behind
     click.echo("".join(f"{note}\n" for note in loaded.notes), err=True, nl=False)
