@@ -105,7 +105,7 @@ def test_the_code_of_the_readme_runs(tmp_path: Path) -> None:
 
 
 def test_the_python_of_the_guides_imports(tmp_path: Path) -> None:
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in sorted((ROOT / "docs").rglob("*.md")):
         # A page's blocks follow one another.
         names = {"__name__": "guide"}
         for code in blocks(page.read_text(encoding="utf-8"), "python"):
@@ -113,7 +113,7 @@ def test_the_python_of_the_guides_imports(tmp_path: Path) -> None:
 
 
 def test_the_resource_of_the_guide_keeps_the_contract(tmp_path: Path) -> None:
-    guide = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "guides" / "environments.md").read_text(encoding="utf-8")
     (code,) = (code for code in blocks(guide, "python") if "class GuessTheNumber" in code)
     (tmp_path / "guess.py").write_text(code)
     done = run(tmp_path, "check", "guess.py:GuessTheNumber", "-c", "highest=9")
@@ -123,9 +123,9 @@ def test_the_resource_of_the_guide_keeps_the_contract(tmp_path: Path) -> None:
 
 
 def test_the_script_of_the_guide_plays(tmp_path: Path) -> None:
-    guide = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "guides" / "policies.md").read_text(encoding="utf-8")
     (policy,) = (block for block in blocks(guide, "yaml") if "scripted" in block)
-    (tmp_path / "tools.py").write_text(blocks((ROOT / "docs" / "environments.md").read_text(), "python")[0])
+    (tmp_path / "tools.py").write_text(blocks((ROOT / "docs" / "guides" / "environments.md").read_text(), "python")[0])
     (tmp_path / "task.yaml").write_text("name: t\ninitial_user_prompt: x\ntools_module_path: tools.py\n" + policy)
     done = run(tmp_path, "run", "task.yaml", "--json")
     assert done.returncode == 0, done.stderr

@@ -121,7 +121,7 @@ class PPOLearner:
             version: of the policy that the module is before the update, as `policy_versions` count.
 
         Returns:
-            The diagnostics; see `docs/ppo.md`. Without a token that takes part only `tokens` and `optimizer_steps`, 0.
+            The diagnostics; see `docs/reference/ppo.md`. Without a token that takes part only `tokens` and `optimizer_steps`, 0.
 
         Raises:
             TrainingError: a log-probability that takes part is unknown, or a loss or gradient is not finite. The step

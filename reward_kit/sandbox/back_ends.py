@@ -114,11 +114,11 @@ class Docker(BackEnd):
         """For an image that is not there, an engine that does not run, and an image without reward-kit."""
         text = output.lower()
         if "no such image" in text or "image not known" in text:
-            return f"build it as docs/sandbox.md shows, or fetch it: {container_engine()[0]} pull {self.image}"
+            return f"build it as docs/concepts/sandbox.md shows, or fetch it: {container_engine()[0]} pull {self.image}"
         if "cannot connect" in text or "permission denied while trying to connect" in text:
             return f"start the engine, or name another one: {_ENGINE}=podman"
         if status in (126, 127) or "executable file" in text:
-            return f"{self.image} needs reward-kit on its path; docs/sandbox.md shows how to build one"
+            return f"{self.image} needs reward-kit on its path; docs/concepts/sandbox.md shows how to build one"
         return ""
 
 

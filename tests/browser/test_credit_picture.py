@@ -26,7 +26,7 @@ from tests.browser.window import PHONE, Window
 from tests.runs.stored_run import make_run, score
 
 Walk = Sequence[tuple[str, str]]
-# The example of docs/credit.md, with one more who goes away and comes back.
+# The example of docs/concepts/credit.md, with one more who goes away and comes back.
 WALKS: dict[str, Walk] = {
     "a": [("hall", "wait"), ("hall", "go"), ("fork", "right")],
     "b": [("hall", "go"), ("fork", "left")],

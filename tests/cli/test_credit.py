@@ -320,7 +320,7 @@ def test_an_estimator_that_misses_something_costs_the_exit_code_and_not_the_run(
 
 # The guide
 
-GUIDE = (Path(__file__).parent.parent.parent / "docs" / "credit.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parent.parent.parent / "docs" / "concepts" / "credit.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:

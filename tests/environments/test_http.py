@@ -280,7 +280,7 @@ async def test_a_server_that_dies_breaks_only_the_episodes_in_flight() -> None:
 
 
 async def test_the_server_of_the_guide_does_what_the_guide_says(tmp_path: Path) -> None:
-    guide = Path(__file__).parents[2] / "docs" / "environments.md"
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "environments.md"
     (code,) = (
         block for block in re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL) if "do_POST" in block
     )

@@ -129,7 +129,7 @@ RLLIB_RAISES = ("TypeError", "KeyError", "AttributeError", "RuntimeError", "Asse
 
 
 def is_known(stage, key, theirs, ours, episode):
-    """A difference that `docs/multi_agent_episodes.md` lists: RLlib fails, or loses something.
+    """A difference that `docs/concepts/multi_agent_episodes.md` lists: RLlib fails, or loses something.
 
     It loses infos in slices and the rewards of agents that have not entered yet, and shows 0.0 where nobody gave a
     reward. By the environment's steps in a chunk that does not begin at 0 it loses the item whose absolute time is the

@@ -2,7 +2,7 @@
 
     python rllib_programs.py MODULE    prints what the class of that module gave, as JSON
 
-What RLlib gives stands in `rllib_outputs.json`. Left out is what is known to differ: see docs/episodes.md.
+What RLlib gives stands in `rllib_outputs.json`. Left out is what is known to differ: see docs/concepts/episodes.md.
 """
 
 import importlib

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
-PAGE = Path(__file__).parents[2] / "docs" / "episodes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "episodes.md"
 
 
 def test_every_block_of_the_tutorial_runs(capsys):

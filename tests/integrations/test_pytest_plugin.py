@@ -166,7 +166,7 @@ def test_the_report_is_attached_and_kept(project: Path, results: Mapping[str, El
 
 
 def test_the_files_of_the_guide_are_collected_and_its_first_test_passes(tmp_path: Path) -> None:
-    guide = (ROOT / "docs" / "pytest.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "guides" / "pytest.md").read_text(encoding="utf-8")
     for code in re.findall(r"```\{ \.python \.pytest \}\n(.*?)```", guide, re.DOTALL):
         name = re.match(r"# (\S+)\n", code)
         assert name is not None

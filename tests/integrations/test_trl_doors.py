@@ -94,7 +94,7 @@ def test_a_call_after_the_end_is_told_to_the_model(trl: Peer) -> None:
 def test_the_blocks_of_the_page_run(tmp_path: Path) -> None:
     if not PYTHON.exists():
         pytest.skip("TRL is not installed; run `make integrations`")
-    page = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "trl.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```\{ \.python \.learners \}\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 2
     (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")

@@ -220,7 +220,7 @@ class TestMetrics:
         assert after["reward_agent/latency_p50_s"] <= after["reward_agent/latency_p99_s"]
 
     def test_every_name_is_explained_in_the_guide(self, request):
-        guide = (request.config.rootpath / "docs" / "reward_agent.md").read_text()
+        guide = (request.config.rootpath / "docs" / "guides" / "reward_agent.md").read_text()
         explained = guide.split("| `reward_agent/…` | is |")[1].split("\n\n")[0]
         for name in Tally().stats(0).__slots__:
             assert f"`{name}`" in explained, name

@@ -19,7 +19,7 @@ from reward_kit.rl.model_kit import save_model
 from reward_kit.rl.ppo import PPOLearner
 from tests.agent.policies.hf.small_models import byte_tokenizer, small_llama
 
-PAGE = (Path(__file__).parents[2] / "docs" / "ppo.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "ppo.md").read_text(encoding="utf-8")
 
 
 def rows_of(title: str) -> list[str]:
@@ -88,7 +88,7 @@ def test_every_option_and_limit_is_on_the_page() -> None:
 def test_every_diagnostic_of_an_update_is_on_a_page() -> None:
     names: dict[str, Any] = {}
     exec(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0], names)
-    losses = (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
+    losses = (Path(__file__).parents[2] / "docs" / "reference" / "losses.md").read_text(encoding="utf-8")
     told = PAGE.replace("`…_low`", "`clip_fraction_low`").replace("`…_high`", "`clip_fraction_high`") + losses
     for name in names["found"]:
         assert f"`{name}`" in told or name.startswith("alarm/"), name

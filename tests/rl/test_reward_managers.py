@@ -348,5 +348,5 @@ def test_a_wrong_name_or_option_is_refused_with_the_right_ones(name: str, option
 
 
 def test_the_page_on_managers_names_them_all() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reward_managers.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "reward_managers.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page and kind.__name__ in page for name, kind in REWARD_MANAGERS.items())

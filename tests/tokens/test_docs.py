@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs" / "tokens.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "tokens.md"
 
 
 def test_the_drawn_example_is_the_one_that_runs() -> None:

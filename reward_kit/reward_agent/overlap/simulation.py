@@ -7,7 +7,7 @@ that wait for slots at the same time take turns there.
 
 For equal latencies `both` takes no longer than `minibatch` and `one_step_off`, and neither of them longer than `sync`:
 calls without precedence, begun in a fixed order, end no later when the slots come free earlier, and each schedule needs
-the rewards no earlier than the one it is compared with. `docs/overlap.md` gives the argument.
+the rewards no earlier than the one it is compared with. `docs/concepts/overlap.md` gives the argument.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class EpisodeFinding(Finding):
     Attributes:
         level: "error" breaks the contract; "warning" may be meant.
         message: where it is, what is wrong and the likely cause.
-        kind: names the fault, such as "drifted-prefix"; `docs/check_episodes.md` lists them.
+        kind: names the fault, such as "drifted-prefix"; `docs/guides/check_episodes.md` lists them.
         rollout_id: of the episode; None where no single one is at fault.
         step: the action, from 0; None where none is at fault.
         token: the place in the token ids that the message counts in; None where no token is at fault.

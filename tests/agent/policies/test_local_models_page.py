@@ -13,7 +13,7 @@ from reward_kit.agent.policies.hf.chat_layout import NO_TOOLS
 from reward_kit.agent.policies.hf.recognition import FORMATS
 from reward_kit.agent.policies.hf_policy import HFAgentPolicy
 
-PAGE = (Path(__file__).parents[3] / "docs" / "local_models.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "local_models.md").read_text(encoding="utf-8")
 
 
 def rows(heading: str) -> list[list[str]]:

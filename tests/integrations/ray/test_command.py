@@ -227,7 +227,7 @@ def test_a_secret_that_a_worker_logs_is_in_the_log_of_the_run_only_as_hidden(
 
 
 def test_the_examples_of_the_page_run(folder: Path, shell: Shell) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "ray.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "ray.md").read_text()
     blocks = re.findall(r"```\{ \.python \.ray \}\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 2
     (folder / "page.py").write_text("\n".join(blocks))

@@ -9,7 +9,7 @@ from typing import Any
 from tests.integrations.verifiers.episodes import random_episode
 from tests.integrations.verifiers.inside_tasksets import REWARDS, ROWS, TASK
 
-GUIDE = Path(__file__).parents[3] / "docs/verifiers.md"
+GUIDE = Path(__file__).parents[3] / "docs/guides/verifiers.md"
 
 
 def test_the_guide_runs(tmp_path: Path) -> None:

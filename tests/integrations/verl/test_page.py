@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.campaign
 
-PAGE = Path(__file__).parents[3] / "docs" / "verl.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "verl.md"
 
 
 def test_the_page_runs_and_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from reward_kit.rl import checkpoint, model_kit
 
-PAGE = (Path(__file__).parents[3] / "docs" / "small_models.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "small_models.md").read_text(encoding="utf-8")
 
 
 def test_the_code_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -163,9 +163,9 @@ def test_the_file_as_it_counts_is_plain_json(tmp_path: Path) -> None:
 
 
 class TestThePage:
-    """What `docs/training.md` says of train files."""
+    """What `docs/guides/training.md` says of train files."""
 
-    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "training.md").read_text()
 
     def test_its_example_is_a_train_file(self) -> None:
         example = self.page.split("```yaml\n")[1].split("```")[0]

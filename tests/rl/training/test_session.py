@@ -16,7 +16,7 @@ from reward_kit.rl.training.setup import with_temperature
 from reward_kit.runs.header import RunHeader
 from tests.rl.training.lake import lake_folder, metrics_of, train, trained
 
-DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
 async def test_there_is_a_line_for_each_update_and_one_before_the_first(tmp_path: Path) -> None:

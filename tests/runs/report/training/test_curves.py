@@ -178,7 +178,7 @@ class TestDrawing:
 
 
 def test_every_figure_that_is_drawn_is_explained_in_the_docs() -> None:
-    docs = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    docs = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
     drawn = [line.name for part in PARTS for picture in part.pictures for line in picture.lines]
     for name in [*drawn, *(line.name for line in SCORE.lines)]:
         assert f"`{name}`" in docs
