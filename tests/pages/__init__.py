@@ -1,0 +1,1 @@
+"""The pages of the docs, run as a reader would run them."""

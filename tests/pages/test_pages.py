@@ -1,0 +1,64 @@
+"""Every page runs: its files are written, its Python executed, its commands typed, and what they print is as shown."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.pages.parts import Page, read_page
+from tests.pages.running import ROOT, run_page
+
+DOCS = ROOT / "docs"
+PAGES = [read_page(path) for path in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]]
+NAMES = [str(page.path.relative_to(ROOT)) for page in PAGES]
+RUN_BY_OTHERS = re.compile(r"\{ \.python \.\w+ \}")
+LANGUAGES = {
+    "python",
+    "console",
+    "yaml",
+    "json",
+    "jsonl",
+    "text",
+    "dockerfile",
+    "toml",
+    "ini",
+    "csv",
+    "html",
+    "sql",
+    "make",
+    "jinja",
+    "markdown",
+}
+
+
+def parameter(page: Page, name: str) -> object:
+    is_long = page.is_("long") or page.environment
+    return pytest.param(page, id=name, marks=[pytest.mark.campaign] if is_long else [])
+
+
+@pytest.mark.parametrize("page", [parameter(page, name) for page, name in zip(PAGES, NAMES, strict=True)])
+def test_a_page_runs(page: Page, tmp_path: Path) -> None:
+    programs = None
+    if page.environment:
+        programs = ROOT / ".integrations" / page.environment / "bin"
+        if not programs.is_dir():
+            pytest.skip(f"runs in .integrations/{page.environment}, which is not here: make test-docs")
+    began = time.monotonic()
+    run_page(page, tmp_path, programs)
+    print(f"{page.path.name} {time.monotonic() - began:.1f} s")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_a_page_says_of_each_block_what_it_is(page: Page) -> None:
+    is_tutorial = page.path.parent.name == "tutorials"
+    assert not (is_tutorial and page.before), f"{page.path}: a tutorial begins with nothing"
+    for block in page.blocks:
+        known = block.language in LANGUAGES or RUN_BY_OTHERS.fullmatch(block.language)
+        assert known, f"{page.path}:{block.line}: {block.language!r} is not run by anything"
+        why = block.note("not run")
+        assert why != "", f"{page.path}:{block.line}: not run, and nobody says why"
+        if is_tutorial:
+            assert why in (None, "installs"), f"{page.path}:{block.line}: a tutorial runs whole"
