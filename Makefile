@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs pictures bench campaign learning-campaign browser-campaign sandbox-campaign \
+.PHONY: help demo test check format docs test-docs pictures bench campaign learning-campaign browser-campaign sandbox-campaign \
 	text-games-campaign test-integrations clean
 
 help:  ## Show the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
 
 demo: $(VENV)/.demo  ## Run the examples with an expert and a random agent, and show the tables
 	@$(BIN)/python examples/demo.py
@@ -33,7 +33,11 @@ pictures: $(VENV)/.browser  ## Take the pictures of the docs anew, from real run
 	@$(BIN)/python docs/take_pictures.py
 
 docs: $(VENV)/.docs  ## Build the docs site; a broken link fails
-	@$(BIN)/mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The site is in site/; to look at it: $(BIN)/python -m http.server --directory site"
+
+test-docs: $(VENV)/.dev .integrations/.learners .integrations/.ray  ## Run every block of every page, those that train too (5 min)
+	@$(BIN)/python -m pytest -m "" tests/pages
 
 bench: $(VENV)/.dev .integrations/.learners .integrations/.ray  ## Run the benchmarks, beside inspect-ai, verifiers, RLlib and TRL
 	@$(BIN)/python benchmarks/transport.py
