@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +99,9 @@ def test_another_estimator_has_options_of_its_own(tmp_path: Path) -> None:
         (["--estimator", "GIGPO"], "unknown estimator 'GIGPO'; did you mean 'gigpo'"),
         (["--estimator", "gigpoo"], "unknown estimator 'gigpoo'; did you mean 'gigpo'"),
         (["-E", "omgea=0.5"], "gigpo has no option 'omgea'; did you mean 'omega'"),
-        (["-E", "gamma='0.5'"], "gigpo, option 'gamma': Input should be a valid number"),
+        (["-E", "gamma='0.5'"], "gigpo, option 'gamma': expected a number"),
         (["-E", "gamma"], "-E 'gamma': write key=value"),
-        (["-E", "step_rewards=env"], "-E step_rewards: Input should be 'reward_function' or 'environment'"),
+        (["-E", "step_rewards=env"], "-E step_rewards: expected 'reward_function' or 'environment'"),
         (["-E", "estimator=rloo"], "-E estimator: write --estimator NAME"),
         (["--estimator", "gae"], r"rollout a.*policy_value_estimate"),
     ],
@@ -149,7 +146,7 @@ def test_a_run_by_its_bare_name_or_by_one_of_its_files_is_answered_with_its_fold
         ("episodes.jsonl", "steps", 5, "episodes.jsonl:1: it cannot be read as an episode: TypeError"),
         ("episodes.jsonl", "schema_version", 99, "episodes.jsonl:1: episode record of version 99"),
         ("episodes.jsonl", "rollout_id", None, "episodes.jsonl:1: a line is an object with a rollout_id, a text"),
-        ("scores.jsonl", "result", "x", "scores.jsonl: the score of a: result: .* valid dictionary"),
+        ("scores.jsonl", "result", "x", "scores.jsonl: the score of a: result: expected a mapping of keys"),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, file: str, key: str, value: Any, message: str) -> None:
@@ -270,7 +267,7 @@ def test_the_credit_of_a_resumed_run_is_of_all_its_scores(tmp_path: Path) -> Non
         ("credit:\n  gamma: 0.5\n  estimator: rlo\n", "14: credit.estimator: unknown estimator 'rlo'"),
         ("credit:\n  gamma: 0.5\n  omega: 1.5\n", "14: credit.omega: convex takes omega in"),
         ("credit:\n  gamma: 0.5\n  state_hash: {name: regexp}\n", "14: credit.state_hash: unknown state hash 'regexp'"),
-        ("credit:\n  step_rewards: env\n", "13: credit.step_rewards: Input should be 'reward_function'"),
+        ("credit:\n  step_rewards: env\n", "13: credit.step_rewards: expected 'reward_function'"),
     ],
 )
 def test_what_is_wrong_with_the_block_is_told_with_its_line(tmp_path: Path, block: str, message: str) -> None:
@@ -318,26 +315,13 @@ def test_an_estimator_that_misses_something_costs_the_exit_code_and_not_the_run(
     assert "mean score" in done.stdout
 
 
-# The guide
+# The guide, which tests/pages runs
 
 GUIDE = (Path(__file__).parent.parent.parent / "docs" / "concepts" / "credit.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
-
-
-def test_the_commands_of_the_guide_work(tmp_path: Path) -> None:
-    run = stored_run(tmp_path)
-    typed = [line[2:] for block in blocks("console") for line in block.splitlines()]
-    commands = [shlex.split(line.replace("runs/my-run", str(run))) for line in typed]
-    assert [command[0] for command in commands] == ["reward-kit"] * 3 + ["jq"] * 2
-    for words in commands[:3]:
-        assert call(*words[2:]).exit_code == 0
-    if shutil.which("jq") is not None:
-        table, states = (subprocess.run(words, capture_output=True, text=True, check=True) for words in commands[3:])
-        assert [line.split("\t")[1] for line in table.stdout.splitlines()] == ["b", "b"]
-        assert {state["n"] for state in json.loads(states.stdout)} == {1, 3}
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))
@@ -365,17 +349,3 @@ def test_the_guide_knows_every_estimator_and_what_its_options_count() -> None:
         options = CreditAssigner(estimator).options
         for name, value in re.findall(r"`(\w+)` ([\w.]+)", told):
             assert str(options[name]).removesuffix(".0") == value, (estimator, name)
-
-
-@pytest.mark.parametrize("code", blocks("python"))
-def test_the_programs_of_the_guide_run(code: str) -> None:
-    exec(compile(code, "credit.md", "exec"), {"__name__": "guide"})
-
-
-def test_the_program_of_the_guide_finds_where_actions_matter(tmp_path: Path) -> None:
-    run = stored_run(tmp_path)
-    call(str(run), "-E", "gamma=1.0")
-    (code,) = (block for block in blocks("python") if "def crossroads" in block)
-    known: dict[str, Any] = {"__name__": "guide"}
-    exec(compile(code, "credit.md", "exec"), known)
-    assert known["crossroads"](run) == {"s0": 1.0, "s1": 0.0, "s2": 0.0}

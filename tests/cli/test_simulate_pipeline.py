@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import re
-import shlex
 import subprocess
 import sys
 import termios
@@ -21,7 +20,6 @@ from reward_kit.cli.main import VERBS
 from reward_kit.cli.simulate_pipeline import command
 from reward_kit.errors import RewardKitError
 
-PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "overlap.md"
 SMALL = ("--batch", "8", "--group", "2", "--minibatch", "2", "--max-concurrency", "4", "--latency", "constant:3")
 STAGES = ("--rollout", "8", "--update", "2", "--steps", "4")
 
@@ -183,37 +181,3 @@ def test_a_narrow_terminal_is_given_lines_in_place_of_a_table(columns: int) -> N
 
 def test_the_verb_is_listed() -> None:
     assert "simulate-pipeline" in VERBS
-
-
-# The page
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-
-
-def test_the_timeline_on_the_page_is_the_one_that_its_code_draws() -> None:
-    names: dict[str, object] = {"__name__": "guide"}
-    for code in blocks("python"):
-        exec(compile(code, str(PAGE), "exec"), names)
-    assert any(block.strip() == str(names["timeline"]).strip() for block in blocks("text"))
-
-
-def test_the_commands_on_the_page_run_and_print_what_stands_below(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = tmp_path / "runs" / "my-run"
-    run.mkdir(parents=True)
-    (run / "scores.jsonl").write_text('{"rollout_id": "r", "timing": {"duration_s": 4.0}}\n')
-    printed = []
-    for block in blocks("bash"):
-        for line in block.replace("\\\n", " ").splitlines():
-            program, verb, *arguments = shlex.split(line)
-            assert (program, verb) == ("reward-kit", "simulate-pipeline")
-            done = call(*arguments)
-            assert done.exit_code == 0, done.stderr
-            printed.append(done.stdout)
-    (table,) = (block for block in blocks("text") if "s a step" in block)
-    wanted = [line.rstrip() for line in table.strip("\n").splitlines()]
-    assert "\n".join(wanted) in "\n".join(line.rstrip() for line in printed[0].splitlines())

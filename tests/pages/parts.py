@@ -9,7 +9,8 @@ How a page is written, so that it runs:
 - `yaml` without a title is a part of a task or a train file; `json` is parsed.
 
 In comments of their own (`<!-- … -->`), right before a block: `not run: WHY`, `exits with N`, `waits for: TEXT`,
-`yaml: other`; anywhere: `page: in a clone`, `page: long`, `page: in ENVIRONMENT`, `model answers: KEY=TEXT; else=TEXT`,
+`yaml: other`; anywhere: `page: in a clone`, `page: long`, `page: in ENVIRONMENT`, `page: needs walls`,
+`model answers: KEY=TEXT; else=TEXT`,
 `before this page: COMMANDS`, for bash, which bring about what a reader of this page has already.
 """
 
@@ -23,6 +24,7 @@ _BLOCK = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=ind
 _NOTES_BEFORE = re.compile(r"(?:<!--[^>]*-->\s*)+\Z")
 _NOTE = re.compile(r"<!--\s*(.*?)\s*-->", re.DOTALL)
 _TITLE = re.compile(r'title="([^"]+)"')
+_PROGRAMS = ("jq", "curl", "git", "npx", "docker")
 _PROMPT, _GOES_ON = "$ ", "> "
 
 
@@ -84,6 +86,12 @@ class Page:
         return next((name for name in named if name != "a clone"), None)
 
     @property
+    def programs(self) -> set[str]:
+        """What its commands call beside a shell's own: programs that a machine may not have."""
+        texts = [command.text for block in self.blocks if block.language == "console" for command in _typed(block)]
+        return {name for name in _PROGRAMS if any(re.search(rf"(?:^|[|;&(]\s*){name}\s", text) for text in texts)}
+
+    @property
     def answers(self) -> dict[str, str]:
         """What the model says: the text for each word of a question, in order."""
         line = next((n.removeprefix("model answers:") for n in self.notes if n.startswith("model answers:")), "")
@@ -128,6 +136,10 @@ def commands_of(block: Block) -> list[Command]:
     if block.expected is not None and commands and commands[-1].expected is None:
         commands[-1] = Command(commands[-1].text, block.expected)
     return commands
+
+
+def _typed(block: Block) -> list[Command]:
+    return [] if block.note("not run") is not None else commands_of(block)
 
 
 def _block(match: re.Match[str], before: str, line: int) -> Block:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-import time
+import shutil
 from pathlib import Path
 
 import pytest
 
+from reward_kit.errors import ConfigError
+from reward_kit.sandbox.availability import best_strength
 from tests.pages.parts import Page, read_page
 from tests.pages.running import ROOT, run_page
 
@@ -39,6 +42,14 @@ def parameter(page: Page, name: str) -> object:
     return pytest.param(page, id=name, marks=[pytest.mark.campaign] if is_long else [])
 
 
+def confines() -> bool:
+    try:
+        asyncio.run(best_strength("auto"))
+    except ConfigError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("page", [parameter(page, name) for page, name in zip(PAGES, NAMES, strict=True)])
 def test_a_page_runs(page: Page, tmp_path: Path) -> None:
     programs = None
@@ -46,9 +57,11 @@ def test_a_page_runs(page: Page, tmp_path: Path) -> None:
         programs = ROOT / ".integrations" / page.environment / "bin"
         if not programs.is_dir():
             pytest.skip(f"runs in .integrations/{page.environment}, which is not here: make test-docs")
-    began = time.monotonic()
+    if missing := sorted(name for name in page.programs if shutil.which(name) is None):
+        pytest.skip(f"needs {', '.join(missing)}, which is not on this machine")
+    if page.is_("needs walls") and not confines():
+        pytest.skip("this machine cannot confine code: reward-kit doctor")
     run_page(page, tmp_path, programs)
-    print(f"{page.path.name} {time.monotonic() - began:.1f} s")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

@@ -1,0 +1,45 @@
+"""Draws the figures of these docs: `python docs/draw_figures.py [FOLDER]`, by default into `docs/pictures/`.
+
+Each shows what a program computes that stands on its page, or what the package itself says of its units. Two runs draw
+the same bytes; a test holds the committed ones to that. Screenshots are another script's, `take_pictures.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from figures.credit import draw_anchors, draw_sum
+from figures.flow import draw_architecture, draw_choosing, draw_episode, draw_layers, draw_lookback
+from figures.overlap import draw_overlap
+from figures.statistics import draw_intervals, draw_passes
+from figures.tokens import draw_tokens
+
+PICTURES = Path(__file__).parent / "pictures"
+FIGURES: dict[str, Callable[[Path], None]] = {
+    "anchors": draw_anchors,
+    "architecture": draw_architecture,
+    "choosing": draw_choosing,
+    "credit_sum": draw_sum,
+    "episode": draw_episode,
+    "intervals": draw_intervals,
+    "layers": draw_layers,
+    "lookback": draw_lookback,
+    "overlap": draw_overlap,
+    "passes": draw_passes,
+    "token_row": draw_tokens,
+}
+
+
+def main() -> None:
+    """Draw all of them."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURES
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, draw in FIGURES.items():
+        draw(folder / f"{name}.svg")
+        sys.stdout.write(f"{folder / name}.svg\n")
+
+
+if __name__ == "__main__":
+    main()

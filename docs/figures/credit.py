@@ -1,0 +1,114 @@
+"""The pictures of credit: which steps are compared, and what the two comparisons add up to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from figures.drawing import Sheet, signed
+from figures.pages import names_until
+
+LEFT, COLUMN, LANE, TOP = 44, 92, 58, 70
+CELL = (66, 36)
+BARS = (148, 252, 356)
+REACH, SCALE = 1.5, 30
+BRACKET = 408
+TOLD = (
+    ("A_S", "compares the returns G within a violet frame"),
+    ("A_E", "compares the scores at the right, for all steps alike"),
+)
+
+
+class Step(NamedTuple):
+    """A step of the page's group with what credit says of it."""
+
+    episode: str
+    state: str
+    action: str
+    score: float
+    G: float
+    A_E: float
+    A_S: float
+    A: float
+
+
+def steps_of_page() -> list[Step]:
+    """The steps of the group on the page, in order."""
+    names = names_until("credit.md", "rows")
+    scores = dict(zip("abc", names["scores"], strict=True))
+    return [Step(row[0], row[1], row[2], scores[row[0]], *row[3:]) for row in names["rows"]]
+
+
+def draw_anchors(path: Path) -> None:
+    """Three lanes; a frame about the steps that were taken in one state, a bar beside the scores of the group."""
+    steps = steps_of_page()
+    sheet = Sheet(
+        "Which steps are compared",
+        "Three episodes of a group as lanes. The four steps taken in the hall are one anchor group, the three taken at "
+        "the fork another: within each, returns G are compared. The three scores are compared for all steps alike.",
+    )
+    sheet.rect(LEFT - 10, TOP - 30, 2 * COLUMN - 6, 3 * LANE + 26, "frame")
+    sheet.text(LEFT, TOP - 13, "anchor group “hall”", "bold small")
+    sheet.rect(LEFT + 2 * COLUMN - 10, TOP - 30, COLUMN - 6, 3 * LANE + 26, "frame")
+    sheet.text(LEFT + 2 * COLUMN - 4, TOP - 13, "“fork”", "bold small")
+    sheet.lines(LEFT + 3 * COLUMN + 24, TOP - 28, ["score of the", "episode"], "bold small")
+    for lane, episode in enumerate("abc"):
+        _lane(sheet, TOP + lane * LANE, [step for step in steps if step.episode == episode])
+    bottom = TOP + 3 * LANE
+    sheet.path([(BRACKET, TOP + 2), (BRACKET + 8, TOP + 2), (BRACKET + 8, bottom - 24), (BRACKET, bottom - 24)])
+    for row, (name, told) in enumerate(TOLD):
+        sheet.text(LEFT - 10, bottom + 24 + 22 * row, name, "bold")
+        sheet.text(LEFT + 26, bottom + 24 + 22 * row, told)
+    sheet.write(path, bottom + 60)
+
+
+def _lane(sheet: Sheet, y: float, steps: list[Step]) -> None:
+    """One episode: its steps, each in the column of its state, and its score."""
+    start = 3 - len(steps)
+    width, height = CELL
+    sheet.text(22, y + 24, steps[0].episode, "bold", "middle")
+    x = LEFT + start * COLUMN
+    for place, step in enumerate(steps):
+        at = x + place * COLUMN
+        kind = "blue" if step.A_S > 0 else "orange"
+        sheet.rect(at, y, width, height, kind)
+        sheet.text(at + width / 2, y + 16, step.action, "", "middle")
+        sheet.text(at + width / 2, y + 31, f"G {step.G:.2f}", "small soft", "middle")
+        sheet.arrow((at + width, y + 18), (at + COLUMN - 1, y + 18))
+    end = x + len(steps) * COLUMN
+    won = steps[0].score > 0
+    sheet.labelled((end, y, width, height), f"{'gold' if won else 'pit'}  {steps[0].score:g}", "gold" if won else "box")
+
+
+def draw_sum(path: Path) -> None:
+    """For each step of the page's group A_E, A_S and A as bars about 0."""
+    steps = steps_of_page()
+    sheet = Sheet(
+        "What the two comparisons add up to",
+        "For each of seven steps three bars: A_E, the same for all steps of an episode; A_S, which tells steps apart; "
+        "and A, half of each. Waiting in the hall is praised less than going on.",
+    )
+    bottom = 58 + 28 * len(steps)
+    heads = (("A_E", "episodes"), ("A_S", "steps"), ("A", "½ A_E + ½ A_S"))
+    for x, (name, told) in zip(BARS, heads, strict=True):
+        sheet.text(x + 14, 24, name, "bold", "middle")
+        sheet.text(x + 14, 41, told, "soft small", "middle")
+        sheet.path([(x, 50), (x, bottom)], "grid")
+    for row, step in enumerate(steps):
+        y = 58 + 28 * row
+        if row and step.episode != steps[row - 1].episode:
+            sheet.path([(12, y - 4), (428, y - 4)], "grid")
+        sheet.text(14, y + 15, step.episode, "bold")
+        sheet.text(32, y + 15, f"{step.state}, {step.action}")
+        for x, value in zip(BARS, (step.A_E, step.A_S, step.A), strict=True):
+            _bar(sheet, x, y, value)
+    sheet.write(path, bottom + 10)
+
+
+def _bar(sheet: Sheet, x: float, y: float, value: float) -> None:
+    """A bar about 0 at `x`, its figure on the side where no bar is."""
+    length = SCALE * min(abs(value), REACH)
+    kind = "blue strong" if value > 0 else "orange strong"
+    sheet.rect(x if value > 0 else x - length, y + 2, length, 17, kind, 2)
+    inside = x + length + 5 if value > 0 else x + 5
+    sheet.text(inside, y + 15, signed(value), "small")

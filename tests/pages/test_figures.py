@@ -1,0 +1,69 @@
+"""The figures of the docs are what their script draws, and each can be read: text as text, in light and in dark."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+SCRIPT = DOCS / "draw_figures.py"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What the script draws now, by name."""
+    folder = tmp_path_factory.mktemp("figures")
+    subprocess.run([sys.executable, str(SCRIPT), str(folder)], check=True, capture_output=True, text=True)
+    return {path.name: path for path in sorted(folder.iterdir())}
+
+
+def test_the_committed_figures_are_those_that_the_script_draws(drawn: dict[str, Path]) -> None:
+    stale = [
+        name
+        for name, path in drawn.items()
+        if not (DOCS / "pictures" / name).exists() or (DOCS / "pictures" / name).read_bytes() != path.read_bytes()
+    ]
+    assert not stale, f"{', '.join(stale)}: draw them anew with `python docs/draw_figures.py`"
+
+
+def test_every_figure_stands_on_a_page_and_says_in_words_what_it_shows(drawn: dict[str, Path]) -> None:
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md"))
+    for name, path in drawn.items():
+        described = re.findall(rf"!\[([^\]]+)\]\([./]*pictures/{re.escape(name)}\)", pages)
+        assert described and all(len(words) > 20 for words in described), f"{name} is shown nowhere, or without words"
+        root = ElementTree.parse(path).getroot()
+        assert (
+            root.get("role") == "img" and root.find(f"{SVG}title") is not None and root.find(f"{SVG}desc") is not None
+        )
+
+
+def test_a_figure_is_as_narrow_as_a_phone_and_nothing_stands_beyond_its_edges(drawn: dict[str, Path]) -> None:
+    for name, path in drawn.items():
+        root = ElementTree.parse(path).getroot()
+        _, _, width, height = map(float, root.get("viewBox", "").split())
+        assert width <= 440, f"{name}: text of 14 units is too small on a phone where the sheet is wider"
+        words = [element for element in root.iter(f"{SVG}text") if "transform" not in element.attrib]
+        assert words, f"{name} has no text"
+        for element in words:
+            x, y = float(element.get("x", "nan")), float(element.get("y", "nan"))
+            assert 0 < x < width and 0 < y < height, f"{name}: {element.text!r} is at {x}, {y}"
+        for element in root.iter(f"{SVG}rect"):
+            right = float(element.get("x", "nan")) + float(element.get("width", "nan"))
+            foot = float(element.get("y", "nan")) + float(element.get("height", "nan"))
+            assert right <= width and foot <= height, f"{name}: a box ends at {right}, {foot}"
+
+
+def test_a_figure_has_a_ground_of_its_own_and_colours_for_the_dark(drawn: dict[str, Path]) -> None:
+    for path in drawn.values():
+        text = path.read_text(encoding="utf-8")
+        assert '<rect class="ground"' in text and "prefers-color-scheme:dark" in text
+        assert "<script" not in text and "http" not in text.replace("http://www.w3.org/2000/svg", "")
+        used = {kind for kinds in re.findall(r'class="([^"]+)"', text) for kind in kinds.split()}
+        styled = set(re.findall(r"\.([a-z]+)\{", text))
+        assert used <= styled, f"{path.name}: nobody says how {sorted(used - styled)} look"
