@@ -30,10 +30,11 @@ format: $(VENV)/.dev  ## Format the code
 	@$(BIN)/ruff format .
 
 pictures: $(VENV)/.browser  ## Take the pictures of the docs anew, from real runs (needs Chromium)
+	@$(BIN)/python docs/draw_figures.py
 	@$(BIN)/python docs/take_pictures.py
 
 docs: $(VENV)/.docs  ## Build the docs site; a broken link fails
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The site is in site/; to look at it: $(BIN)/python -m http.server --directory site"
 
 test-docs: $(VENV)/.dev .integrations/.learners .integrations/.ray  ## Run every block of every page, those that train too (5 min)

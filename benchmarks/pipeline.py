@@ -1,8 +1,8 @@
 """What the pipelines gain where rewards take their time: an experiment with GSM8K and slow rewards, in miniature.
 
-The published experiment (verl pull request 2854; `docs/concepts/overlap.md`) trained on GSM8K: a step had 1,024 questions of 5
-answers, mini-batches of 256, and rewards that slept 1 to 40 s on 256 threads. Here a decoder of 0.2M parameters answers
-generated questions in GSM8K's format: a step has 32 questions of 5 answers, mini-batches of 8, and rewards that sleep
+The published experiment (verl pull request 2854; `docs/concepts/overlap.md`) trained on GSM8K: a step had 1,024
+questions of 5 answers, mini-batches of 256, and rewards that slept 1 to 40 s on 256 threads. Here a decoder of 0.2M
+parameters answers generated questions in GSM8K's format: a step has 32 questions of 5 answers, mini-batches of 8, and rewards that sleep
 on 8 slots, so that a slot has 20 calls a step as there. The sleeps are 1 to 40 units long, and a unit is what makes the
 machine's own work of a step as long, in units, as theirs was in seconds: 156.
 
@@ -51,7 +51,7 @@ from reward_kit.tokens import build_rows
 from reward_kit.typed_interface import reward_function, reward_spec
 
 QUESTIONS, ANSWERS, MINIBATCH, SLOTS = 32, 5, 8, 8
-THEIR_WORK_S = 64 + 30 + 4 * 15.4  # rollout, log-probabilities and four updates; docs/concepts/overlap.md says where from
+THEIR_WORK_S = 64 + 30 + 4 * 15.4  # rollout, log-probabilities and four updates: docs/concepts/overlap.md
 THEIR_DELAYS = (1.0, 40.0)
 NAMES, THINGS = ["Ann", "Ben", "Cleo", "Dan"], ["apples", "coins", "books", "shells"]
 LARGEST = 5

@@ -7,12 +7,16 @@ import shlex
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic.config import JsonDict
 
 STOP_PHRASE = "###STOP###"
 """With which a simulated user ends a conversation, unless the task says otherwise."""
 
 SandboxLevel = Literal["in_process", "warm", "isolated"]
 """Where a reward runs: without walls, in a confined process that stays, or in a fresh one for each call."""
+
+BY_NAME: JsonDict = {"type": ["object", "string"]}
+"""In a schema: the block may be written as a name alone."""
 
 StepRewards = Literal["reward_function", "environment"]
 """Where the rewards of steps come from in an episode whose result has no step outputs: nowhere, or the environment."""
@@ -35,7 +39,7 @@ class ResourcePartModel(BaseModel):
 
     type: str = Field(min_length=1, description="a built-in resource's name, or module:Class")
     name: str = Field(default="", description="unique among the task's resources; by default the type's name")
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: dict[str, Any] = Field(default_factory=dict, description="its configuration")
 
     @model_validator(mode="after")
     def _has_a_name(self) -> ResourcePartModel:
@@ -97,8 +101,8 @@ class CriterionModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    description: str = Field(min_length=1)
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    description: str = Field(min_length=1, description="what the judge is to look at")
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="how much it counts beside the others")
 
 
 class EvaluationCriteriaModel(BaseModel):
@@ -106,9 +110,13 @@ class EvaluationCriteriaModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    final_state_query: str | None = None
-    ground_truth_function_calls: list[list[str]] | None = None
-    ground_truth_comparable_state: dict[str, Any] | None = None
+    final_state_query: str | None = Field(default=None, description="for a reward that queries the final state")
+    ground_truth_function_calls: list[list[str]] | None = Field(
+        default=None, description="the tools to call, by name: a list for each turn"
+    )
+    ground_truth_comparable_state: dict[str, Any] | None = Field(
+        default=None, description="what the final state is to have"
+    )
     rubric: dict[str, str | CriterionModel] | None = Field(
         default=None, description="dimensions for llm_judge: name -> what it means, or {description, weight}"
     )
@@ -119,7 +127,7 @@ class LimitsModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    wall_time_s: float | None = Field(default=None, gt=0)
+    wall_time_s: float | None = Field(default=None, gt=0, description="seconds, then the episode is cut off")
     total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens of all its steps")
     cost: float | None = Field(default=None, gt=0, description="US dollars, by the policy's price_file")
     environment_time_s: float | None = Field(
@@ -153,7 +161,7 @@ class SandboxModel(BaseModel):
     level: SandboxLevel | None = Field(
         default=None, description="default: warm for a file of one's own, in_process for what reward-kit brings along"
     )
-    limits: SandboxLimitsModel = Field(default_factory=SandboxLimitsModel)
+    limits: SandboxLimitsModel = Field(default_factory=SandboxLimitsModel, description="bounds on one call")
     read_paths: list[str] = Field(default_factory=list, description="files and folders that the reward may read")
     preload: list[str] = Field(default_factory=list, description="installed modules to import once, before any call")
     back_end: str | None = Field(
@@ -178,9 +186,11 @@ class RunLimitsModel(BaseModel):
 class PolicyModel(BaseModel):
     """Which policy acts, and its own keys; the policy refuses keys it does not know."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=BY_NAME)
 
-    type: str = Field(description="openai, hf, own_agent, scripted, random, expert, human, replay, or module:Class")
+    type: str = Field(
+        description="`openai`, `hf`, `own_agent`, `scripted`, `random`, `expert`, `human`, `replay`, or module:Class"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -195,7 +205,7 @@ class PolicyModel(BaseModel):
 class UserModel(PolicyModel):
     """Who plays the user, what they are told, and the keys of the policy that does it."""
 
-    type: str = Field(description="openai, scripted, human, or module:Class")
+    type: str = Field(description="`openai`, `scripted`, `human`, or module:Class")
     instructions: str | None = Field(
         default=None, description="the user's system message, a template over the sample's row"
     )
@@ -216,9 +226,11 @@ class CustomRewardModel(BaseModel):
 class CreditModel(BaseModel):
     """Which estimator says what each step was worth, and its own keys; keys that it does not know are refused."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, json_schema_extra=BY_NAME)
 
-    estimator: str = Field(default="gigpo", min_length=1, description="gigpo, grpo, rloo, …: an advantage estimator")
+    estimator: str = Field(
+        default="gigpo", min_length=1, description="an advantage estimator: `gigpo`, `grpo`, `rloo`, …"
+    )
     step_rewards: StepRewards = Field(
         default="reward_function", description="where a result has no step outputs: none, or the environment's"
     )

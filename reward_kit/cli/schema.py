@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import click
 
 from reward_kit.errors import ConfigError, how_to_install
-
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 @click.command(name="schema")
@@ -30,9 +25,10 @@ def command(kind: str) -> None:
 
 def task_schema() -> str:
     """The JSON schema of task files."""
+    from reward_kit.cli.json_schemas import schema_of
     from reward_kit.models import TaskDefinitionModel
 
-    return _written(TaskDefinitionModel.model_json_schema(by_alias=False))
+    return schema_of(TaskDefinitionModel)
 
 
 def train_schema() -> str:
@@ -41,12 +37,10 @@ def train_schema() -> str:
     Raises:
         ConfigError: the extra `train` is not installed, which knows the keys of `ppo`.
     """
+    from reward_kit.cli.json_schemas import schema_of
+
     try:
         from reward_kit.rl.training.config import TrainModel
     except ModuleNotFoundError as error:
         raise ConfigError(f"the schema of train files needs {error.name}; {how_to_install('train')}") from error
-    return _written(TrainModel.model_json_schema(by_alias=False))
-
-
-def _written(schema: dict[str, Any]) -> str:
-    return json.dumps({"$schema": _DIALECT, **schema}, indent=2) + "\n"
+    return schema_of(TrainModel)

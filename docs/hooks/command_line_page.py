@@ -1,0 +1,100 @@
+"""The page of the command line, made from the click program itself, so that neither says what the other does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import click
+from markdown_texts import code, inline, table
+
+from reward_kit.cli.main import EXIT_CODES, VERBS, program
+
+PREFIX = "REWARD_KIT"
+_EXAMPLES = re.compile(r"^Examples?:\s*")
+_EXITS = re.compile(r"exit(?:s|ed)? (?:with )?1\b", re.IGNORECASE)
+_INTRO = """# Command line
+
+Every verb, with every option: this page is made from the program. `reward-kit VERB --help` shows the same.
+
+Every option can also be set by the environment variable that stands below it. Options beat the environment, which
+beats the task file. What a user's code prints goes to standard error; standard output holds the table, or with `--json`
+one JSON object. `-v` shows what is going on, on standard error, and `-vv` more; `-h` or `--help` shows the help.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    verbs = table(["verb", "does"], [(f"[`reward-kit {verb}`](#{verb})", inline(text)) for verb, text in VERBS.items()])
+    exits = table(["exit code", "means"], [(code(str(number)), inline(text)) for number, text in EXIT_CODES.items()])
+    root = click.Context(program, info_name="reward-kit", auto_envvar_prefix=PREFIX)
+    parts = [_INTRO, verbs, f"\n## Exit codes {{ #exit-codes }}\n\n{exits}"]
+    for verb in VERBS:
+        command = program.get_command(root, verb)
+        assert command is not None, verb
+        parts += _sections(command, click.Context(command, info_name=verb, parent=root), 2)
+    return "\n".join(parts) + "\n"
+
+
+def _sections(command: click.Command, context: click.Context, depth: int) -> Iterator[str]:
+    """A verb, and below it the verbs that it has itself."""
+    words = context.command_path
+    yield f"\n{'#' * depth} {words} {{ #{'-'.join(words.split()[1:])} }}\n"
+    yield from _described(command)
+    usage = " ".join([words, *command.collect_usage_pieces(context)])
+    yield f"\n```text\n{usage}\n```\n"
+    if rows := [row for row in (_row(one, context) for one in command.params) if row]:
+        yield table(["option", "what it does, and its environment variable", "default"], rows) + "\n"
+    if gates := [one for one in command.params if isinstance(one, click.Option) and _EXITS.search(one.help or "")]:
+        named = ", ".join(code(max(one.opts, key=len)) for one in gates)
+        yield f"Exits with 1 where a gate failed: {named}. The others are [those of every verb](#exit-codes).\n"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None, name
+            yield from _sections(inner, click.Context(inner, info_name=name, parent=context), depth + 1)
+
+
+def _described(command: click.Command) -> Iterator[str]:
+    """What the help says: paragraphs, then examples as commands."""
+    for paragraph in (command.help or "").replace("\b\n", "").split("\n\n"):
+        text = paragraph.strip()
+        if not _EXAMPLES.match(text):
+            yield f"{inline(text)}\n"
+            continue
+        lines = [line.strip() for line in _EXAMPLES.sub("", text).splitlines()]
+        yield "```sh\n" + "\n".join(line for line in lines if line) + "\n```\n"
+
+
+def _row(param: click.Parameter, context: click.Context) -> tuple[str, str, str] | None:
+    """The line of an option; arguments stand in the usage, and `-v` and `-h` are those of every verb."""
+    if not isinstance(param, click.Option) or param.hidden or param.name in ("verbose", "help"):
+        return None
+    record = param.get_help_record(context)
+    assert record is not None, param.name
+    extra = param.get_help_extra(context)
+    told = inline(param.help or "")
+    if bounds := extra.get("range"):
+        told += f" ({code(bounds)})"
+    if extra.get("required"):
+        told += " Required."
+    names = ", ".join(code(name) for name in _names(record[0]))
+    if isinstance(param.type, click.Choice):
+        # They would make the first column wider than a phone.
+        names = names.replace(code(f" {param.make_metavar(context)}").strip("`"), "")
+        told += f" One of {', '.join(code(str(word)) for word in param.type.choices)}."
+    variable = code(_variable(param, context))
+    return names, "<br>".join(part for part in (told, variable) if part), code(extra.get("default", ""))
+
+
+def _names(record: str) -> list[str]:
+    """The names of an option as its help has them, the last one with what it takes."""
+    return re.split(r", (?=-)| / (?=-)", record)
+
+
+def _variable(option: click.Option, context: click.Context) -> str:
+    """The environment variable that stands for an option."""
+    if option.envvar:
+        return option.envvar if isinstance(option.envvar, str) else next(iter(option.envvar))
+    prefix = context.auto_envvar_prefix
+    return f"{prefix}_{(option.name or '').upper()}" if prefix and option.allow_from_autoenv else ""

@@ -1,0 +1,152 @@
+"""The page of errors, made from the docstrings of the error types and of the enums that say why something ended.
+
+Types and members are read from the sources, not from imported modules, since some need a peer that is not installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from markdown_texts import code, inline, sentence, table
+
+import reward_kit
+from reward_kit import errors
+from reward_kit.agent.models import StopReason
+from reward_kit.credit.group_filter import DropReason
+from reward_kit.sandbox.outcome import MEANINGS, Outcome
+
+PACKAGE = Path(reward_kit.__file__).parent
+_HOME = "reward_kit.errors"
+_INTRO = """# Errors
+
+Every error that reward-kit raises on purpose is a `RewardKitError` of one of the types below. The command line prints
+one line for it, `error: …`, and leaves with its exit code. An error in one episode or one reward does not end a run: it
+is recorded, with its type, its failure class, its message and your own frames of the traceback, and that episode is
+unscored, which is never a score of 0.
+
+```json
+{"class": "crash", "where": "RewardError", "message": "reward 'exact': KeyError: 'total'", "traceback": "…"}
+```
+
+`class` is one of the [failure classes](#failure-classes), by which tables and metrics count. `where` is the error's
+type.
+"""
+
+
+class ErrorType(NamedTuple):
+    """A type of errors, as the source has it."""
+
+    name: str
+    module: str
+    bases: tuple[str, ...]
+    text: str
+    failure_class: str | None
+    exit_code: int | None
+
+
+def page() -> str:
+    """The whole page."""
+    found = error_types()
+    own = [one for one in found.values() if one.module == _HOME and one.name != "RewardKitError"]
+    finer = [one for one in found.values() if one.module != _HOME]
+    parts = [_INTRO, "## Types of errors { #types }\n"]
+    parts += [part for one in own for part in _section(one, found)]
+    parts += ["## Finer types { #finer-types }\n", "Raised where a caller may want to tell one case from the others.\n"]
+    rows = [(code(one.name), ", ".join(map(code, one.bases)), code(one.module), inline(one.text)) for one in finer]
+    parts += [table(["type", "is also", "from", "what it means"], rows)]
+    parts += _reasons()
+    return "\n".join(parts) + "\n"
+
+
+def _section(one: ErrorType, found: dict[str, ErrorType]) -> Iterator[str]:
+    yield f"### `{one.name}` {{ #{one.name.lower()} }}\n"
+    for paragraph in one.text.split("\n\n"):
+        head, colon, rest = paragraph.partition(": ")
+        labelled = colon and head in ("Likely cause", "What to do")
+        yield (f"**{head}**: {inline(rest)}" if labelled else inline(paragraph)) + "\n"
+    counted, left = inherited(one, "failure_class", found), inherited(one, "exit_code", found)
+    yield f"Counted as {code(str(counted))}; the command line exits with {code(str(left))}.\n"
+
+
+def _reasons() -> Iterator[str]:
+    """The classes, kinds and reasons, each a table of its values."""
+    yield "\n## Failure classes { #failure-classes }\n"
+    classes = [(code(name), inline(errors.CLASS_MEANINGS[name])) for name in get_args(errors.FailureClass)]
+    yield table(["class", "what it means, and what to do"], classes)
+    yield "\n## Why an episode ended { #stop-reasons }\n"
+    yield "`terminated` says that the task ended; otherwise the episode was cut off.\n"
+    stops = members(StopReason, "agent/models.py")
+    rows = [
+        (code(name), "yes" if StopReason(name).is_terminal else "no", inline(sentence(told)))
+        for name, told in stops.items()
+    ]
+    yield table(["stop reason", "terminated", "what it means"], rows)
+    yield "\n## How a confined call ended { #kinds }\n"
+    yield "Of a reward behind the walls of [the sandbox](../concepts/sandbox.md), with the class that it counts as.\n"
+    kinds = [
+        (code(kind), code(Outcome.class_of(kind)), inline(told)) for kind, told in MEANINGS.items() if kind != "ok"
+    ]
+    yield table(["kind", "class", "what it means"], kinds)
+    yield "\n## Why a group was dropped { #dropped-groups }\n"
+    yield "With `dynamic_sampling` in a [train file](train_file.md#dynamic_sampling).\n"
+    dropped = members(DropReason, "credit/group_filter.py")
+    yield table(["reason", "what it means"], [(code(name), inline(told)) for name, told in dropped.items()])
+
+
+@cache
+def error_types() -> dict[str, ErrorType]:
+    """Every public type of errors of the package by its name, those of `reward_kit.errors` first."""
+    classes = [one for path in sorted(PACKAGE.rglob("*.py")) for one in _classes(path)]
+    found: dict[str, ErrorType] = {"RewardKitError": next(one for one in classes if one.name == "RewardKitError")}
+    while further := [one for one in classes if one.name not in found and found.keys() & set(one.bases)]:
+        found |= {one.name: one for one in further}
+    public = [one for one in found.values() if not one.name.startswith("_")]
+    return {one.name: one for one in sorted(public, key=lambda one: one.module != _HOME)}
+
+
+def _classes(path: Path) -> Iterator[ErrorType]:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        values = {
+            target.id: ast.literal_eval(one.value)
+            for one in node.body
+            if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant)
+            for target in one.targets
+            if isinstance(target, ast.Name)
+        }
+        text = (ast.get_docstring(node) or "").split("\n\nArgs:")[0].split("\n\nAttributes:")[0]
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        bases = tuple(base.id for base in node.bases if isinstance(base, ast.Name))
+        yield ErrorType(node.name, module, bases, text, values.get("failure_class"), values.get("exit_code"))
+
+
+def inherited(one: ErrorType, name: str, found: dict[str, ErrorType]) -> str | int:
+    """A value of a type, or of the nearest base that has one."""
+    value: str | int | None = getattr(one, name)
+    if value is not None:
+        return value
+    bases = [found[base] for base in one.bases if base in found]
+    return inherited(bases[0], name, found) if bases else str(getattr(errors.RewardKitError, name))
+
+
+def members(kind: type, path: str) -> dict[str, str]:
+    """The values of an enum with the docstrings that stand below its members.
+
+    Args:
+        kind: the enum.
+        path: of its source, within the package.
+    """
+    tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
+    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
+    found = {}
+    for one, after in pairwise(body):
+        if isinstance(one, ast.Assign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            found[str(ast.literal_eval(one.value))] = inspect.cleandoc(str(after.value.value))
+    return found

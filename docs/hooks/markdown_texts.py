@@ -1,0 +1,51 @@
+"""What the generated pages are written with: texts of the program as Markdown, and tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+_CODE = re.compile(r"(`[^`]+`)")
+_SPECIAL = re.compile(r"([\\*_|<>\[\]#])")
+_WORDS = re.compile(
+    r"(?<![\w`./-])(--[a-z][a-z-]*[a-z]|\$?[A-Za-z][\w.]*_[\w.]*\w|[\w.]+\.(?:py|yaml|csv|jsonl?|html)(?::\w+)?"
+    r"|module:\w+|package\.module(?::\w+)?|docker:IMAGE|ssh:HOST)(?![\w/])"
+)
+
+
+def inline(text: str) -> str:
+    """A plain text as Markdown that shows it: what stands in backticks is code, and so are names of options and keys.
+
+    Args:
+        text: lines that may be joined.
+    """
+    marked = [part if part.startswith("`") else _WORDS.sub(r"`\1`", part) for part in _CODE.split(text)]
+    parts = _CODE.split("".join(marked))
+    shown = [part.replace("|", r"\|") if part.startswith("`") else _SPECIAL.sub(r"\\\1", part) for part in parts]
+    return " ".join("".join(shown).split())
+
+
+def code(text: str) -> str:
+    """A word as code, in a cell of a table too; "" stays."""
+    return f"`{text}`".replace("|", r"\|") if text else ""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are Markdown already; columns that are empty in every row are left out.
+
+    Args:
+        head: the names of the columns.
+        rows: as many cells each.
+    """
+    lines = [list(row) for row in rows]
+    kept = [place for place in range(len(head)) if any(line[place] for line in lines)]
+    shown = [[line[place] for place in kept] for line in (list(head), ["---"] * len(head), *lines)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in shown)
+
+
+def sentence(text: str) -> str:
+    """With a full stop where it has none, and a capital where it begins with an ordinary word."""
+    text = text.strip()
+    if re.match(r"[a-z]+(?:[ ,;:']|$)", text):
+        text = text[0].upper() + text[1:]
+    return text if not text or text[-1] in ".!?:…" else f"{text}."

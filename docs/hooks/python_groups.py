@@ -1,0 +1,233 @@
+"""What the Python reference shows, by need. A package stands for the names of its `__all__`, a file for its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Group(NamedTuple):
+    """A page of the reference.
+
+    Attributes:
+        slug: of its address.
+        title: of the page.
+        intro: what it is for, as Markdown.
+        parts: headings, each with what stands below it: `module:Name`, a package, or a module.
+    """
+
+    slug: str
+    title: str
+    intro: str
+    parts: dict[str, tuple[str, ...]]
+
+
+_CREDIT = "reward_kit.credit"
+GROUPS = (
+    Group(
+        "running",
+        "Run and evaluate",
+        "What `reward-kit run` and `reward-kit score` do, from Python and in notebooks; how they go is told in"
+        " [runs](../../guides/runs.md#from-python). The keys of a task are those of [the task file](../task_file.md).",
+        {
+            "Run": (
+                "reward_kit.runs.evaluation:evaluate",
+                "reward_kit.runs.evaluation:evaluate_async",
+                "reward_kit.runs.evaluation:score_transcripts",
+                "reward_kit.runs.evaluation:FinishedRun",
+                "reward_kit.runs.python_tasks:Task",
+                "reward_kit.models:TaskDefinitionModel",
+                "reward_kit.runs.tasks:load_task",
+            ),
+            "Read what was stored": (
+                "reward_kit.runs.store:read_episodes",
+                "reward_kit.runs.store:read_scores",
+                "reward_kit.episodes.record:episode_from_record",
+                "reward_kit.episodes.record:episode_to_record",
+            ),
+            "Statistics": ("reward_kit.runs.statistics",),
+        },
+    ),
+    Group(
+        "rewards",
+        "Rewards",
+        "To [write a reward function](../../guides/rewards.md) and to [call it](../../guides/reward_agent.md). Those"
+        " that come with reward-kit have [a page of their own](../rewards_built_in.md).",
+        {
+            "Write a reward": (
+                "reward_kit.typed_interface:reward_function",
+                "reward_kit.reward_options:with_options",
+                "reward_kit.models:EvaluateResult",
+                "reward_kit.models:MetricResult",
+                "reward_kit.models:StepOutput",
+                "reward_kit.reward_agent.custom.loading:load_custom_reward",
+            ),
+            "Call rewards": ("reward_kit.reward_agent",),
+            "Simulate what overlap would gain": ("reward_kit.reward_agent.overlap",),
+        },
+    ),
+    Group(
+        "agents",
+        "Agents and models",
+        "To [choose or write a policy](../../guides/policies.md), and to let it act by hand.",
+        {
+            "Write a policy": (
+                "reward_kit.agent.policy_interface:AgentPolicy",
+                "reward_kit.agent.policy_interface:PolicyOutput",
+                "reward_kit.agent.policy_interface:EpisodeContext",
+            ),
+            "Policies that there are": (
+                "reward_kit.agent.policies.openai_policy:OpenAIAgentPolicy",
+                "reward_kit.agent.policies.hf_policy:HFAgentPolicy",
+                "reward_kit.agent.policies.own_agent_policy:OwnAgentPolicy",
+                "reward_kit.agent.policies.own_agent.session:AgentTask",
+                "reward_kit.agent.policies.scripted_policy:ScriptedPolicy",
+                "reward_kit.agent.policies.expert_policy:ExpertPolicy",
+                "reward_kit.agent.policies.replay_policy:ReplayPolicy",
+                "reward_kit.agent.simulated_user:SimulatedUser",
+                "reward_kit.agent.simulated_user:ScriptedUser",
+            ),
+            "Collect episodes": (
+                "reward_kit.agent.rl_rollout_worker:RLRolloutWorker",
+                "reward_kit.agent.samples:Sample",
+            ),
+            "Messages": ("reward_kit.models:Message", "reward_kit.models:ToolCall"),
+            "Ask a model": ("reward_kit.providers",),
+        },
+    ),
+    Group(
+        "worlds",
+        "Worlds and tools",
+        "To [give an agent a world and tools](../../guides/environments.md).",
+        {
+            "Write a world": (
+                "reward_kit.environments.base:ForkableResource",
+                "reward_kit.environments.base:StepOutcome",
+                "reward_kit.environments.tools:ToolRegistry",
+            ),
+            "All of the package": ("reward_kit.environments",),
+        },
+    ),
+    Group(
+        "episodes",
+        "Episodes and tokens",
+        "The record of what happened; [what an episode is](../../concepts/episode.md) and how"
+        " [tokens and masks](../../concepts/tokens.md) are made of it.",
+        {
+            "Episodes": (
+                "reward_kit.episodes.single_agent_episode:SingleAgentEpisode",
+                "reward_kit.episodes.multi_agent_episode:MultiAgentEpisode",
+                "reward_kit.episodes",
+                "reward_kit.episodes.allowed_ids:AllowedIds",
+            ),
+            "Steps": (
+                "reward_kit.agent.models:StepData",
+                "reward_kit.agent.models:StopReason",
+                "reward_kit.agent.models:steps_of",
+            ),
+            "Check them": ("reward_kit.tokens.checking.episodes:check_episode", "reward_kit.tokens.checking"),
+            "Tokens": ("reward_kit.tokens",),
+        },
+    ),
+    Group(
+        "credit",
+        "Credit",
+        "What each step was worth; the formulas are told in [Credit](../../concepts/credit.md).",
+        {
+            "By name": (
+                "reward_kit.rl_helpers:system_apply_gigpo_to_batch_steps",
+                "reward_kit.rl_processing:RLDataAligner",
+                "reward_kit.rl_processing",
+            ),
+            "GiGPO": ("reward_kit.rl_helpers", f"{_CREDIT}.state_hashes"),
+            "Other estimators": (
+                f"{_CREDIT}.group_estimators",
+                f"{_CREDIT}.return_estimators",
+                f"{_CREDIT}.turn_level",
+            ),
+            "What they return": (f"{_CREDIT}.step_credit", f"{_CREDIT}.diagnostics"),
+            "Which groups teach something": (f"{_CREDIT}.group_filter",),
+        },
+    ),
+    Group(
+        "training",
+        "Training",
+        "For loops of your own; `reward-kit train` needs none of it. See [Train](../../guides/training.md),"
+        " [the PPO step](../ppo.md), [losses](../losses.md) and [reward managers](../reward_managers.md).",
+        {
+            "The loop": (
+                "reward_kit.rl.trainer:Trainer",
+                "reward_kit.rl.training.pipelines:Pipeline",
+                "reward_kit.rl.served_policy:ServedPolicy",
+            ),
+            "The learner": ("reward_kit.rl.ppo", "reward_kit.agent.policies.hf.value_head:PolicyWithValue"),
+            "Losses": ("reward_kit.rl.losses",),
+            "Reward managers": ("reward_kit.rl.reward_manager",),
+            "Checkpoints": ("reward_kit.rl.checkpoint",),
+            "Models and tokenizers": ("reward_kit.rl.model_kit",),
+        },
+    ),
+    Group(
+        "sandbox",
+        "The sandbox",
+        "Runs code that nobody vouches for; [what it promises, and what not](../../concepts/sandbox.md).",
+        {"All of the package": ("reward_kit.sandbox",)},
+    ),
+    Group(
+        "errors",
+        "Errors",
+        "What each means and what to do is told on [the page of errors](../errors.md).",
+        {"Base and boundary": ("reward_kit.errors:RewardKitError", "reward_kit.errors")},
+    ),
+    Group(
+        "integrations",
+        "With other tools",
+        "Each imports its peer by itself, and only where it has to.",
+        {
+            "TRL and Axolotl": (
+                "reward_kit.integrations.trl.rewards:as_trl_reward",
+                "reward_kit.integrations.trl.rewards:rollout_scores",
+                "reward_kit.integrations.trl.rollouts:as_rollout_func",
+                "reward_kit.integrations.trl.rollouts:Rollouts",
+                "reward_kit.integrations.trl.environments:environment_factory",
+                "reward_kit.integrations.trl.trainer:StepCreditTrainer",
+                "reward_kit.integrations.trl.axolotl:StepCreditPlugin",
+            ),
+            "verl": (
+                "reward_kit.integrations.verl.data_proto:verl_rows",
+                "reward_kit.integrations.verl.data_proto:to_data_proto",
+                "reward_kit.integrations.verl.from_data_proto:from_data_proto",
+                "reward_kit.integrations.verl.compute_score:as_compute_score",
+                "reward_kit.integrations.verl.reward_loop:RewardKitManager",
+                "reward_kit.integrations.verl.reward_pipeline:RewardPipeline",
+                "reward_kit.integrations.verl.row_credit:row_credit",
+                "reward_kit.integrations.verl.estimators:compute_advantage",
+                "reward_kit.integrations.verl.register:register",
+            ),
+            "verifiers and prime-rl": (
+                "reward_kit.integrations.verifiers.traces:trace_of",
+                "reward_kit.integrations.verifiers.traces:episode_of_trace",
+                "reward_kit.integrations.verifiers.traces:advantages_of_trace",
+                "reward_kit.integrations.verifiers.traces:score_of_trace",
+                "reward_kit.integrations.verifiers.tasksets:TaskFileTaskset",
+                "reward_kit.integrations.verifiers.tasksets:TaskFileConfig",
+                "reward_kit.integrations.verifiers.scoring:as_verifiers_reward",
+                "reward_kit.integrations.verifiers.rewards:as_reward_function",
+                "reward_kit.integrations.verifiers.rewards:write_samples",
+                "reward_kit.integrations.verifiers.worlds:WorldTaskset",
+            ),
+            "Ray": (
+                "reward_kit.integrations.ray.rollouts:RayRolloutWorker",
+                "reward_kit.integrations.ray.rewards:RayScorer",
+                "reward_kit.integrations.ray.reward_agent:RayAsyncRewardAgent",
+                "reward_kit.integrations.ray.options:RayOptions",
+                "reward_kit.integrations.ray.train_loop:train_loop",
+            ),
+            "Gymnasium": ("reward_kit.integrations.gymnasium_env:ResourceEnv",),
+            "pytest": ("reward_kit.integrations.pytest_plugin:reward_kit_run",),
+            "Rewards over HTTP": (
+                "reward_kit.integrations.reward_server.server:serving",
+                "reward_kit.integrations.reward_server.options:ServerOptions",
+            ),
+        },
+    ),
+)

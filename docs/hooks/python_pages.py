@@ -1,0 +1,161 @@
+"""The Python reference: an index by need, and a page for each group of names, whose docstrings mkdocstrings shows.
+
+Names are found in the sources and not by import, since some modules need a peer that is not installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from markdown_texts import table
+from python_groups import GROUPS, Group
+
+import reward_kit
+
+DOCS = Path(__file__).parents[1]
+PACKAGE = Path(reward_kit.__file__).parent
+_DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
+_INTRO = """# Python
+
+What can be imported, by need. The names that `reward_kit.__all__` lists, in **bold**, can be imported from `reward_kit`
+itself; each other one from the module in which it is shown.
+"""
+
+
+class Name(NamedTuple):
+    """A public name: where it is defined, what it is called there, and the first line that is said of it."""
+
+    module: str
+    name: str
+    told: str
+
+    @property
+    def path(self) -> str:
+        """As mkdocstrings finds it."""
+        return f"{self.module}.{self.name}"
+
+
+def uri_of(group: Group) -> str:
+    """The address of a group's page within the docs."""
+    return f"reference/python/{group.slug}.md"
+
+
+def index_page() -> str:
+    """The names of all groups, each with its first line and a link."""
+    own = set(reward_kit.__all__)
+    parts = [_INTRO]
+    for group in GROUPS:
+        parts.append(f"## {group.title} {{ #{group.slug} }}\n\nAll of it is on [its page](python/{group.slug}.md).\n")
+        rows = []
+        for one in (name for names in names_of(group).values() for name in names):
+            shown = f"**[`{one.name}`][{one.path}]**" if one.name in own else f"[`{one.name}`][{one.path}]"
+            rows.append((shown, one.told.replace("|", r"\|")))
+        parts.append(table(["name", "what it is"], rows) + "\n")
+    return "\n".join(parts)
+
+
+def group_page(group: Group) -> str:
+    """The page of a group. What another page of the docs shows already is linked, as one place has to be its home."""
+    elsewhere = shown_elsewhere()
+    parts = [f"# {group.title}\n\n{group.intro}\n"]
+    for heading, names in names_of(group).items():
+        parts.append(f"## {heading}\n")
+        linked = [one for one in names if one.path in elsewhere or one.module in elsewhere]
+        if linked:
+            parts.append("On pages of their own: " + ", ".join(f"[`{one.name}`][{one.path}]" for one in linked) + "\n")
+        parts += [f"::: {one.path}\n" for one in names if one not in linked]
+    return "\n".join(parts)
+
+
+def shown_elsewhere() -> set[str]:
+    """What the files of the docs show by directives of their own."""
+    texts = (path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md")))
+    return {path for text in texts for path in _DIRECTIVE.findall(text)}
+
+
+def names_of(group: Group) -> dict[str, list[Name]]:
+    """The names below each heading of a group."""
+    return _all_names()[group.slug]
+
+
+@cache
+def _all_names() -> dict[str, dict[str, list[Name]]]:
+    """Of each group by heading; a name that a group before it has, or a heading before it, is not repeated."""
+    seen: dict[str, Name] = {}
+    found: dict[str, dict[str, list[Name]]] = {}
+    for group in GROUPS:
+        found[group.slug] = {}
+        for heading, sources in group.parts.items():
+            names = {name.path: name for source in sources for name in expanded(source) if name.path not in seen}
+            seen |= names
+            if names:
+                found[group.slug][heading] = list(names.values())
+    return found
+
+
+def expanded(source: str) -> Iterator[Name]:
+    """The names that a source of a group stands for."""
+    module, _, name = source.partition(":")
+    tree = _tree(module)
+    if name:
+        yield _named(module, name)
+    elif exported := _exported(tree):
+        homes = _homes(module)
+        yield from (_named(homes.get(one, module), one) for one in exported)
+    else:
+        public = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+        yield from (_named(module, one) for one in public if not one.startswith("_"))
+
+
+def _named(module: str, name: str) -> Name:
+    """The name where it is defined, which may be behind further imports."""
+    body = _tree(module).body
+    # Backwards, as the overloads of a function come before it.
+    for node, after in reversed(list(zip(body, [*body[1:], None], strict=True))):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return Name(module, name, (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " "))
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            is_told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            return Name(module, name, str(after.value.value).split("\n")[0] if is_told else "")  # type: ignore[union-attr]
+    home = _homes(module).get(name)
+    assert home is not None, f"{module} has no {name}"
+    return _named(home, name)
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _exported(tree: ast.Module) -> list[str]:
+    """What `__all__` lists, also where it is made of the table of lazy names."""
+    lists = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    value = lists.get("__all__")
+    if value is None:
+        return []
+    return list(ast.literal_eval(value if isinstance(value, ast.List) else lists["_HOMES"]))
+
+
+@cache
+def _homes(module: str) -> dict[str, str]:
+    """From which module each imported name comes, imports for type checkers included."""
+    return {
+        alias.asname or alias.name: node.module
+        for node in ast.walk(_tree(module))
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
