@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format docs test-docs pictures bench campaign learning-campaign browser-campaign sandbox-campaign \
-	text-games-campaign test-integrations clean
+	text-games-campaign test-integrations packaging clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -83,6 +83,12 @@ test-integrations: $(VENV)/.dev $(PEERS:%=.integrations/.%)  ## Against what oth
 	@$(BIN)/python -m pytest -m campaign tests/integrations
 	@.integrations/ray/bin/python -m pytest -m campaign tests/integrations/ray
 
+# What a package index would hand out, with the newest and with the oldest versions that pyproject.toml allows.
+ONLY_newest := -k "not oldest"
+ONLY_oldest := -k oldest
+packaging: $(VENV)/.packaging  ## Build the wheel, install and try it (VERSIONS=newest or oldest: one of the two)
+	@$(BIN)/python -m pytest -m campaign tests/packaging $(ONLY_$(VERSIONS))
+
 clean:  ## Remove everything that was installed or built here
 	rm -rf $(VENV) .peers .integrations site dist build .mypy_cache .ruff_cache .hypothesis
 
@@ -120,6 +126,11 @@ $(VENV)/.browser: $(VENV)/.dev
 	@$(PIP) 'playwright==1.65.2' 'pillow>=11,<14'
 	@touch $@
 
+$(VENV)/.packaging: $(VENV)/.dev
+	@echo "Installing what builds and resolves (about 50 MB)"
+	@$(PIP) 'build>=1.3,<2' 'uv>=0.13,<0.14'
+	@touch $@
+
 $(VENV)/.docs: $(VENV)/.dev
 	@echo "Installing the docs tools"
 	@$(PIP) --editable '.[docs]'
@@ -153,7 +164,7 @@ $(VENV)/.docs: $(VENV)/.dev
 	@touch $@
 
 # verl without what it names: it pins other versions than it imports, and of its losses little is needed.
-.integrations/.learners: Makefile constraints.txt
+.integrations/.learners: Makefile constraints.txt pyproject.toml
 	@echo "Installing TRL and verl into .integrations (about 1.9 GB)"
 	@$(PYTHON) -m venv .integrations/learners
 	@.integrations/learners/bin/python -m pip install --quiet --constraint constraints.txt 'torch==2.13.0'
@@ -163,6 +174,7 @@ $(VENV)/.docs: $(VENV)/.dev
 		TransferQueue==0.1.11 pillow==13.0.0 cachetools==8.0.1 fastapi==0.165.0 uvicorn==0.54.0 peft==0.21.2 \
 		pytest==9.2.0 pytest-asyncio==1.5.0 hypothesis==6.170.15
 	@.integrations/learners/bin/python -m pip install --quiet --no-deps verl==0.9.1
+	@.integrations/learners/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
 # A Python for each peer that pins what another one, or we, want otherwise.

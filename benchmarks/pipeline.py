@@ -2,9 +2,9 @@
 
 The published experiment (verl pull request 2854; `docs/concepts/overlap.md`) trained on GSM8K: a step had 1,024
 questions of 5 answers, mini-batches of 256, and rewards that slept 1 to 40 s on 256 threads. Here a decoder of 0.2M
-parameters answers generated questions in GSM8K's format: a step has 32 questions of 5 answers, mini-batches of 8, and rewards that sleep
-on 8 slots, so that a slot has 20 calls a step as there. The sleeps are 1 to 40 units long, and a unit is what makes the
-machine's own work of a step as long, in units, as theirs was in seconds: 156.
+parameters answers generated questions in GSM8K's format: a step has 32 questions of 5 answers, mini-batches of 8, and
+rewards that sleep on 8 slots, so that a slot has 20 calls a step as there. The sleeps are 1 to 40 units long, and a
+unit is what makes the machine's own work of a step as long, in units, as theirs was in seconds: 156.
 
     python benchmarks/pipeline.py [--steps N] [--seed N] [--json FILE]
 

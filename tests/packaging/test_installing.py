@@ -1,0 +1,63 @@
+"""The wheel in an environment that was empty, by pip, on every Python of this machine that it is for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.building import Built, new_environment, pythons, run, size_of
+
+pytestmark = pytest.mark.campaign
+
+MOST_PACKAGES = 26
+MOST_BYTES = 150_000_000
+HEAVY = {"torch", "transformers", "ray", "pyarrow", "openai", "pandas", "scipy"}
+
+
+@pytest.fixture(scope="module", params=pythons().items(), ids=lambda item: item[0])
+def core(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """The core alone, with its size: what pip brought beyond itself."""
+    folder = tmp_path_factory.mktemp("core")
+    places = new_environment(folder, request.param[1])
+    before, packages = size_of(folder), installed(places)
+    run(places / "pip", "install", "--quiet", built.wheel)
+    came = installed(places) - packages
+    return {"bin": places, "packages": came, "bytes": size_of(folder) - before}
+
+
+def installed(places: Path) -> set[str]:
+    listed = json.loads(run(places / "pip", "list", "--format", "json"))
+    return {package["name"].lower() for package in listed}
+
+
+def test_the_core_is_small(core: dict[str, object]) -> None:
+    packages, size = core["packages"], core["bytes"]
+    assert "reward-kit" in packages and not packages & HEAVY
+    assert len(packages) <= MOST_PACKAGES, sorted(packages)
+    assert size <= MOST_BYTES, f"{size / 1e6:.0f} MB"
+    print(f"{len(packages)} packages, {size / 1e6:.0f} MB")
+
+
+def test_nothing_in_it_contradicts(core: dict[str, object]) -> None:
+    assert "No broken requirements" in run(core["bin"] / "pip", "check")
+
+
+def test_it_does_what_the_first_page_says(core: dict[str, object], tmp_path: Path) -> None:
+    python, program = core["bin"] / "python", core["bin"] / "reward-kit"
+    run(python, "-c", "import reward_kit; [getattr(reward_kit, name) for name in reward_kit.__all__]", cwd=tmp_path)
+    assert "Commands:" in run(program, "--help", cwd=tmp_path)
+    run(program, "init", "mine", cwd=tmp_path)
+    told = json.loads(run(program, "run", "task.yaml", "--json", cwd=tmp_path / "mine"))
+    assert told["policies"][0]["score"]["mean"] == 1.0
+    (path,) = (tmp_path / "mine/runs").iterdir()
+    assert (path / "report.html").stat().st_size > 10_000
+    run(program, "credit", path, cwd=tmp_path / "mine")
+    assert json.loads(run(program, "doctor", "--json"))["extras"]["train"]
+
+
+def test_the_projects_own_tests_pass_there(core: dict[str, object], tmp_path: Path) -> None:
+    run(core["bin"] / "pip", "install", "--quiet", "pytest")
+    run(core["bin"] / "reward-kit", "init", "mine", cwd=tmp_path)
+    assert " passed" in run(core["bin"] / "python", "-m", "pytest", "-q", cwd=tmp_path / "mine")
