@@ -54,7 +54,9 @@ def with_options(reward: Callable[..., Any], /, **options: Any) -> Callable[...,
         ConfigError: it has no such parameter, the parameter is one of the rollout's values, or the value does not fit.
 
     Example:
+        ```python
         strict = with_options(math_answer, tolerance=0.0)
+        ```
     """
     return as_function(fixed(reward_spec(reward), options))
 
@@ -108,8 +110,9 @@ def _shaped(spec: RewardSpec, name: str, value: Any, annotation: Any) -> Any:
         raise ConfigError(f"reward {spec.id!r}: {name!r} is the rollout's, and cannot be an option")
     if spec.parameters is not None and name not in spec.parameters:
         known = option_names(spec)
-        hint = did_you_mean(name, known) or (f"; it has {', '.join(known)}" if known else "; it has none")
-        raise ConfigError(f"reward {spec.id!r} has no option {name!r}{hint}")
+        if not known:
+            raise ConfigError(f"reward {spec.id!r} takes no options; remove {name!r}")
+        raise ConfigError(f"reward {spec.id!r} has no option {name!r}{did_you_mean(name, known)}")
     try:
         return pydantic.TypeAdapter(annotation).validate_python(value)
     except pydantic.ValidationError as error:

@@ -17,6 +17,7 @@ from typing import Any
 from reward_kit.cli import main as command_line
 
 USED_BY_ALL = ("anyio._backends._asyncio", "jinja2.sandbox", "rich.console", "rich.live", "rich.table")
+IMPORTED_LATE = ("reward_kit.cli.training",)  # by the verbs that learn
 
 
 def serve(control: socket.socket) -> None:
@@ -50,7 +51,11 @@ def become(request: dict[str, Any], stdout: int, stderr: int) -> None:
 
 
 if __name__ == "__main__":
-    for name in (*USED_BY_ALL, *(f"reward_kit.cli.{verb.replace('-', '_')}" for verb in command_line.VERBS)):
+    for name in (
+        *USED_BY_ALL,
+        *IMPORTED_LATE,
+        *(f"reward_kit.cli.{verb.replace('-', '_')}" for verb in command_line.VERBS),
+    ):
         importlib.import_module(name)
     gc.freeze()  # a collection in a fork would copy every page it looks at
     with socket.socket(fileno=int(sys.argv[1])) as listening:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from reward_kit.cli import completing
 from reward_kit.cli.numbers import WholeNumber
 from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
 from reward_kit.errors import ConfigError
@@ -46,7 +47,13 @@ def _columns(command: Any) -> Any:
 
 @click.command(name="calibrate")
 @click.argument("labels", type=click.Path(path_type=Path))
-@click.option("--reward", required=True, metavar="FILE.py:FUNCTION", help="The reward, or reward_kit.rewards:NAME.")
+@click.option(
+    "--reward",
+    required=True,
+    metavar="FILE.py:FUNCTION",
+    shell_complete=completing.rewards,
+    help="The reward, or reward_kit.rewards:NAME.",
+)
 @click.option(
     "-O",
     "--option",

@@ -12,27 +12,30 @@ import click
 from click.core import ParameterSource
 
 from reward_kit.agent.plain_json import as_text
+from reward_kit.cli import completing
 from reward_kit.cli.check_reward import FAIL_ON, Asked, check_rewards, is_reward, prove_task, why_not_free
 from reward_kit.cli.check_run import check_file, check_run, is_foreign_file, is_run
 from reward_kit.cli.numbers import Number, WholeNumber
-from reward_kit.environments.base import ToolSpec
+from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.checker import check_resource
 from reward_kit.environments.registry import resource_class
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
 from reward_kit.findings import Finding
 from reward_kit.reward_agent.sources import read_source
-from reward_kit.reward_checks.report import counted
 from reward_kit.reward_checks.source_facts import rewards_in
 from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.preparation import prepare
 from reward_kit.runs.resources import check_world
 from reward_kit.runs.tasks import load_task
+from reward_kit.shown_text import counted
 from reward_kit.tokens.checking.foreign import FORMATS
 
 _FOR = {
-    "config": ("resource", "reward"),
+    "config": ("resource",),
     "steps": ("resource",),
-    **dict.fromkeys(("data", "ground_truth", "gold", "against", "sandbox", "read_path", "time_limit"), ("reward",)),
+    **dict.fromkeys(
+        ("options", "data", "ground_truth", "gold", "against", "sandbox", "read_path", "deadline"), ("reward",)
+    ),
     **dict.fromkeys(("sandbox_back_end", "install_requirements"), ("reward",)),
     **dict.fromkeys(("limit", "gold_policy"), ("task file",)),
     **dict.fromkeys(("fail_on", "as_json"), ("reward", "task file", "run", "file of rollouts")),
@@ -43,14 +46,23 @@ _FOR = {
 
 
 @click.command(name="check")
-@click.argument("target")
+@click.argument("target", shell_complete=completing.targets)
 @click.option(
     "-c",
     "--config",
     "config",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A key of the resource's config, or an option of the reward.",
+    help="Resource: a key of its config.",
+)
+@click.option(
+    "-O",
+    "--option",
+    "options",
+    multiple=True,
+    envvar="REWARD_KIT_CHECK_OPTION",
+    metavar="KEY=VALUE",
+    help="Reward: an option of it.",
 )
 @click.option(
     "--steps",
@@ -64,7 +76,12 @@ _FOR = {
 )
 @click.option("--ground-truth", multiple=True, metavar="JSON", help="Reward: a ground truth; may be given again.")
 @click.option("--gold", multiple=True, metavar="TEXT", help="Reward: a right answer, one for each ground truth.")
-@click.option("--against", metavar="FILE.py:FUNCTION", help="Reward: a second one to compare it with.")
+@click.option(
+    "--against",
+    metavar="FILE.py:FUNCTION",
+    shell_complete=completing.rewards,
+    help="Reward: a second one to compare it with.",
+)
 @click.option(
     "--sandbox",
     type=click.Choice(["in_process", "warm", "isolated"]),
@@ -82,7 +99,7 @@ _FOR = {
     help="Reward: install what it requires, by pip, in an environment of its own; else it is only checked.",
 )
 @click.option(
-    "--time-limit",
+    "--deadline",
     type=Number(0.01),
     default=10.0,
     show_default=True,
@@ -93,7 +110,10 @@ _FOR = {
     "--limit", type=WholeNumber(1), default=10, show_default=True, help="Task file: how many samples to prove."
 )
 @click.option(
-    "--gold-policy", metavar="NAME", help="Task file: a policy that solves it; default: the resource's expert."
+    "--gold-policy",
+    metavar="NAME",
+    shell_complete=completing.policies,
+    help="Task file: a policy that solves it; default: the resource's expert.",
 )
 @click.option(
     "--fail-on",
@@ -142,7 +162,6 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
       reward-kit check runs/lake-20261121T101500Z-1a2b3c
       reward-kit check rollouts.jsonl --format trl
     """
-    options = dict(parse_override(item, "-c") for item in config)
     if target.endswith((".yaml", ".yml")):
         _refuse_options_not_for("task file")
         _check_task(Path(target), _asked(more, seed))
@@ -154,13 +173,13 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
         check_file(target, more["form"], fail_on=more["fail_on"], as_json=more["as_json"])
     elif is_reward(target):
         _refuse_options_not_for("reward")
-        check_rewards(target, _asked(more, seed, options))
+        check_rewards(target, _asked(more, seed))
     else:
         _refuse_options_not_for("resource")
-        _check_resource(target, options, steps, seed)
+        _check_resource(target, dict(parse_override(item, "-c") for item in config), steps, seed)
 
 
-def _asked(given: Mapping[str, Any], seed: int, options: Mapping[str, Any] | None = None) -> Asked:
+def _asked(given: Mapping[str, Any], seed: int) -> Asked:
     return Asked(
         data=given["data"],
         truths=given["ground_truth"],
@@ -170,8 +189,8 @@ def _asked(given: Mapping[str, Any], seed: int, options: Mapping[str, Any] | Non
         back_end=given["sandbox_back_end"],
         read_paths=given["read_path"],
         install_requirements=given["install_requirements"],
-        time_s=given["time_limit"],
-        options=options or {},
+        time_s=given["deadline"],
+        options=dict(parse_override(item, "-O") for item in given["options"]),
         limit=given["limit"],
         gold_policy=given["gold_policy"],
         fail_on=given["fail_on"],
@@ -197,7 +216,7 @@ def _check_task(path: Path, asked: Asked) -> None:
     prepared = prepare(task, needs_policy=False)
     for note in task.notes:
         click.echo(note, err=True)
-    if not anyio.run(check_world, task.definition, task.samples, task.path) and task.tools is None:
+    if not anyio.run(check_world, task.definition, task.samples, task.located) and task.tools is None:
         kind = task.definition.resource_type
         click.echo(f"warning: resource {kind!r} offers no tools, and an agent can only write texts", err=asked.as_json)
     episodes = len(task.samples) * task.rollouts_per_sample
@@ -223,28 +242,39 @@ def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) 
         raise ConfigError(f"{target} is neither a task file (.yaml) nor a resource (a name, or file.py:Class)")
     kind = resource_class(target)
 
-    async def check() -> tuple[list[Finding], list[ToolSpec], Any]:
+    async def check() -> tuple[list[Finding], list[str]]:
         findings = await check_resource(kind, config, seed=seed, steps=steps)
-        world = kind()
         try:
-            await world.setup(config)
-            await world.reset(seed)
-            return findings, await world.get_tools_spec(), await world.get_observation()
-        finally:
-            await world.close()
+            return findings, await _first_look(kind, config, seed)
+        except RewardKitError:
+            if all(finding.level != "error" for finding in findings):
+                raise
+            return findings, []  # what is wrong with it is found already
 
-    findings, tools, observation = anyio.run(check)
-    for finding in findings:
-        click.echo(f"{finding.level}: {finding.message}")
+    findings, look = anyio.run(check)
+    for line in (*(f"{finding.level}: {finding.message}" for finding in findings), *look):
+        click.echo(line)
     errors = sum(finding.level == "error" for finding in findings)
-    for tool in tools:
-        function = tool["function"]
-        click.echo(
-            f"tool {function['name']}({', '.join(function['parameters'].get('properties', ()))}): "
-            f"{function.get('description', '(no description)')}"
-        )
-    click.echo(f"first observation:\n{as_text(observation) or '(none)'}")
     verdict = counted(errors, "error") if errors else "ok"
     click.echo(f"{target}: {verdict} ({kind.fork_kind_for(config)} fork, {steps} steps)")
     if errors:
         sys.exit(1)
+
+
+async def _first_look(kind: type[ForkableResource], config: dict[str, Any], seed: int) -> list[str]:
+    """Lines about the tools, and what an agent is told first."""
+    world = kind()
+    try:
+        with boundary(EnvironmentFailure, "a first look"):
+            await world.setup(config)
+            await world.reset(seed)
+            functions = [tool["function"] for tool in await world.get_tools_spec()]
+            observation = as_text(await world.get_observation()) or "(none)"
+            return [*map(_described, functions), f"first observation:\n{observation}"]
+    finally:
+        await world.close()
+
+
+def _described(function: Mapping[str, Any]) -> str:
+    arguments = ", ".join(function["parameters"].get("properties", ()))
+    return f"tool {function['name']}({arguments}): {function.get('description', '(no description)')}"

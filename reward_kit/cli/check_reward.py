@@ -25,8 +25,9 @@ from reward_kit.reward_checks.report import Report, shown
 from reward_kit.reward_checks.source_facts import kind_in
 from reward_kit.runs.preparation import Prepared
 from reward_kit.runs.proof import SampleProof, prove
-from reward_kit.runs.tasks import Task, selected
+from reward_kit.runs.tasks import LoadedTask, selected
 from reward_kit.runs.transcripts import read_transcripts
+from reward_kit.shown_text import counted
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec
 
@@ -121,7 +122,7 @@ def check_rewards(target: str, asked: Asked) -> None:
     sys.exit(exit_code([report], asked.fail_on))
 
 
-def why_not_free(task: Task, prepared: Prepared) -> str:
+def why_not_free(task: LoadedTask, prepared: Prepared) -> str:
     """Why proving the task would cost money; "" where it would not."""
     if prepared.user is not None and not prepared.user.is_free:
         return "its user is a model, which costs money"
@@ -135,7 +136,7 @@ def _asks_models(reward: Reward) -> bool:
     return any(getattr(resource, "asks_models", False) for resource in resources)
 
 
-def prove_task(task: Task, prepared: Prepared, asked: Asked) -> None:
+def prove_task(task: LoadedTask, prepared: Prepared, asked: Asked) -> None:
     """Prove a task's samples, check its reward on their ends, and leave where something is wrong."""
     samples = selected(task, asked.limit)
     policy = None
@@ -159,7 +160,7 @@ def prove_task(task: Task, prepared: Prepared, asked: Asked) -> None:
     sys.exit(1 if wrong and asked.fail_on != "never" else exit_code([report], asked.fail_on))
 
 
-def _reward_report(task: Task, proofs: Sequence[SampleProof], asked: Asked, progress: _Progress) -> Report:
+def _reward_report(task: LoadedTask, proofs: Sequence[SampleProof], asked: Asked, progress: _Progress) -> Report:
     """The check of a task's reward, on the ends of its own samples."""
     definition = task.definition
     assert task.reward is not None  # else nothing was proved
@@ -179,30 +180,36 @@ def _reward_report(task: Task, proofs: Sequence[SampleProof], asked: Asked, prog
     return anyio.run(check_reward, plan, LoadedReward(task.reward), None, progress.tell)
 
 
-def _print(task: Task, proofs: Sequence[SampleProof], report: Report) -> None:
-    for proof in proofs:
-        for problem in proof.problems:
-            click.echo(
-                f"error:   {proof.sample.where or proof.sample.id}: sample {proof.sample.id!r}: {shown(problem, 300)}"
-            )
+def _print(task: LoadedTask, proofs: Sequence[SampleProof], report: Report) -> None:
     unknown = [proof for proof in proofs if proof.gold is None]
     for line in report.lines():
         click.echo(line)
+    # Behind the verdict on the reward, which counts its own findings and not these.
+    for proof in proofs:
+        where = proof.sample.where or proof.sample.id
+        for problem in proof.problems:
+            click.echo(f"error:   {where}: sample {proof.sample.id!r}: {shown(problem, 300)}")
     if unknown:
         click.echo(
             f"not checked: that what is right scores 1, for {len(unknown)} of {len(proofs)} samples: nobody says what "
             "is right; give rows a gold_answer or gold_actions, the resource an expert_action, or name --gold-policy"
         )
+    click.echo(f"{task.path}: {_verdict(proofs)}")
+
+
+def _verdict(proofs: Sequence[SampleProof]) -> str:
+    wrong = sum(len(proof.problems) for proof in proofs)
     right = sum(proof.gold is not None and not proof.problems for proof in proofs)
     nothing = sum(not any("nothing" in problem for problem in proof.problems) for proof in proofs)
     by = ", ".join(sorted({proof.by for proof in proofs if proof.by})) or "nobody"
-    click.echo(
-        f"{task.path}: of {len(proofs)} samples, what is right ({by}) scores 1 and nothing scores 0 on {right}; "
-        f"nothing scores 0 on {nothing}"
+    errors = f"{counted(wrong, 'error')}; " if wrong else ""
+    return (
+        f"{errors}of {counted(len(proofs), 'sample')}, what is right ({by}) scores 1 and "
+        f"nothing scores 0 on {right}; nothing scores 0 on {nothing}"
     )
 
 
-def _to_json(task: Task, proofs: Sequence[SampleProof], report: Report) -> dict[str, Any]:
+def _to_json(task: LoadedTask, proofs: Sequence[SampleProof], report: Report) -> dict[str, Any]:
     samples = [
         {
             "id": proof.sample.id,

@@ -10,13 +10,14 @@ from typing import Any
 import click
 from rich.console import Console
 
+from reward_kit.cli import completing
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.outcome import note_console
 from reward_kit.runs.comparison.comparing import Comparison, compare, to_json
 from reward_kit.runs.comparison.gates import Gate, regression_gates, under_gate
 from reward_kit.runs.comparison.sides import read_sides
 from reward_kit.runs.comparison.table import comparison_table, notes_of
-from reward_kit.runs.report.wording import shown
+from reward_kit.shown_text import shown
 
 
 class _Margin(Number):
@@ -31,7 +32,14 @@ class _Margin(Number):
 
 
 @click.command(name="compare")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN [RUN]...")
+@click.argument(
+    "runs",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="RUN [RUN]...",
+    shell_complete=completing.runs,
+)
 @click.option(
     "--policy",
     "policies",

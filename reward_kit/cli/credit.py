@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from reward_kit.cli import completing
 from reward_kit.cli.numbers import WholeNumber
 from reward_kit.cli.outcome import note_console, write_page
 from reward_kit.errors import ConfigError, StoreError
@@ -32,10 +33,15 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
 
 
 @click.command(name="credit")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--estimator", metavar="NAME", help="Default: that of the task's `credit:` block, else gigpo.")
+@click.argument("run", type=click.Path(path_type=Path), shell_complete=completing.runs)
 @click.option(
-    "-E",
+    "--estimator",
+    metavar="NAME",
+    shell_complete=completing.estimators,
+    help="Default: that of the task's `credit:` block, else gigpo.",
+)
+@click.option(
+    "-O",
     "--option",
     "options",
     multiple=True,
@@ -60,7 +66,7 @@ def command(run: Path, estimator: str | None, options: tuple[str, ...], top: int
     Examples:
       reward-kit credit runs/my-run
       reward-kit credit runs/my-run --estimator rloo
-      reward-kit credit runs/my-run -E omega=0.3 -E 'state_hash={name: last_messages, count: 2}'
+      reward-kit credit runs/my-run -O omega=0.3 -O 'state_hash={name: last_messages, count: 2}'
     """
     header = RunHeader.of_folder(run)
     if header.training is not None:
@@ -68,7 +74,7 @@ def command(run: Path, estimator: str | None, options: tuple[str, ...], top: int
             f"{run} is a training run, which has no episodes.jsonl; the credit of the episodes that it kept "
             "(logs.episodes_every) stands in their lines, in episodes/, under training.credit"
         )
-    asked = dict(parse_override(item, "-E") for item in options)
+    asked = dict(parse_override(item, "-O") for item in options)
     settings = _settings(header, estimator, asked)
     if is_open_elsewhere(run):
         raise StoreError(f"{run} is open in another process; wait for it to end")
@@ -89,7 +95,7 @@ def command(run: Path, estimator: str | None, options: tuple[str, ...], top: int
 def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]) -> CreditModel:
     """The task's own settings with those of the command line on them; another estimator has options of its own."""
     if "estimator" in asked:
-        raise ConfigError("-E estimator: write --estimator NAME")
+        raise ConfigError("-O estimator: write --estimator NAME")
     try:
         of_task = CreditModel.model_validate(header.task.get("credit") or {})
         known = of_task.model_dump()
@@ -97,7 +103,7 @@ def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]
             known = {"estimator": estimator, "step_rewards": of_task.step_rewards}
         return CreditModel.model_validate({**known, **asked})
     except pydantic.ValidationError as error:
-        raise ConfigError("\n".join(f"-E {line}" for line in describe_validation_error(error))) from None
+        raise ConfigError("\n".join(f"-O {line}" for line in describe_validation_error(error))) from None
 
 
 def _with_action(row: Mapping[str, Any], run: Path, credit: RunCredit) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`reward-kit doctor`: what this machine offers to confine code with, and which optional packages are there."""
+"""`reward-kit doctor`: what confines code on this machine, which packages are there, which endpoints answer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from reward_kit.errors import ConfigError
+from reward_kit.cli.doctor_endpoints import NONE_NAMED, asked
+from reward_kit.errors import ConfigError, how_to_install
 from reward_kit.processes import child_environment
 from reward_kit.sandbox.availability import STRENGTHS, Availability, best_strength, probe
 from reward_kit.sandbox.kernel import cgroups, landlock
@@ -29,6 +31,7 @@ _WALLS = {
     "process": "limits only, confines nothing",
 }
 _ENOUGH_DESCRIPTORS = 1024
+_FOR_CONTRIBUTORS = ("dev", "docs")
 _ENGINES = ("docker", "podman")
 _ENGINE_S = 15
 _ELSEWHERE = "run it elsewhere with sandbox: {back_end: docker:IMAGE} or ssh:HOST, see docs/concepts/sandbox.md"
@@ -37,22 +40,42 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-
 
 @click.command(name="doctor")
 @click.option("--json", "as_json", is_flag=True, envvar="REWARD_KIT_DOCTOR_JSON", help="Print JSON on standard output.")
-@click.option("--back-end", metavar="docker:IMAGE|ssh:HOST", help="Try this back end as well.")
-def command(as_json: bool, back_end: str | None) -> int:
-    """Show what this machine offers, and what is missing.
+@click.option("--sandbox-back-end", metavar="docker:IMAGE|ssh:HOST", help="Try this back end as well.")
+@click.option(
+    "--base-url",
+    "base_urls",
+    multiple=True,
+    envvar="REWARD_KIT_DOCTOR_BASE_URL",
+    metavar="URL",
+    help="Ask this OpenAI-compatible endpoint as well; may be repeated.",
+)
+def command(as_json: bool, sandbox_back_end: str | None, base_urls: tuple[str, ...]) -> int:
+    """Show what this machine offers, what is missing, and which model endpoints answer.
 
-    Each wall of the sandbox is tried in a throw-away process, so what is shown is what a run would get. The exit code
-    is 1 where model-written code cannot be confined, here or in the back end that is named, else 0.
+    Each wall of the sandbox is tried in a throw-away process, so what is shown is what a run would get. Endpoints are
+    the one of OPENAI_BASE_URL and OPENAI_API_KEY, and those of --base-url; each is asked for its list of models, once.
+    The key is sent to the first alone. The exit code is 1 where model-written code cannot be confined, here or in the
+    back end that is named, and where an endpoint of --base-url does not answer, else 0.
+
+    \b
+    Examples:
+      reward-kit doctor
+      reward-kit doctor --base-url http://localhost:8000/v1
+      reward-kit doctor --sandbox-back-end ssh:me@box
     """
-    found = asyncio.run(_examine(back_end))
+    found = asyncio.run(_examine(sandbox_back_end, base_urls))
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
         _show(found)
-    return 0 if (found["back_end"] or found["sandbox"])["confines_model_code"] else 1
+    confines = (found["back_end"] or found["sandbox"])["confines_model_code"]
+    given = {url.rstrip("/") for url in base_urls}
+    silent = any(one["outcome"] != "ok" for one in found["endpoints"] if one["base_url"] in given)
+    return 0 if confines and not silent else 1
 
 
-async def _examine(back_end: str | None) -> dict[str, Any]:
+async def _examine(back_end: str | None, base_urls: Sequence[str]) -> dict[str, Any]:
+    endpoints = await asked(base_urls)  # first, since a wrong URL is told at once
     strengths = await probe()
     try:
         best: str | None = await best_strength("auto")
@@ -78,6 +101,8 @@ async def _examine(back_end: str | None) -> dict[str, Any]:
         "kernel": _kernel(),
         "limits": _limits(),
         "extras": _extras(),
+        "packages": _packages(),
+        "endpoints": [one.to_json() for one in endpoints],
     }
 
 
@@ -150,22 +175,34 @@ def _limits() -> dict[str, Any]:
 
 def _extras() -> dict[str, list[str]]:
     """What is missing of each extra; an empty list for one that is whole."""
-    missing: dict[str, list[str]] = {}
+    return {extra: [name for name in names if _version(name) is None] for extra, names in _required().items()}
+
+
+def _packages() -> dict[str, str]:
+    """The version of each package of an extra that is installed."""
+    names = sorted({name for names in _required().values() for name in names})
+    return {name: version for name in names if (version := _version(name)) is not None}
+
+
+def _required() -> dict[str, list[str]]:
+    """The packages of each extra, on this Python."""
+    wanted: dict[str, list[str]] = {}
     try:
         requirements = importlib.metadata.requires("reward-kit") or []
     except importlib.metadata.PackageNotFoundError:  # a checkout on the path, not installed
         requirements = []
     for requirement in requirements:
         match = _REQUIREMENT.match(requirement)
-        if match is None or _is_for_another_python(requirement):
-            continue
-        package, extra = match.groups()
-        missing.setdefault(extra, [])
-        try:
-            importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            missing[extra].append(package)
-    return missing
+        if match is not None and not _is_for_another_python(requirement):
+            wanted.setdefault(match[2], []).append(match[1])
+    return wanted
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _is_for_another_python(requirement: str) -> bool:
@@ -195,8 +232,8 @@ def _show(found: dict[str, Any]) -> None:
     limits = found["limits"]
     few = "" if limits["open_files_at_most"] >= _ENOUGH_DESCRIPTORS else "; many episodes at once will not fit"
     click.echo(f"Descriptors {limits['open_files']:,}, may be raised to {limits['open_files_at_most']:,}{few}")
-    for extra, missing in found["extras"].items():
-        click.echo(f"Extra {extra:<12} {'missing: ' + ', '.join(missing) if missing else 'installed'}")
+    _show_extras(found)
+    _show_endpoints(found["endpoints"])
     if sandbox["strength"]:
         click.echo(f"\nModel-written code is confined with {sandbox['strength']}.")
     else:
@@ -204,6 +241,29 @@ def _show(found: dict[str, Any]) -> None:
     if tried := found["back_end"]:
         with_what = f"is confined with {tried['strength']}" if tried["strength"] else f"is refused: {tried['refusal']}"
         click.echo(f"In {tried['name']} it {with_what}.")
+
+
+def _show_extras(found: dict[str, Any]) -> None:
+    click.echo("Extras")
+    for extra, missing in found["extras"].items():
+        if not missing:
+            told = ", ".join(f"{name} {found['packages'][name]}" for name in _required()[extra])
+        elif extra in _FOR_CONTRIBUTORS:
+            continue
+        else:
+            told = f"missing: {', '.join(missing)}"
+        click.echo(f"  {extra:<12} {told}")
+    if any(found["extras"].values()):
+        click.echo(f"  To add one, {how_to_install('NAME')}")
+
+
+def _show_endpoints(endpoints: Sequence[dict[str, Any]]) -> None:
+    click.echo("Endpoints")
+    for one in endpoints:
+        taken = "" if one["seconds"] is None else f"after {one['seconds'] * 1000:.0f} ms: "
+        click.echo(f"  {one['base_url']}  {taken}{one['told']}")
+    if not endpoints:
+        click.echo(f"  {NONE_NAMED}")
 
 
 def _show_back_ends(found: dict[str, Any]) -> None:

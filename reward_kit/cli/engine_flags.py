@@ -14,7 +14,7 @@ from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.plan import Plan
 from reward_kit.runs.preparation import has_human
 from reward_kit.runs.request import Request
-from reward_kit.runs.tasks import Task
+from reward_kit.runs.tasks import LoadedTask
 
 if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic
@@ -52,7 +52,7 @@ class EngineFlags:
                 f"{recorded} goes with --engine local: the answers of several workers have no one order"
             )
 
-    def as_the_driver_needs_it(self, task: Task) -> Task:
+    def as_the_driver_needs_it(self, task: LoadedTask) -> LoadedTask:
         """The task as the driver makes its parties: where others act, a model of one's own needs no weights here."""
         policy = task.definition.policy
         if self.engine == "local" or policy is None or policy.type != "hf":
@@ -60,7 +60,7 @@ class EngineFlags:
         outline = policy.model_copy(update={"device": "meta"})
         return replace(task, definition=task.definition.model_copy(update={"policy": outline}))
 
-    def engine_of(self, task: Task, request: Request, plan: Plan, traffic: Traffic) -> Engine | None:
+    def engine_of(self, task: LoadedTask, request: Request, plan: Plan, traffic: Traffic) -> Engine | None:
         """The engine that is meant; None for this process.
 
         Args:

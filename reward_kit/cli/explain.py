@@ -8,9 +8,7 @@ from pathlib import Path
 
 import click
 
-from reward_kit.rl.training.explain import explained, notes
-from reward_kit.rl.training.plan import load_plan
-from reward_kit.rl.training.policy_checks import check_policy
+from reward_kit.cli.learning import needs_to_learn
 from reward_kit.runs.overrides import parse_override
 
 
@@ -37,6 +35,10 @@ def command(config: Path, overrides: tuple[str, ...]) -> None:
       reward-kit explain train.yaml
       reward-kit explain train.yaml -T ppo.loss=gspo
     """
+    with needs_to_learn("explain"):
+        from reward_kit.rl.training.explain import explained, notes
+        from reward_kit.rl.training.plan import load_plan
+        from reward_kit.rl.training.policy_checks import check_policy
     with contextlib.redirect_stdout(sys.stderr):
         plan = load_plan(config, dict(parse_override(item) for item in overrides))
         check_policy(plan)

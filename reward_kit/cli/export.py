@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from reward_kit.cli import completing
 from reward_kit.cli.numbers import Number
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.export.chats import Unfit, chat_of
@@ -26,7 +27,7 @@ CHATS = "openai-jsonl"
 
 
 @click.command(name="export")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=click.Path(path_type=Path), shell_complete=completing.runs)
 @click.option(
     "--format",
     "form",

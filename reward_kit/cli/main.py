@@ -7,13 +7,18 @@ import os
 import sys
 import threading
 from importlib import import_module
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from reward_kit.cli import operator_log
-from reward_kit.errors import ConfigError, RewardKitError, did_you_mean, how_to_install
+from reward_kit.errors import RewardKitError, did_you_mean
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_PREFIX = "REWARD_KIT"
+_COMPLETE = "_REWARD_KIT_COMPLETE"  # set by the script of a shell, when it asks
 VERBS: dict[str, str] = {
     "init": "Write a small project that works, to be changed into your own.",
     "run": "Run a task file: collect episodes, score them, show a table.",
@@ -33,12 +38,19 @@ VERBS: dict[str, str] = {
     "doctor": "Show what this machine offers, and what is missing.",
     "runs": "List runs, and remove old ones.",
     "schema": "Print the JSON schema of task files or train files, for your editor.",
+    "completion": "Print the script by which your shell completes commands at TAB.",
     "sandbox-serve": "Run code for another machine; started by the other side of a back end.",
 }
 
 
-LEARNING = ("train", "explain")
-"""Verbs that are not there without the extra `train`."""
+EXIT_CODES = {
+    0: "It worked, and every gate was passed.",
+    1: "A gate failed: `--fail-under`, `--fail-on-error`, a limit of the run, findings of `check`, a wall of `doctor`.",
+    2: "Wrong usage or configuration: an option, a task file, a path. Nothing was run.",
+    3: "The run itself failed, or every episode of it broke.",
+    130: "It was stopped, by Ctrl-C or SIGTERM; what was done is kept, and `--resume` goes on.",
+}
+"""What each exit code of the program says."""
 
 
 class LazyGroup(click.Group):
@@ -52,13 +64,8 @@ class LazyGroup(click.Group):
         """The verb of this name, loaded now."""
         if name not in VERBS:
             return None
-        try:
-            command: click.Command = import_module(f"reward_kit.cli.{name.replace('-', '_')}").command
-        except ModuleNotFoundError as error:
-            if name not in LEARNING or (error.name or "").startswith("reward_kit"):
-                raise
-            raise ConfigError(f"{name} needs {error.name}; {how_to_install('train')}") from error
-        return _with_verbose(command)
+        command: click.Command = import_module(f"reward_kit.cli.{name.replace('-', '_')}").command
+        return _as_every_verb(command, f"{_PREFIX}_{name}")
 
     def resolve_command(
         self, context: click.Context, args: list[str]
@@ -72,6 +79,13 @@ class LazyGroup(click.Group):
         """The verbs with their summaries, without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The verbs and options that begin so, without importing any verb."""
+        from click.shell_completion import CompletionItem
+
+        verbs = [CompletionItem(name, help=told) for name, told in VERBS.items() if name.startswith(incomplete)]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 def _verbose() -> click.Option:
@@ -92,10 +106,23 @@ def _show_logs(context: click.Context, times: int) -> None:
         operator_log.begin(told["verbose"])
 
 
-def _with_verbose(command: click.Command) -> click.Command:
-    if not any("--verbose" in option.opts for option in command.params):
-        command.params.append(_verbose())
+def _as_every_verb(command: click.Command, prefix: str) -> click.Command:
+    """With what every verb has: `-v`, and a line on how the environment gives its options."""
+    for name, inner in getattr(command, "commands", {}).items():
+        _as_every_verb(inner, f"{prefix}_{name}")
+    if any("--verbose" in option.opts for option in command.params):
+        return command
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    if options:
+        command.epilog = f"Options may stand in the environment too: {_by_environment(options[0], prefix)}."
+    command.params.append(_verbose())
     return command
+
+
+def _by_environment(option: click.Option, prefix: str) -> str:
+    longest = max(option.opts, key=len)
+    variable = f"{prefix}_{longest.removeprefix('--')}".replace("-", "_").upper()
+    return f"{longest} as {variable}"
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, params=[_verbose()])
@@ -103,14 +130,19 @@ def _with_verbose(command: click.Command) -> click.Command:
 def program() -> None:
     """Evaluate language-model agents, and train them with credit for every step.
 
-    Start with: reward-kit run examples/frozen_lake/task.yaml --policy random
+    \b
+    Start with:
+      reward-kit init my_evaluation
+      cd my_evaluation
+      reward-kit run task.yaml
     """
 
 
 def main() -> None:
-    """The console entry point. Exit codes: 0 ok, 1 a gate failed, 2 usage or config, 3 the run failed, 130 stopped."""
+    """The console entry point, which exits with one of `EXIT_CODES`."""
+    _complete_whole_words()
     try:
-        code = program(auto_envvar_prefix="REWARD_KIT", standalone_mode=False)
+        code = program(auto_envvar_prefix=_PREFIX, complete_var=_COMPLETE, standalone_mode=False)
     except RewardKitError as error:
         click.echo(f"error: {error}", err=True)
         _leave(error.exit_code)
@@ -126,6 +158,16 @@ def main() -> None:
     except SystemExit as leaving:
         _leave(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
     _leave(code if isinstance(code, int) else 0)
+
+
+def _complete_whole_words() -> None:
+    """Have click answer bash in our way, where it is bash that asks."""
+    if _COMPLETE in os.environ:
+        from click.shell_completion import add_completion_class
+
+        from reward_kit.cli.completing import WholeWords
+
+        add_completion_class(WholeWords)
 
 
 def _first_of_ours(group: ExceptionGroup[Exception]) -> RewardKitError:

@@ -246,7 +246,7 @@ def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control
         note.print(f"Score these episodes with another reward:  {shlex.join(again)}")
     if broken := sum(sum(summary.errors.values()) for summary in summaries):
         log = f"; tracebacks are in {store.path / 'run.log'}" if (store.path / "run.log").exists() else ""
-        note.print(f"{broken} episodes broke and are kept as errors{log}")
+        note.print(_that_broke(broken) + log)
         if ending.resume_command:
             command = shlex.join([*ending.resume_command, "--only-failed"])
             note.print(f"Run those again with:  {command}  (and --force where you have mended the reward or the task)")
@@ -292,6 +292,10 @@ def _tell_of_credit(credited: RunCredit, path: Path, note: Console) -> None:
     note.print(f"{headline(credited.section)}; its best and worst:  {shlex.join(['reward-kit', 'credit', str(path)])}")
     for warning in credited.warnings:
         note.print(f"warning: {warning}", style="yellow")
+
+
+def _that_broke(count: int) -> str:
+    return "1 episode broke and is kept as an error" if count == 1 else f"{count} episodes broke and are kept as errors"
 
 
 def _exit_code(

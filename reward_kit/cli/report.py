@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from reward_kit.cli import completing
 from reward_kit.runs.report.any_page import write_any_report
 
 
 @click.command(name="report")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=click.Path(path_type=Path), shell_complete=completing.runs)
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Default: report.html in RUN.")
 def command(run: Path, output: Path | None) -> None:
     """Write the page of RUN, the folder of a run, and print where it is.

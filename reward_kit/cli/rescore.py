@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from reward_kit.cli import completing
 from reward_kit.cli.outcome import Ending, FurtherPart, run_into
 from reward_kit.cli.scoring import Asked, made_ready, scoring_flags
 from reward_kit.errors import ConfigError, StoreError
@@ -43,7 +44,7 @@ _MUST_HOLD = {"run": "episodes of another run", "files": "the run has changed si
 
 
 @click.command(name="rescore")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=click.Path(path_type=Path), shell_complete=completing.runs)
 @scoring_flags("rescore")
 @click.option(
     "-o",

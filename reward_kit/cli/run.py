@@ -6,15 +6,16 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import click
 import pydantic
 from click.core import ParameterSource
 
+from reward_kit.cli import completing
 from reward_kit.cli.engine_flags import EngineFlags, where_it_is_collected
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.outcome import Ending, run_into
@@ -29,14 +30,76 @@ from reward_kit.runs.redaction import is_hidden
 from reward_kit.runs.request import Request, changes_since, header_to_resume
 from reward_kit.runs.resources import check_world
 from reward_kit.runs.store import RunStore, latest_run
-from reward_kit.runs.tasks import Task, load_task
+from reward_kit.runs.tasks import LoadedTask, load_task
+from reward_kit.shown_text import counted
 from reward_kit.task_parts import RunLimitsModel
 from reward_kit.validation import describe_validation_error
 
 if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic
+    from reward_kit.runs.engine import Engine
+    from reward_kit.runs.redaction import Redaction
 
 _LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the flags of `run` said, each under the name of its flag."""
+
+    task: Path | None
+    models: tuple[str, ...]
+    policies: tuple[str, ...]
+    base_url: str | None
+    rollouts: int | None
+    limit: int | None
+    sample_ids: tuple[str, ...]
+    max_concurrency: int
+    seed: int
+    overrides: tuple[str, ...]
+    sandbox: str | None
+    sandbox_back_end: str | None
+    install_requirements: bool
+    collecting: EngineFlags
+    log_dir: Path
+    resume: str | None
+    only_failed: bool
+    force: bool
+    max_cost: float | None
+    record: Path | None
+    replay: Path | None
+    fail_under: float | None
+    fail_on_error: float | None
+    display: str | None
+    as_json: bool
+    dry_run: bool
+
+    def request(self, task: Path, overrides: Mapping[str, Any]) -> Request:
+        """What a new run is asked to do."""
+        given = (self.models, self.policies, self.base_url, self.rollouts, self.limit, self.sample_ids, self.seed)
+        return Request(task, overrides, *given)
+
+
+class Ready(NamedTuple):
+    """What is checked and loaded.
+
+    Attributes:
+        task: as it was loaded.
+        request: what of it is run, and by whom.
+        plan: the same, with its parties made.
+        redaction: what is kept out of everything that is written.
+        traffic: of the run.
+        engine: where episodes are collected; None for this process.
+        path: the folder of the run that goes on; None for a new one.
+    """
+
+    task: LoadedTask
+    request: Request
+    plan: Plan
+    redaction: Redaction
+    traffic: Traffic
+    engine: Engine | None
+    path: Path | None
 
 
 @click.command(name="run")
@@ -54,6 +117,7 @@ _LATEST = "latest"
     "policies",
     multiple=True,
     envvar="REWARD_KIT_RUN_POLICY",
+    shell_complete=completing.policies,
     help="random, expert, human, scripted, replay:RUN or file.py:Class; repeat to compare.",
 )
 @click.option("--base-url", help="The OpenAI-compatible endpoint of the --models (else OPENAI_BASE_URL).")
@@ -79,8 +143,21 @@ _LATEST = "latest"
 )
 @where_it_runs("the task's")
 @where_it_is_collected()
-@click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
-@click.option("--resume", is_flag=False, flag_value=_LATEST, metavar="[RUN]", help="Go on; default: the latest run.")
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Where the new run's folder is made; with --resume, where the latest is looked for.",
+)
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value=_LATEST,
+    metavar="[RUN]",
+    shell_complete=completing.runs,
+    help="Go on; default: the latest run.",
+)
 @click.option("--only-failed", is_flag=True, help="With --resume: run again what broke, and nothing else.")
 @click.option("--force", is_flag=True, help="With --resume: go on though the task's files changed.")
 @click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop at X US dollars.")
@@ -97,34 +174,7 @@ _LATEST = "latest"
     help="Print the summary as JSON on standard output.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, show what would run, write nothing.")
-def command(
-    task: Path | None,
-    models: tuple[str, ...],
-    policies: tuple[str, ...],
-    base_url: str | None,
-    rollouts: int | None,
-    limit: int | None,
-    sample_ids: tuple[str, ...],
-    max_concurrency: int,
-    seed: int,
-    overrides: tuple[str, ...],
-    sandbox: str | None,
-    sandbox_back_end: str | None,
-    install_requirements: bool,
-    collecting: EngineFlags,
-    log_dir: Path,
-    resume: str | None,
-    only_failed: bool,
-    force: bool,
-    max_cost: float | None,
-    record: Path | None,
-    replay: Path | None,
-    fail_under: float | None,
-    fail_on_error: float | None,
-    display: str | None,
-    as_json: bool,
-    dry_run: bool,
-) -> None:
+def command(**given: Any) -> None:
     """Run TASK, a YAML file: collect episodes, score them, write them down, show a table.
 
     \b
@@ -133,48 +183,67 @@ def command(
       reward-kit run task.yaml --policy expert --policy random
       reward-kit run --resume
     """
+    asked = Asked(**given)
     # What a user's code prints, when it is loaded too, must not mix with the summary on standard output.
     with contextlib.redirect_stdout(sys.stderr):
-        path, header, parsed = None, None, dict(parse_override(item) for item in overrides)
-        if resume is not None:
-            _refuse_options_with_resume()
-            path = _run_to_resume(resume, task, log_dir)
-            header = header_to_resume(path)
-            request = _as_it_was_asked(header, parsed, base_url)
-        elif task is not None:
-            parsed |= keys_of_walls(sandbox, sandbox_back_end, install_requirements)
-            request = Request(task, parsed, models, policies, base_url, rollouts, limit, sample_ids, seed)
-        else:
-            raise click.UsageError("name a task file, or give --resume")
-        _refuse_what_goes_with_resume(resume, only_failed=only_failed, force=force)
-        collecting.refuse_unused({"--record": record, "--replay": replay})
-        loaded = load_task(request.task_path, request.overrides)
-        if path is not None and header is not None:
-            _check_unchanged(path, header, loaded, force)
-        loaded = _with_run_limits(loaded, header, parsed, max_cost)
-        traffic = _traffic(record, replay)
-        plan, redaction = plan_of(collecting.as_the_driver_needs_it(loaded), request, max_concurrency, traffic)
-        where = collecting.engine_of(loaded, request, plan, traffic)
-        anyio.run(check_world, loaded.definition, loaded.samples, loaded.path)
-        _record(record, traffic, dry_run)  # opened last, so that bad input leaves none behind
-    click.echo("".join(f"{note}\n" for note in loaded.notes), err=True, nl=False)
-    if dry_run:
-        _show_plan(plan, as_json)
+        ready = _made_ready(asked)
+    click.echo("".join(f"{note}\n" for note in ready.task.notes), err=True, nl=False)
+    if asked.dry_run:
+        _show_plan(ready.plan, asked.as_json)
         return
-    store = RunStore(path, redaction) if path is not None else new_store(log_dir, loaded, plan, request, redaction)
-    ending = _ending(plan, store.path, fail_under, as_json)
-    shown = _display(display, plan)
-    code = run_into(
+    sys.exit(_carried_out(ready, asked))
+
+
+def _made_ready(asked: Asked) -> Ready:
+    """Everything that is checked and loaded before something is written.
+
+    Raises:
+        ConfigError: the task, or what is asked of it, is wrong.
+        UsageError: the flags do not go together.
+    """
+    path, header, parsed = None, None, dict(parse_override(item) for item in asked.overrides)
+    if asked.resume is not None:
+        _refuse_options_with_resume()
+        path = _run_to_resume(asked.resume, asked.task, asked.log_dir)
+        header = header_to_resume(path)
+        request = _as_it_was_asked(header, parsed, asked.base_url)
+    elif asked.task is not None:
+        parsed |= keys_of_walls(asked.sandbox, asked.sandbox_back_end, asked.install_requirements)
+        request = asked.request(asked.task, parsed)
+    else:
+        raise click.UsageError("name a task file, or give --resume")
+    _refuse_what_goes_with_resume(asked.resume, only_failed=asked.only_failed, force=asked.force)
+    asked.collecting.refuse_unused({"--record": asked.record, "--replay": asked.replay})
+    loaded = load_task(request.task_path, request.overrides)
+    if path is not None and header is not None:
+        _check_unchanged(path, header, loaded, asked.force)
+    loaded = _with_run_limits(loaded, header, parsed, asked.max_cost)
+    traffic = _traffic(asked.record, asked.replay)
+    acted = asked.collecting.as_the_driver_needs_it(loaded)
+    plan, redaction = plan_of(acted, request, asked.max_concurrency, traffic)
+    engine = asked.collecting.engine_of(loaded, request, plan, traffic)
+    anyio.run(check_world, loaded.definition, loaded.samples, loaded.located)
+    _record(asked.record, traffic, asked.dry_run)  # opened last, so that bad input leaves none behind
+    return Ready(loaded, request, plan, redaction, traffic, engine, path)
+
+
+def _carried_out(ready: Ready, asked: Asked) -> int:
+    """Run what is ready, in a new folder or in that of the run which goes on; its exit code."""
+    plan = ready.plan
+    if ready.path is not None:
+        store = RunStore(ready.path, ready.redaction)
+    else:
+        store = new_store(asked.log_dir, ready.task, plan, ready.request, ready.redaction)
+    return run_into(
         plan,
         store,
-        ending,
-        display=shown,
-        traffic=traffic,
-        error_limit=fail_on_error,
-        only_failed=only_failed,
-        engine=where,
+        _ending(plan, store.path, asked.fail_under, asked.as_json),
+        display=_display(asked.display, plan),
+        traffic=ready.traffic,
+        error_limit=asked.fail_on_error,
+        only_failed=asked.only_failed,
+        engine=ready.engine,
     )
-    sys.exit(code)
 
 
 def _refuse_what_goes_with_resume(resume: str | None, *, only_failed: bool, force: bool) -> None:
@@ -190,7 +259,7 @@ def _display(asked: str | None, plan: Plan) -> str | None:
 def _ending(plan: Plan, path: Path, fail_under: float | None, as_json: bool) -> Ending:
     definition = plan.definition
     return Ending(
-        title=f"{definition.name}  ({len(plan.samples)} samples × {plan.rollouts})",
+        title=f"{definition.name}  ({counted(len(plan.samples), 'sample')} × {plan.rollouts})",
         pass_threshold=definition.pass_threshold,
         expected=plan.total,
         fail_under=fail_under,
@@ -227,7 +296,9 @@ def _as_it_was_asked(header: RunHeader, given: Mapping[str, Any], base_url: str 
     return Request.of_run(header).changed(given, base_url, hidden)
 
 
-def _with_run_limits(task: Task, header: RunHeader | None, given: Mapping[str, Any], max_cost: float | None) -> Task:
+def _with_run_limits(
+    task: LoadedTask, header: RunHeader | None, given: Mapping[str, Any], max_cost: float | None
+) -> LoadedTask:
     """The task with other limits of the run: those of the command line, when the run began and now."""
     limits = dict(header.run_limits) if header is not None else {}
     limits |= {key.partition(".")[2]: value for key, value in given.items() if key.startswith("run_limits.")}
@@ -245,7 +316,7 @@ def _traffic(record: Path | None, replay: Path | None) -> Traffic:
     from reward_kit.providers.traffic import Traffic
 
     if record is not None and replay is not None:
-        raise click.UsageError("--record and --replay exclude each other")
+        raise click.UsageError("give --record or --replay, not both")
     return Traffic(cassette=Cassette.replay(replay) if replay is not None else None)
 
 
@@ -267,7 +338,7 @@ def _run_to_resume(resume: str, task: Path | None, log_dir: Path) -> Path:
     return latest_run(log_dir, load_task(task).definition.name if task is not None else None)
 
 
-def _check_unchanged(path: Path, header: RunHeader, task: Task, force: bool) -> None:
+def _check_unchanged(path: Path, header: RunHeader, task: LoadedTask, force: bool) -> None:
     """Episodes and scores of one run belong together only while what they come from is the same."""
     changes = changes_since(path, header, task)
     if not changes:

@@ -17,19 +17,39 @@ from reward_kit.runs.tables import figure
 
 _AGE = re.compile(r"(\d+)([dhm])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
-_LOG_DIR = click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
+_LOG_DIR = click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="The folder of the runs.",
+)
 
 
 @click.group(name="runs")
 def command() -> None:
-    """List and remove runs."""
+    """List and remove runs.
+
+    \b
+    Examples:
+      reward-kit runs list
+      reward-kit runs prune --keep 5
+    """
 
 
 @command.command(name="list")
 @_LOG_DIR
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+@click.option(
+    "--json", "as_json", is_flag=True, envvar="REWARD_KIT_RUNS_LIST_JSON", help="Print JSON on standard output."
+)
 def list_(log_dir: Path, as_json: bool) -> None:
-    """The runs of a folder, the newest first."""
+    """The runs of a folder, the newest first: where each is, how it ended, its size and its mean scores.
+
+    \b
+    Examples:
+      reward-kit runs list
+      reward-kit runs list --log-dir elsewhere --json
+    """
     runs = stored_runs(log_dir)
     if as_json:
         click.echo(json.dumps([_as_json(run) for run in runs]))

@@ -13,6 +13,10 @@ def command() -> int:
 
     Nobody types this: `sandbox: {back_end: ssh:HOST}` in a task file starts it on HOST, and `docker:IMAGE` in a
     container. It ends with its input, and everything it started ends with it.
+
+    \b
+    Example, as it is started on HOST:
+      ssh HOST reward-kit sandbox-serve
     """
     serve_here()
     return 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from reward_kit.cli import completing
 from reward_kit.cli.numbers import Number
 from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
 from reward_kit.runs.overrides import parse_override
@@ -51,7 +52,13 @@ def scoring_flags(verb: str) -> Callable[[Any], Any]:
     """
     named = f"REWARD_KIT_{verb.upper()}"
     flags = (
-        click.option("--reward", required=True, metavar="FILE.py:FUNCTION", help="The reward function."),
+        click.option(
+            "--reward",
+            required=True,
+            metavar="FILE.py:FUNCTION",
+            shell_complete=completing.rewards,
+            help="The reward function.",
+        ),
         click.option(
             "-O",
             "--option",
@@ -74,7 +81,13 @@ def scoring_flags(verb: str) -> Callable[[Any], Any]:
         click.option(
             "--pass-threshold", type=Number(), help="A score of this or more passes; default 1, or the run's."
         ),
-        click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True),
+        click.option(
+            "--log-dir",
+            type=click.Path(path_type=Path),
+            default=Path("runs"),
+            show_default=True,
+            help="Where the new run's folder is made.",
+        ),
         click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 where a mean score is below X."),
         click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal."),
         click.option(

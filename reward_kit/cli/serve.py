@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
-from reward_kit.cli import operator_log
+from reward_kit.cli import completing, operator_log
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.reward_flags import where_it_runs
 from reward_kit.errors import ConfigError
@@ -32,7 +32,9 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
 
 
 @click.command(name="serve")
-@click.argument("rewards", nargs=-1, required=True, metavar="[NAME=]FILE.py:FUNCTION…")
+@click.argument(
+    "rewards", nargs=-1, required=True, metavar="[NAME=]FILE.py:FUNCTION…", shell_complete=completing.rewards
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=WholeNumber(0, 65535), default=8700, show_default=True, help="0 takes a free one.")
 @click.option(

@@ -2,51 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import click
 
-from reward_kit.cli.outcome import (
-    allow_many_connections,
-    display_kind,
-    interruptible,
-    log_to,
-    note_console,
-    write_page,
-)
-from reward_kit.cli.resumed_secrets import told_of_hidden
-from reward_kit.errors import ConfigError
-from reward_kit.processes import LOG_FOLDER
-from reward_kit.rl.learner.crew import Crew, crew_of_processes
-from reward_kit.rl.training.carry_out import Outcome, carry_out
-from reward_kit.rl.training.display import TrainingDisplay
-from reward_kit.rl.training.explain import explained, notes
-from reward_kit.rl.training.plan import TrainingPlan, load_plan
-from reward_kit.rl.training.policy_checks import check_policy
-from reward_kit.rl.training.resuming import CHANGEABLE, changes_since
-from reward_kit.rl.training.run_folder import RunFolder, header_of, latest_training, remove_unused, training_of
-from reward_kit.rl.training.session import INTERRUPTED
-from reward_kit.rl.training.setup import Makers
-from reward_kit.rl.training.together import help_to_train, sharded_by
-from reward_kit.runs import events
-from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.overrides import parse_override
-from reward_kit.runs.plan import Control
-from reward_kit.runs.redaction import without_hidden
-from reward_kit.runs.resources import check_world
-from reward_kit.runs.store import new_run_path
-from reward_kit.runs.training_files import METRICS
-
-_LATEST = "latest"
+from reward_kit.cli import completing
+from reward_kit.cli.learning import needs_to_learn
 
 
 @click.command(name="train")
@@ -60,8 +22,21 @@ _LATEST = "latest"
     metavar="KEY=VALUE",
     help="Set a key of the train file (dotted for inner; task.KEY for one of the task).",
 )
-@click.option("--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
-@click.option("--resume", is_flag=False, flag_value=_LATEST, metavar="[RUN]", help="Go on; default: the latest run.")
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Where the new run's folder is made; with --resume, where the latest is looked for.",
+)
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value="latest",
+    metavar="[RUN]",
+    shell_complete=completing.runs,
+    help="Go on; default: the latest run.",
+)
 @click.option("--force", is_flag=True, help="With --resume: go on though the files changed.")
 @click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal.")
 @click.option(
@@ -72,16 +47,7 @@ _LATEST = "latest"
     help="Print the summary as JSON on standard output.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, say what would be trained, write nothing.")
-def command(
-    config: Path | None,
-    overrides: tuple[str, ...],
-    log_dir: Path,
-    resume: str | None,
-    force: bool,
-    display: str | None,
-    as_json: bool,
-    dry_run: bool,
-) -> None:
+def command(**given: Any) -> None:
     """Train a policy as CONFIG, a YAML file, says. Ctrl-C stops after the update at hand; --resume goes on.
 
     \b
@@ -90,160 +56,6 @@ def command(
       reward-kit train train.yaml -T ppo.lr=1e-4 -T pipeline=one_step_off
       reward-kit train --resume
     """
-    with crew_of_processes() as crew:
-        if crew is not None and not crew.processes.is_first:
-            if not help_to_train(crew):
-                sys.exit(0)  # the first process has said what there is to say
-            return
-        code = _command(config, overrides, log_dir, resume, force, display, as_json, dry_run, crew)
-    sys.exit(code)
-
-
-def _command(
-    config: Path | None,
-    overrides: tuple[str, ...],
-    log_dir: Path,
-    resume: str | None,
-    force: bool,
-    display: str | None,
-    as_json: bool,
-    dry_run: bool,
-    crew: Crew | None,
-) -> int:
-    # What a user's code prints must not mix with the summary on standard output.
-    with contextlib.redirect_stdout(sys.stderr):
-        given, path = dict(parse_override(item) for item in overrides), None
-        if resume is not None:
-            path = _run_to_resume(resume, config, log_dir)
-            plan = _plan_to_resume(path, given, force)
-        elif config is None:
-            raise click.UsageError("name a train file, or give --resume")
-        elif force:
-            raise click.UsageError("--force goes with --resume")
-        else:
-            plan = load_plan(config, given)
-        check_policy(plan)
-        _check_world(plan)
-    if dry_run:
-        click.echo(json.dumps({"dry_run": True, "run": plan.name}) if as_json else explained(plan))
-        click.echo("Nothing was written.", err=True)
-        return 0
-    if path is None:
-        path = new_run_path(log_dir, plan.name)
-        RunFolder.create(path, header_of(path.name, plan), plan.redaction)
-    try:
-        return _train(plan, path, display, as_json, crew)
-    except (ConfigError, ExceptionGroup) as error:
-        is_refused = isinstance(error, ConfigError) or error.subgroup(ConfigError) is not None
-        if is_refused and resume is None:  # by what only weights or worlds could tell: there is nothing to go on from
-            remove_unused(path)
-        raise
-
-
-def _check_world(plan: TrainingPlan) -> None:
-    anyio.run(check_world, plan.task.definition, plan.samples, plan.task.path)
-    for note in [*plan.task.notes, *notes(plan)]:
-        click.echo(note, err=True)
-    if (held_out := plan.held_out) is not None:
-        anyio.run(check_world, held_out.task.definition, held_out.samples, held_out.task.path)
-
-
-def _run_to_resume(resume: str, config: Path | None, log_dir: Path) -> Path:
-    path = Path(resume) if resume != _LATEST else latest_training(log_dir, load_plan(config).name if config else None)
-    if not (path / FILE).is_file():
-        raise ConfigError(f"--resume: {path} is no run; name a folder with a {FILE}, or none for the latest")
-    return path
-
-
-def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> TrainingPlan:
-    """The plan of a run that goes on, with what a resume may change.
-
-    Raises:
-        ConfigError: something would change that the earlier updates were made with.
-    """
-    header = RunHeader.read(path)
-    training = training_of(header, path)
-    hidden = told_of_hidden(training.overrides, given)
-    for key in given:
-        if key.partition(".")[0] not in CHANGEABLE and key not in hidden:
-            raise ConfigError(
-                f"-T {key} cannot be changed by --resume; start a new run. These can: {', '.join(CHANGEABLE)}"
-            )
-    before = without_hidden(training.overrides) | {key: given[key] for key in hidden if key in given}
-    plan = load_plan(Path(training.train_path), before)
-    changes = changes_since(header, plan, path)
-    for change in changes.allowed:
-        click.echo(f"{change}", err=True)
-    if changes.refused:
-        told = f"{path} cannot go on as it began, because these changed: {', '.join(changes.refused)}"
-        if not force:
-            raise ConfigError(f"{told}. Start a new run, undo the change, or go on all the same with --force")
-        click.echo(f"--force: {told}", err=True)
-    return load_plan(Path(training.train_path), {**before, **given}) if given else plan
-
-
-def _train(plan: TrainingPlan, path: Path, display: str | None, as_json: bool, crew: Crew | None) -> int:
-    makers = _makers(plan, crew)
-    evaluation = plan.config.evaluation
-    every = evaluation.every if evaluation is not None else None
-    shown = TrainingDisplay(display_kind(display), plan.config.updates, evaluated_every=every)
-
-    def stoppable(control: Control, watching: TrainingDisplay) -> AbstractAsyncContextManager[None]:
-        return interruptible(control, watching, None)
-
-    async def run() -> Outcome:
-        with shown, contextlib.redirect_stdout(sys.stderr):
-            return await carry_out(plan, folder, shown, stoppable, makers)
-
-    allow_many_connections()
-    # Bars of libraries that load and write weights would be drawn over ours.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    with RunFolder(path, plan.redaction) as folder:
-        log_to(path / "run.log", plan.redaction)
-        LOG_FOLDER.set(path / "logs")
-        events.began(path, "training", plan.config.updates)
-        try:
-            outcome = anyio.run(run)
-        finally:
-            _write_page(path)
-        events.ended(path, "training", outcome.status)
-    return _end(path, outcome, as_json, _started_by(crew))
-
-
-def _makers(plan: TrainingPlan, crew: Crew | None) -> Makers:
-    """Of what is in other processes."""
-    makers = Makers() if crew is None else Makers(sharded_by(crew))
-    if plan.config.engine.type == "local":
-        return makers
-    from reward_kit.integrations.ray.training import on_cluster
-
-    return on_cluster(plan, makers)
-
-
-def _started_by(crew: Crew | None) -> list[str]:
-    """The words with which this command was called, as far as a resume needs them."""
-    if crew is None:
-        return ["reward-kit"]
-    here = os.environ.get("LOCAL_WORLD_SIZE", str(crew.processes.size))
-    return ["torchrun", "--nproc-per-node", here, "-m", "reward_kit.cli.main"]
-
-
-def _write_page(path: Path) -> None:
-    """Also of a run that failed or was stopped: how it went until then."""
-    metrics = path / METRICS
-    if metrics.is_file() and metrics.stat().st_size:
-        write_page(path, note_console())
-
-
-def _end(path: Path, outcome: Outcome, as_json: bool, called: Sequence[str]) -> int:
-    if as_json:
-        click.echo(json.dumps({"run": str(path), "status": outcome.status, **outcome.summary}))
-    elif (best := outcome.summary.get("best")) is not None:
-        update = outcome.summary["best_update"]
-        when = f"after update {update}" if update else "before the first update; none was better, so there is no model/"
-        click.echo(f"best {outcome.summary['metric']} {best:.3f} {when}")
-    click.echo(f"Written to {path}", err=True)
-    if outcome.status != INTERRUPTED:
-        return 0
-    click.echo(f"Go on with:  {shlex.join([*called, 'train', '--resume', str(path)])}", err=True)
-    return 130
+    with needs_to_learn("train"):
+        from reward_kit.cli.training import Asked, train
+    train(Asked(**given))

@@ -10,13 +10,21 @@ import anyio
 import anyio.to_thread
 import click
 
+from reward_kit.cli import completing
 from reward_kit.errors import ConfigError
 from reward_kit.runs.header import FILE
 from reward_kit.runs.viewer.catalogue import Catalogue
 
 
 @click.command(name="view")
-@click.argument("folder", required=False, type=click.Path(path_type=Path), default=Path("runs"), metavar="[DIR]")
+@click.argument(
+    "folder",
+    required=False,
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    metavar="[DIR]",
+    shell_complete=completing.runs,
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
 @click.option(
     "--open/--no-open",
@@ -41,7 +49,7 @@ def command(folder: Path, port: int, opens: bool) -> None:
 
 def _catalogue_of(folder: Path) -> Catalogue:
     if not folder.is_dir():
-        raise ConfigError(f"no folder {folder}; name the folder of the runs, or of one run")
+        raise ConfigError(f"there is no folder {folder}; name the folder of the runs, or of one run")
     if (folder / FILE).is_file():
         whole = folder.resolve()
         return Catalogue(whole.parent, only=whole.name)

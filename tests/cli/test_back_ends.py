@@ -70,10 +70,10 @@ def test_a_back_end_that_cannot_be_used_ends_the_run_before_it_begins(project: P
 
 
 def test_the_doctor_tries_it(project: Project, reached: dict[str, str]) -> None:
-    done = project.call("doctor", "--back-end", SSH, **reached)
+    done = project.call("doctor", "--sandbox-back-end", SSH, **reached)
     assert done.returncode == 0, done.stderr
     assert f"In {SSH} it is confined with " in done.stdout
-    done = project.call("doctor", "--json", "--back-end", "ssh:here:/not/there", **reached)
+    done = project.call("doctor", "--json", "--sandbox-back-end", "ssh:here:/not/there", **reached)
     assert done.returncode == 1
     found = json.loads(done.stdout)
     assert "ssh:here:/path/to/reward-kit" in found["back_end"]["refusal"]

@@ -98,6 +98,23 @@ def test_what_is_wrongly_asked_leaves_with_two(folder: Path, arguments: tuple[st
     assert code == 2 and said in message, done.output
 
 
+HALTING = """
+from reward_kit.environments import PythonStateResource
+
+class World(PythonStateResource):
+    def get_observation(self):
+        return "here"
+"""
+
+
+def test_a_world_that_cannot_be_looked_at_is_told_what_is_wrong_and_breaks_nothing(folder: Path) -> None:
+    (folder / "halting.py").write_text(HALTING, encoding="utf-8")
+    done = check("halting.py:World")
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit)
+    assert "get_observation is a plain function, and it is awaited" in done.stdout
+    assert done.stdout.endswith("halting.py:World: 1 error (native fork, 20 steps)\n")
+
+
 def test_what_is_a_reward_is_read_and_not_run(folder: Path) -> None:
     (folder / "own.py").write_text(REWARD + "\nraise SystemExit(7)\n", encoding="utf-8")
     names = ("right", "plain", "World", "unknown")
@@ -205,7 +222,7 @@ class TestATaskThatWouldCostMoney:
 
     def test_a_judge_itself_is_refused(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "k")
-        judge = ("reward_kit.rewards:llm_judge", "-c", "model=m", "-c", "base_url=http://127.0.0.1:9/v1")
+        judge = ("reward_kit.rewards:llm_judge", "-O", "model=m", "-O", "base_url=http://127.0.0.1:9/v1")
         told = str(check(*judge).exception)
         assert "asks a model, which costs money" in told and "reward-kit calibrate" in told
 

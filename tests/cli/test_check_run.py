@@ -309,8 +309,8 @@ def rewrite(path: Path, change: Callable[[list[Any]], None]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ("-E", "omega=0.3"),
-        ("-E", "combination=additive", "-E", "step_weight=0.5"),
+        ("-O", "omega=0.3"),
+        ("-O", "combination=additive", "-O", "step_weight=0.5"),
         *(("--estimator", name) for name in ("grpo", "rloo", "discounted_returns", "turn_level_grpo")),
     ],
 )

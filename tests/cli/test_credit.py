@@ -78,7 +78,7 @@ def test_as_json_it_is_one_object_with_the_actions_of_the_extremes(tmp_path: Pat
 
 def test_the_settings_are_the_tasks_with_those_of_the_command_line_on_them(tmp_path: Path) -> None:
     run = stored_run(tmp_path, credit={"estimator": "gigpo", "omega": 0.25, "gamma": 0.5})
-    call(str(run), "-E", "gamma=0.75", "-E", "state_hash={name: last_messages, count: 2}")
+    call(str(run), "-O", "gamma=0.75", "-O", "state_hash={name: last_messages, count: 2}")
     name, options = estimates(run)
     assert (name, options["omega"], options["gamma"]) == ("gigpo", 0.25, 0.75)
     assert options["state_hash"] == {"name": "last_messages", "count": 2}
@@ -98,11 +98,11 @@ def test_another_estimator_has_options_of_its_own(tmp_path: Path) -> None:
     [
         (["--estimator", "GIGPO"], "unknown estimator 'GIGPO'; did you mean 'gigpo'"),
         (["--estimator", "gigpoo"], "unknown estimator 'gigpoo'; did you mean 'gigpo'"),
-        (["-E", "omgea=0.5"], "gigpo has no option 'omgea'; did you mean 'omega'"),
-        (["-E", "gamma='0.5'"], "gigpo, option 'gamma': expected a number"),
-        (["-E", "gamma"], "-E 'gamma': write key=value"),
-        (["-E", "step_rewards=env"], "-E step_rewards: expected 'reward_function' or 'environment'"),
-        (["-E", "estimator=rloo"], "-E estimator: write --estimator NAME"),
+        (["-O", "omgea=0.5"], "gigpo has no option 'omgea'; did you mean 'omega'"),
+        (["-O", "gamma='0.5'"], "gigpo, option 'gamma': expected a number"),
+        (["-O", "gamma"], "-O 'gamma': write key=value"),
+        (["-O", "step_rewards=env"], "-O step_rewards: expected 'reward_function' or 'environment'"),
+        (["-O", "estimator=rloo"], "-O estimator: write --estimator NAME"),
         (["--estimator", "gae"], r"rollout a.*policy_value_estimate"),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_run_by_its_bare_name_or_by_one_of_its_files_is_answered_with_its_fold
         ("episodes.jsonl", "steps", 5, "episodes.jsonl:1: it cannot be read as an episode: TypeError"),
         ("episodes.jsonl", "schema_version", 99, "episodes.jsonl:1: episode record of version 99"),
         ("episodes.jsonl", "rollout_id", None, "episodes.jsonl:1: a line is an object with a rollout_id, a text"),
-        ("scores.jsonl", "result", "x", "scores.jsonl: the score of a: result: expected a mapping of keys"),
+        ("scores.jsonl", "result", "x", "scores.jsonl: the score of a: result: .*expected a mapping of keys"),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, file: str, key: str, value: Any, message: str) -> None:

@@ -1,16 +1,25 @@
-"""`reward-kit doctor`: it tells what holds here, why what is missing is missing, and whether model code can run."""
+"""`reward-kit doctor`: what holds here, why what is missing is missing, whether model code can run, who answers.
+
+Endpoints are real servers on this machine.
+"""
 
 from __future__ import annotations
 
+import http.server
+import importlib.metadata
 import json
+import re
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from click.testing import CliRunner
 
 from reward_kit.cli import doctor
 from reward_kit.cli.doctor import command
+from reward_kit.errors import ConfigError
 from tests.sandbox.behind_walls import AVAILABLE, missing
 
 DENY = """
@@ -73,4 +82,144 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: wants)
     assert doctor._extras() == {"games": ["nothing-like-it"], "mcp": []}
     done = CliRunner().invoke(command, standalone_mode=False)
-    assert "missing: nothing-like-it" in done.stdout
+    assert "  games        missing: nothing-like-it\n" in done.stdout
+    assert f"  mcp          click {importlib.metadata.version('click')}\n" in done.stdout
+    assert "To add one, install the extra 'NAME': pip install" in done.stdout
+
+
+def test_what_only_contributors_need_is_not_missed(monkeypatch):
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: ["nothing-like-it; extra == 'dev'"])
+    shown = CliRunner().invoke(command, standalone_mode=False).stdout
+    assert "missing" not in shown[shown.index("Extras") :]
+
+
+class Endpoint:
+    """A server of `/v1/models` on this machine, which keeps what it was asked."""
+
+    def __init__(self, status: int = 200, body: str = '{"data": [{"id": "a"}]}', **headers: str) -> None:
+        self.keys: list[str | None] = []
+        endpoint = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                endpoint.keys.append(self.headers["Authorization"])
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class TestEndpoints:
+    @pytest.fixture(autouse=True)
+    def _nothing_is_named(self, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
+            monkeypatch.delenv(name, raising=False)
+
+    def told(self, *arguments: str) -> tuple[int, list[dict[str, object]]]:
+        done = CliRunner().invoke(command, ["--json", *arguments], standalone_mode=False)
+        assert "SECRET" not in done.output
+        return done.return_value, json.loads(done.stdout)["endpoints"]
+
+    def test_where_none_is_named_it_says_how_to_name_one(self):
+        assert self.told()[1] == []
+        shown = CliRunner().invoke(command, standalone_mode=False).stdout
+        assert "none named: set OPENAI_API_KEY" in shown and "--base-url URL" in shown
+
+    def test_one_that_answers_is_timed_and_its_models_counted(self, monkeypatch):
+        with Endpoint() as endpoint:
+            monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+            monkeypatch.setenv("OPENAI_API_KEY", "SECRET")
+            (one,) = self.told()[1]
+            shown = CliRunner().invoke(command, standalone_mode=False).stdout
+        assert (one["base_url"], one["outcome"], one["models"]) == (endpoint.url, "ok", 1)
+        assert one["seconds"] > 0
+        assert re.search(rf"{endpoint.url}  after \d+ ms: answers, 1 model\n", shown) and "SECRET" not in shown
+        assert set(endpoint.keys) == {"Bearer SECRET"}
+
+    def test_the_key_goes_to_its_own_endpoint_alone(self, monkeypatch):
+        with Endpoint() as own, Endpoint() as other, Endpoint(401) as locked:
+            monkeypatch.setenv("OPENAI_BASE_URL", own.url)
+            monkeypatch.setenv("OPENAI_API_KEY", "SECRET")
+            again = f"{own.url}/"
+            code, told = self.told("--base-url", other.url, "--base-url", locked.url, "--base-url", again)
+        assert [one["outcome"] for one in told] == ["ok", "ok", "unauthorised"]
+        assert "wants a key, and none was sent: OPENAI_API_KEY goes to OPENAI_BASE_URL alone" in told[2]["told"]
+        assert (own.keys, other.keys, locked.keys) == (["Bearer SECRET"], [None], [None])
+        assert code == 1
+
+    def test_a_redirect_is_told_and_not_followed(self, monkeypatch):
+        with Endpoint() as far, Endpoint(302, Location=f"{far.url}/models?secret=SECRET") as near:
+            monkeypatch.setenv("OPENAI_BASE_URL", near.url)
+            monkeypatch.setenv("OPENAI_API_KEY", "SECRET")
+            (one,) = self.told()[1]
+        assert one["outcome"] == "redirected" and "redirects to 127.0.0.1 (HTTP 302)" in one["told"]
+        assert far.keys == []
+
+    @pytest.mark.parametrize(
+        ("status", "body", "outcome", "words"),
+        [
+            (401, "", "unauthorised", "unauthorised (HTTP 401): it does not accept the key of OPENAI_API_KEY"),
+            (403, "", "unauthorised", "unauthorised (HTTP 403)"),
+            (404, "", "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?"),
+            (503, "", "failing", "is there and fails: HTTP 503"),
+            (200, "<html>", "foreign", "answers, and not as OpenAI's API does"),
+            (200, "[]", "foreign", "answers, and not as OpenAI's API does"),
+            (200, '{"data": []}', "ok", "answers, 0 models"),
+        ],
+    )
+    def test_each_trouble_has_a_word(self, monkeypatch, status, body, outcome, words):
+        with Endpoint(status, body) as endpoint:
+            monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+            monkeypatch.setenv("OPENAI_API_KEY", "SECRET")
+            (one,) = self.told()[1]
+        assert one["outcome"] == outcome and one["told"].startswith(words)
+
+    def test_nobody_there_and_no_such_name(self):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            refused = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+        code, told = self.told("--base-url", refused, "--base-url", "http://nosuch.invalid/v1")
+        assert [one["outcome"] for one in told] == ["refused", "unknown_host"]
+        assert code == 1 and all(one["seconds"] is None for one in told)
+
+    def test_what_does_not_speak_http_is_told(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+
+            def greet() -> None:
+                with server.accept()[0] as connection:
+                    connection.sendall(b"SSH-2.0\r\n")
+
+            threading.Thread(target=greet, daemon=True).start()
+            _, (one,) = self.told("--base-url", f"http://127.0.0.1:{server.getsockname()[1]}/v1")
+        assert one["outcome"] == "broken"
+
+    def test_what_is_no_url_is_refused(self):
+        with pytest.raises(ConfigError, match="holds a user name or password"):
+            CliRunner().invoke(
+                command, ["--base-url", "http://u:SECRET@h/v1"], standalone_mode=False, catch_exceptions=False
+            )
+
+    def test_a_wrong_variable_costs_its_line_and_not_the_rest(self, monkeypatch):
+        monkeypatch.setenv("OPENAI_BASE_URL", "localhost:8000")
+        _, (one,) = self.told()
+        assert one["outcome"] == "misconfigured" and "is no URL" in one["told"]
+
+    def test_a_file_of_variables_counts(self, tmp_path):
+        with Endpoint() as endpoint:
+            (tmp_path / ".env").write_text(f"OPENAI_BASE_URL={endpoint.url}\nOPENAI_API_KEY=SECRET\n")
+            (one,) = self.told()[1]
+        assert one["outcome"] == "ok" and endpoint.keys == ["Bearer SECRET"]

@@ -172,9 +172,9 @@ class TestWhatBreaksInOneEpisodeStaysThere:
         episodes = {line["sample_id"]: line for line in lines(path / "episodes.jsonl")}
         assert len(episodes) == 20
         assert [key for key, line in episodes.items() if line["failure"]] == ["q3"]
-        assert "cancelled from inside" in episodes["q3"]["failure"]["message"]
+        assert "what it waited for was cancelled" in episodes["q3"]["failure"]["message"]
         (answer,) = [m["content"] for m in episodes["q5"]["messages"] if m["role"] == "tool"]
-        assert answer == "Error: tool 'wait': cancelled from inside"
+        assert answer == "Error: tool 'wait': what it waited for was cancelled"
         unscored = [line for line in lines(path / "scores.jsonl") if line["score"] is None]
         assert [line["rollout_id"] for line in unscored] == [episodes["q7"]["rollout_id"]]
         figures = summary(path)
@@ -310,7 +310,7 @@ def test_a_secret_is_in_no_file_of_the_run(
     if arguments:
         # What stands in its place in run.json is never taken for the secret.
         monkeypatch.chdir(project.folder)
-        assert refused("run", "--resume") == "policy 'mine.py:KeepsAKey' needs policy.api_key"
+        assert refused("run", "--resume").endswith("task.yaml:11: policy 'mine.py:KeepsAKey' needs policy.api_key")
         again = project.call("run", "--resume", "-T", "policy.api_key=sk-SECRET")
         assert again.returncode == 0, again.stderr
         assert "was not stored" in project.call("run", "--resume").stderr
@@ -345,7 +345,7 @@ class TestScoringARunAgain:
         episodes.write_text(episodes.read_text() + episodes.read_text().splitlines(keepends=True)[1])
         monkeypatch.chdir(project.folder)
         message = refused("score", str(episodes), "--reward", "mine.py:towards", "--log-dir", "third")
-        assert f"{episodes}:3: rollout" in message and f"stands already at {episodes}:2" in message
+        assert f"{episodes}:3: rollout" in message and f"is used already at {episodes}:2" in message
         assert not (project.folder / "third").exists()
 
 
@@ -422,7 +422,7 @@ UNREADABLE = {
     "a CSV column twice": (
         "rows.csv",
         b"id,number,number\na,1,2\n",
-        "rows.csv:1: the column 'number' stands there twice",
+        "rows.csv:1: the column 'number' is given twice",
     ),
 }
 

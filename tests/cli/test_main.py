@@ -7,8 +7,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from reward_kit.cli import main as entry
@@ -115,6 +117,51 @@ def test_every_verb_loads_and_has_help() -> None:
     assert entry.program.get_command(None, "nosuch") is None
 
 
+def every_command() -> Iterator[tuple[str, click.Command]]:
+    """Each verb and each verb of a verb, by the words that call it."""
+    waiting = [(verb, entry.program.get_command(click.Context(entry.program), verb)) for verb in entry.VERBS]
+    while waiting:
+        words, command = waiting.pop()
+        yield words, command
+        waiting += [(f"{words} {name}", inner) for name, inner in getattr(command, "commands", {}).items()]
+
+
+@pytest.mark.parametrize(("words", "command"), list(every_command()))
+class TestHelp:
+    def test_it_has_an_example_that_calls_it(self, words: str, command: click.Command) -> None:
+        _, found, examples = (command.help or "").partition("Example")
+        assert found and f"reward-kit {words}" in examples
+
+    def test_it_names_the_environment_once_and_truly(
+        self, words: str, command: click.Command, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        options = [one for one in command.params if isinstance(one, click.Option) and "--verbose" not in one.opts]
+        scheme = re.findall(r"(--[a-z-]+) as (REWARD_KIT_\w+)", command.epilog or "")
+        assert len(scheme) == bool(options)
+        for flag, variable in scheme:
+            (option,) = (one for one in options if flag in one.opts)
+            monkeypatch.setenv(variable, "1")
+            context = click.Context(command, auto_envvar_prefix=f"REWARD_KIT_{words}".upper().replace(" ", "_"))
+            assert option.value_from_envvar(context)
+
+    def test_every_option_says_what_it_is_for(self, words: str, command: click.Command) -> None:
+        silent = [one.opts for one in command.params if isinstance(one, click.Option) and not one.help]
+        assert silent == []
+
+
+def test_the_first_words_of_the_program_are_true(tmp_path: Path) -> None:
+    lines = entry.program.help.partition("Start with:")[2].split("\n")
+    words = [line.split() for line in lines if line.strip()]
+    assert [line[0] for line in words] == ["reward-kit", "cd", "reward-kit"]
+    place = tmp_path
+    for program, *arguments in words:
+        if program == "cd":
+            place = place / arguments[0]
+            continue
+        done = command_line.call(*arguments, cwd=place)
+        assert done.returncode == 0, done.stderr
+
+
 def test_every_error_of_ours_has_a_code_of_the_documented_ones() -> None:
     kinds = [RewardKitError, *RewardKitError.__subclasses__()]
     assert {kind.exit_code for kind in kinds} == {2, 3}
@@ -176,8 +223,12 @@ def without_chance(text: str) -> str:
 
 @pytest.mark.parametrize("verb", ["train", "explain"])
 def test_learning_without_its_extra_says_how_to_install_it(verb: str) -> None:
-    missing = f"import sys; sys.modules['torch'] = None; sys.argv[1:] = [{verb!r}, '--help']"
+    missing = f"import sys; sys.modules['torch'] = None; sys.argv[1:] = [{verb!r}, 'train.yaml']"
     code = f"{missing}; from reward_kit.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {verb} needs torch; install the extra 'train'")
+    helped = subprocess.run(
+        [sys.executable, "-c", code.replace("train.yaml", "--help")], capture_output=True, text=True
+    )
+    assert helped.returncode == 0 and f"reward-kit {verb} train.yaml" in helped.stdout

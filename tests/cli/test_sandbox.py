@@ -12,7 +12,7 @@ from tests.cli.project import Project, lines
 HOSTILE = {
     "reads_env": ("import os; return {'score': float(len(os.environ['SECRET_KEY']))}", "crash", "KeyError"),
     "opens_socket": ("import socket; socket.socket(); return {'score': 1.0}", "refused", "PermissionError"),
-    "prints_a_result": ("return print('{\"score\": 1.0}'); return None", "invalid_result", "returned NoneType"),
+    "prints_a_result": ("return print('{\"score\": 1.0}'); return None", "invalid_result", "returned nothing"),
     "exits": ("import os; os._exit(0)", "crash", "left with exit status 0"),
     "raises": ("1 / 0", "crash", "ZeroDivisionError"),
     "loops": ("\n    while True: pass", "timeout", "raise limits.reward_time_s"),

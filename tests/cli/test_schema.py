@@ -1,8 +1,12 @@
-"""The schemas that `reward-kit schema` prints take every file of the examples, and refuse a key that is misspelt."""
+"""The schemas that `reward-kit schema` prints: they take every file of the examples, and refuse a misspelt key.
+
+They are published with the docs, where the first line of each example finds them.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +17,9 @@ import yaml
 from tests import command_line
 
 ROOT = Path(__file__).parents[2]
-TASKS = sorted(ROOT.glob("examples/*/*task*.yaml")) + sorted(ROOT.glob("examples/*/report.yaml"))
+PUBLISHED = ROOT / "docs" / "schemas"
 TRAINED = sorted(ROOT.glob("examples/*/train.yaml"))
+TASKS = sorted(set(ROOT.glob("examples/*/*.yaml")) - set(TRAINED))
 
 
 def schema(folder: Path, *kind: str) -> dict[str, Any]:
@@ -24,16 +29,74 @@ def schema(folder: Path, *kind: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("kind", "paths"), [(("task",), TASKS), (("train",), TRAINED)], ids=["task", "train"])
-def test_the_files_of_the_examples_fit(tmp_path: Path, kind: tuple[str, ...], paths: list[Path]) -> None:
-    found = schema(tmp_path, *kind)
+@pytest.fixture(scope="module", params=["task", "train"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def printed(kind: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return schema(tmp_path_factory.mktemp("schema"), kind)
+
+
+def test_the_files_of_the_examples_fit(kind: str, printed: dict[str, Any]) -> None:
+    paths = TASKS if kind == "task" else TRAINED
     assert len(paths) >= 2
-    jsonschema.Draft202012Validator.check_schema(found)
+    jsonschema.Draft202012Validator.check_schema(printed)
     for path in paths:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        jsonschema.validate(data, found)
+        jsonschema.validate(data, printed)
         with pytest.raises(jsonschema.ValidationError, match="misspelt"):
-            jsonschema.validate({**data, "misspelt": 1}, found)
+            jsonschema.validate({**data, "misspelt": 1}, printed)
+
+
+def test_what_is_published_is_what_is_printed(kind: str, printed: dict[str, Any]) -> None:
+    published = json.loads((PUBLISHED / f"{kind}.json").read_text(encoding="utf-8"))
+    assert published == printed, f"reward-kit schema {kind} > docs/schemas/{kind}.json"
+
+
+@pytest.mark.parametrize("path", [*TASKS, *TRAINED], ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_the_first_line_of_an_example_leads_editors_to_its_schema(path: Path) -> None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    named = first.removeprefix("# yaml-language-server: $schema=")
+    assert (path.parent / named).resolve() == PUBLISHED / ("train.json" if path in TRAINED else "task.json")
+
+
+def keys(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, block in (("", schema), *schema["$defs"].items()):
+        for key, said in block.get("properties", {}).items():
+            yield f"{name}.{key}", said
+
+
+def test_every_key_has_a_sentence(printed: dict[str, Any]) -> None:
+    """Its own, or that of the block that it holds."""
+    texts = {f"#/$defs/{name}": block.get("description") for name, block in printed["$defs"].items()}
+    untold = []
+    for name, said in keys(printed):
+        held = [one.get("$ref", "") for one in (said, *said.get("anyOf", []))]
+        if not said.get("description") and not any(texts.get(one) for one in held):
+            untold.append(name)
+    assert not untold
+
+
+@pytest.fixture(scope="module")
+def of_training(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return schema(tmp_path_factory.mktemp("schema"), "train")
+
+
+def test_a_block_that_may_be_a_name_alone_may_be_one_here(of_training: dict[str, Any]) -> None:
+    file = {"task": "task.yaml", "updates": 1, "engine": "ray", "policy": "random", "credit": "grpo"}
+    jsonschema.validate(file | {"reward_manager": "episode"}, of_training)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(file | {"rollout": "many"}, of_training)
+
+
+@pytest.mark.parametrize(
+    "ppo", [{"lr": -1.0}, {"epochs": 0}, {"temperature": 0}, {"min_lr_share": 2.0}, {"loss": "pop"}, {"lrr": 1.0}]
+)
+def test_what_training_refuses_editors_underline(of_training: dict[str, Any], ppo: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"task": "task.yaml", "updates": 1, "ppo": ppo}, of_training)
 
 
 def test_it_is_that_of_tasks_where_nothing_is_said(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""`reward-kit completion`: what TAB offers, asked as the shells ask, and in a real bash; and what it costs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reward_kit.cli.main import VERBS
+from tests import command_line
+
+REWARD = """
+from reward_kit import reward_function
+
+@reward_function
+def exact(messages):
+    return {"score": 1.0}
+"""
+BASH = """
+eval "$(cat completion.bash)"
+compopt() {{ :; }}
+reward-kit() {{ {python} -m reward_kit.cli.main "$@"; }}
+COMP_LINE={line!r} COMP_POINT={point}
+_reward_kit_completion reward-kit
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with two runs, a folder that is none, a reward and the script of bash."""
+    folder = tmp_path_factory.mktemp("project")
+    for age, name in enumerate(("new", "old")):
+        (folder / "runs" / name).mkdir(parents=True)
+        header = folder / "runs" / name / "run.json"
+        header.write_text("{}")
+        os.utime(header, (1_000_000 - age, 1_000_000 - age))
+    (folder / "runs" / "nothing").mkdir()
+    (folder / "mine.py").write_text(REWARD)
+    (folder / "broken.py").write_text("def (")
+    (folder / "completion.bash").write_text(command_line.call("completion", "bash", cwd=folder).stdout)
+    return folder
+
+
+def offered(folder: Path, line: str, **more: str) -> list[str]:
+    """What bash is offered at the end of a line, with the kind in front: "plain,run"."""
+    told = {"_REWARD_KIT_COMPLETE": "bash_complete", "COMP_LINE": line, "COMP_WORDBREAKS": " :=", **more}
+    done = command_line.call(cwd=folder, env={**os.environ, **told})
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return done.stdout.split()  # no value here has a space, and nothing is an empty line
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("reward-kit sc", ["plain,score", "plain,schema"]),
+        ("reward-kit nosuch", []),
+        ("reward-kit run --sandbox-b", ["plain,--sandbox-back-end"]),
+        ("reward-kit run --sandbox ", ["plain,in_process", "plain,warm", "plain,isolated"]),
+        ("reward-kit train --dry", ["plain,--dry-run"]),
+        ("reward-kit runs pr", ["plain,prune"]),
+        ("reward-kit credit ", ["dir,", "plain,runs/new", "plain,runs/old"]),
+        ("reward-kit credit runs/o", ["dir,runs/o", "plain,runs/old"]),
+        ("reward-kit compare runs/old runs/n", ["dir,runs/n", "plain,runs/new"]),
+        ("reward-kit run --resume ru", ["dir,ru", "plain,runs/new", "plain,runs/old"]),
+        ("reward-kit run t.yaml --policy ex", ["file,ex", "plain,expert"]),
+        ("reward-kit credit runs/new --estimator grpo_", ["plain,grpo_passk"]),
+        ("reward-kit score x --reward reward_kit.rewards:number", ["file,number", "plain,number_answer"]),
+        ("reward-kit score x --reward=reward_kit.rewards:number", ["file,number", "plain,number_answer"]),
+        ("reward-kit score x --reward mine.py:", ["plain,exact"]),
+        ("reward-kit score x --reward broken.py:", []),
+        ("reward-kit check sok", ["file,sok", "plain,sokoban"]),
+        ("reward-kit completion z", ["plain,zsh"]),
+    ],
+)
+def test_what_is_offered(folder: Path, line: str, expected: list[str]) -> None:
+    assert offered(folder, line) == expected
+
+
+def test_where_bash_leaves_words_whole_so_are_the_answers(folder: Path) -> None:
+    line = "reward-kit score x --reward reward_kit.rewards:number"
+    assert offered(folder, line, COMP_WORDBREAKS=" ")[-1] == "plain,reward_kit.rewards:number_answer"
+
+
+def test_every_verb_is_offered_with_nothing_typed(folder: Path) -> None:
+    assert offered(folder, "reward-kit ") == [f"plain,{verb}" for verb in VERBS]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_are_told_what_each_verb_is_for(folder: Path, shell: str) -> None:
+    words = {"COMP_WORDS": "reward-kit exp", "COMP_CWORD": "1" if shell == "zsh" else "exp"}
+    told = {**os.environ, "_REWARD_KIT_COMPLETE": f"{shell}_complete", **words}
+    said = command_line.call(cwd=folder, env=told).stdout
+    assert "export" in said and VERBS["export"].split(":")[0] in said
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_asks_this_program(folder: Path, shell: str) -> None:
+    done = command_line.call("completion", shell, cwd=folder)
+    assert done.returncode == 0
+    assert f"_REWARD_KIT_COMPLETE={shell}_complete" in done.stdout and "reward-kit" in done.stdout
+    if path := shutil.which(shell):
+        assert subprocess.run([path, "-n"], input=done.stdout, text=True, check=False).returncode == 0
+
+
+def test_another_shell_is_refused(folder: Path) -> None:
+    done = command_line.call("completion", "csh", cwd=folder)
+    assert done.returncode == 2 and "'csh' is not one of" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_a_real_bash_completes_with_the_script(folder: Path) -> None:
+    line = "reward-kit credit runs/n"
+    script = BASH.format(python=sys.executable, line=line, point=len(line))
+    done = subprocess.run(["bash", "--norc", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("runs/new\n", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "unloaded"),
+    [
+        ("reward-kit ", {"numpy", "pydantic", "torch", "rich", "yaml"}),
+        ("reward-kit train --", {"numpy", "pydantic", "torch", "transformers"}),
+        ("reward-kit run --", {"torch", "transformers", "aiohttp", "jinja2"}),
+    ],
+)
+def test_it_imports_nothing_heavy(line: str, unloaded: set[str]) -> None:
+    code = (
+        "import sys, atexit\n"
+        "atexit.register(lambda: print(*sorted(sys.modules), file=sys.stderr))\n"
+        "from reward_kit.cli.main import main; sys.argv = ['reward-kit']; main()"
+    )
+    told = {**os.environ, "_REWARD_KIT_COMPLETE": "bash_complete", "COMP_LINE": line}
+    done = subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("plain,")
+    assert not set(done.stderr.split()) & unloaded
