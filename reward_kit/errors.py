@@ -23,10 +23,20 @@ from typing import Any, ClassVar, Literal, get_args
 
 FailureClass = Literal["timeout", "crash", "limit", "invalid_result", "refused", "provider_error"]
 FAILURE_CLASSES: tuple[str, ...] = get_args(FailureClass)
+CLASS_MEANINGS: dict[FailureClass, str] = {
+    "timeout": "It took longer than it was allowed to. Raise the limit that the message names, or make it quicker.",
+    "crash": "Code raised, or its process ended. Read the traceback: the innermost frame is of your own file.",
+    "limit": "A bound other than time was reached: memory, size, calls. Raise the limit that the message names.",
+    "invalid_result": "An answer came that is no result: a wrong type, NaN, a step that is not there. Mend the reward.",
+    "refused": "It was not tried, because it is not allowed or not possible as it is configured. Mend what is named.",
+    "provider_error": "A model endpoint or a service gave no answer, also when asked again. It may work later.",
+}
+"""What each failure class says, and what to do."""
 
 _PACKAGE_FOLDER = f"{Path(__file__).parent}{os.sep}"
 _INSTALLED = ("site-packages", "dist-packages", str(Path(os.__file__).parent) + os.sep)
 _MESSAGE_LIMIT = 2_000
+_MOST_KNOWN = 40  # names that are listed; a dataset may have thousands of samples
 
 
 class RewardKitError(Exception):
@@ -41,48 +51,95 @@ class RewardKitError(Exception):
 
 
 class ConfigError(RewardKitError):
-    """A task file, dataset, option or path is wrong. Raised before anything is written."""
+    """A task file, dataset, option or path is wrong. Raised before anything is written.
+
+    Likely cause: a misspelt key, a value out of its range, a file that is elsewhere, or an extra that is not installed.
+
+    What to do: mend what the message names: the file, the line and the key, with the nearest name that there is.
+    """
 
     failure_class = "refused"
     exit_code = 2
 
 
 class ProviderError(RewardKitError):
-    """A model endpoint could not be reached, refused, or answered something that is no answer."""
+    """A model endpoint could not be reached, refused, or answered something that is no answer.
+
+    Likely cause: the server does not run, the URL, the key or the model's name is wrong, or its rate limit is used up.
+
+    What to do: try the endpoint with one episode (`--limit 1`), lower `--max-concurrency`, and run again what broke
+    with `reward-kit run --resume --only-failed`.
+    """
 
     failure_class = "provider_error"
 
 
 class PolicyError(RewardKitError):
-    """An `AgentPolicy` raised, or returned something that is no action."""
+    """An `AgentPolicy` raised, or returned something that is no action.
+
+    Likely cause: a defect of the policy, which shows on one observation only.
+
+    What to do: read the traceback, whose innermost frame is the policy's own; other episodes of the run went on.
+    """
 
 
 class EnvironmentFailure(RewardKitError):
-    """A `ForkableResource` raised, or broke its contract."""
+    """A `ForkableResource` raised, or broke its contract.
+
+    Likely cause: a `resource_config` that the world cannot begin with, a server that ended, or a method that returns
+    another type than its annotation says.
+
+    What to do: drive the world alone with `reward-kit check` and its name; it says which promise is not kept.
+    """
 
 
 class ToolError(RewardKitError):
-    """A tool refused its arguments or raised. The agent reads the message and may try again."""
+    """A tool refused its arguments or raised. The agent reads the message and may try again.
+
+    Likely cause: the model called the tool with wrong arguments, which is part of an episode, or the tool has a defect.
+
+    What to do: nothing, where the agent recovers. Where every agent fails on it, mend the tool or its description.
+    """
 
 
 class RewardError(RewardKitError):
-    """A reward function raised or could not be called."""
+    """A reward function raised or could not be called. The episode is unscored, which is not 0.
+
+    Likely cause: a rollout of a form that the function did not expect: no tool calls, an empty answer, odd characters.
+
+    What to do: `reward-kit check my_reward.py:function` tries such rollouts; score again with `reward-kit rescore`.
+    """
 
 
 class InvalidResultError(RewardKitError):
-    """A reward function returned something that is not a result."""
+    """A reward function returned something that is not a result.
+
+    Likely cause: None from a branch without `return`, NaN, a text, or a metric outside of 0 to 1.
+
+    What to do: return a finite number or an `EvaluateResult` on every path; raise an error to leave a rollout unscored.
+    """
 
     failure_class = "invalid_result"
 
 
 class AlignmentError(RewardKitError):
-    """A `StepOutput` names no step of the episode, or two of them name the same one."""
+    """A `StepOutput` names no step of the episode, or two of them name the same one.
+
+    Likely cause: `step_index` was counted from 1, or over messages; it counts the policy's actions from 0.
+
+    What to do: give at most one `StepOutput` a step, with the number of the action; the message has those there are.
+    """
 
     failure_class = "invalid_result"
 
 
 class DeadlineError(RewardKitError):
-    """A call took longer than it was allowed to."""
+    """A call took longer than it was allowed to.
+
+    Likely cause: an endless loop, a slow service, or a limit that is meant for shorter work.
+
+    What to do: raise the limit that the message names, such as `limits.reward_time_s`, or make the work shorter.
+    """
 
     failure_class = "timeout"
 
@@ -91,21 +148,41 @@ class LimitError(RewardKitError):
     """A limit other than time was reached: size, memory, number of calls.
 
     From a policy it says that the conversation no longer fits its model: the episode is cut off, and did not fail.
+
+    Likely cause: more memory, output, processes or tokens than the limit that the message names.
+
+    What to do: raise that limit where the work needs it; for a conversation lower `max_episode_steps`, or make tools
+    say less.
     """
 
     failure_class = "limit"
 
 
 class EpisodeError(RewardKitError, ValueError):
-    """An episode was used against its contract, such as a step after its end."""
+    """An episode was used against its contract, such as a step after its end.
+
+    Likely cause: code of one's own that builds an episode adds a step before the reset, after the end, or out of order.
+
+    What to do: follow the order that the message names; `check_episode` says of a finished one whether it is right.
+    """
 
 
 class TrainingError(RewardKitError):
-    """An optimizer step cannot be made, or would destroy the weights; it is not made, those before it stand."""
+    """An optimizer step cannot be made, or would destroy the weights; it is not made, those before it stand.
+
+    Likely cause: a loss or a gradient that is not finite, after a learning rate that is too high or a broken batch.
+
+    What to do: look at the batch in the run's folder `studies/`, lower `ppo.lr`, and go on with `--resume`.
+    """
 
 
 class StoreError(RewardKitError):
-    """A run directory cannot be read or written."""
+    """A run directory cannot be read or written.
+
+    Likely cause: a full disk, missing rights, another process that has the run open, or a file changed by hand.
+
+    What to do: free space or rights, end the other process, and go on with `--resume`: what was written stays.
+    """
 
 
 class boundary:
@@ -135,7 +212,7 @@ class boundary:
         if isinstance(error, asyncio.CancelledError):
             if not _is_being_cancelled():
                 # It leaked out of foreign code that awaited something cancelled: its failure, not our end.
-                raise self._error_type(f"{self._what}: cancelled from inside") from error
+                raise self._error_type(f"{self._what}: what it waited for was cancelled") from error
         elif isinstance(error, TimeoutError):
             raise DeadlineError(f"{self._what}: timed out{_detail(error)}") from error
         elif isinstance(error, Exception | SystemExit):
@@ -242,7 +319,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
     if nearest:
         return f"; did you mean {lowered[nearest[0]]!r}?"
-    return f"; known: {', '.join(names)}" if names else ""
+    shown = [*names[:_MOST_KNOWN], f"… ({len(names):,} in all)"] if len(names) > _MOST_KNOWN + 1 else names
+    return f"; known: {', '.join(shown)}" if names else ""
 
 
 def why_unreadable(path: Path, error: OSError | UnicodeError) -> str:

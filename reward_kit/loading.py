@@ -75,7 +75,9 @@ def split_reference(reference: str) -> tuple[str, str]:
     location, separator, name = reference.rpartition(":")
     if not separator:
         location, separator, name = reference.rpartition(".")
-    if not location or not name or reference.endswith(".py"):
+    if reference.endswith(".py"):
+        raise ConfigError(f"{reference!r} names a file, and nothing in it; write {reference}:NAME")
+    if not location or not name:
         raise ConfigError(f"{reference!r} names no object; write file.py:name or package.module:name")
     return location, name
 
@@ -118,8 +120,7 @@ def imported(load: Callable[[], ModuleType], what: str) -> ModuleType:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        frames = user_traceback(error)
-        raise ConfigError(
-            f"{what} cannot be imported: {type(error).__name__}: {safe_str(error)}" + (f"\n{frames}" if frames else "")
-        ) from error
+        told = f"{type(error).__name__}: {safe_str(error)}"
+        frames = user_traceback(error).removeprefix(told.splitlines()[0])  # which is said already
+        raise ConfigError(f"{what} cannot be imported: {told}{frames}") from error
     return module

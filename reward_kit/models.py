@@ -7,18 +7,16 @@ transcripts come from providers that add their own and want them back.
 
 from __future__ import annotations
 
-import inspect
 import math
 import numbers
 import re
-from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Annotated, Any, Literal
 
-import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from reward_kit.earlier_tasks import read_as_now
-from reward_kit.errors import AlignmentError, InvalidResultError, did_you_mean, kind_of
+from reward_kit.errors import AlignmentError, did_you_mean, kind_of
 from reward_kit.task_parts import (
     CreditModel,
     CustomRewardModel,
@@ -31,7 +29,6 @@ from reward_kit.task_parts import (
     SandboxModel,
     UserModel,
 )
-from reward_kit.validation import describe_validation_error
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -41,8 +38,8 @@ class FunctionCall(BaseModel):
 
     model_config = ConfigDict(from_attributes=True, extra="allow")
 
-    name: str
-    arguments: str = "{}"
+    name: str = Field(description="of the tool")
+    arguments: str = Field(default="{}", description="a JSON object, as text")
 
 
 class ToolCall(BaseModel):
@@ -50,8 +47,8 @@ class ToolCall(BaseModel):
 
     model_config = ConfigDict(from_attributes=True, extra="allow")
 
-    id: str
-    type: Literal["function"] = "function"
+    id: str = Field(description="the result's tool_call_id is the same")
+    type: Literal["function"] = Field(default="function", description="there is no other kind")
     function: FunctionCall
 
     def to_chat(self) -> dict[str, Any]:
@@ -71,13 +68,15 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    role: Role
-    content: str | list[dict[str, Any]] | None = ""
-    name: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    function_call: FunctionCall | None = None
-    reasoning_content: str | None = None
+    role: Role = Field(description="who speaks; developer is what some endpoints call system")
+    content: str | list[dict[str, Any]] | None = Field(
+        default="", description="text, a template over the sample's row in a task file; or a list of content parts"
+    )
+    name: str | None = Field(default=None, description="of the speaker, or of the tool that answered")
+    tool_call_id: str | None = Field(default=None, description="of a tool's message: which call it answers")
+    tool_calls: list[ToolCall] | None = Field(default=None, description="of an assistant's message: what it calls")
+    function_call: FunctionCall | None = Field(default=None, description="one call in OpenAI's form before tool_calls")
+    reasoning_content: str | None = Field(default=None, description="what the model thought, where an endpoint says it")
 
     @field_validator("tool_calls")
     @classmethod
@@ -218,49 +217,10 @@ class EvaluateResult(_MappingModel):
     raw_score: Score | None = None
     is_imputed: bool | None = None
 
+    def _repr_html_(self) -> str:
+        from reward_kit.notebook_html import result_html
 
-def as_result(returned: Any, what: str) -> EvaluateResult:
-    """`returned` as an `EvaluateResult`; a mapping is validated.
-
-    Raises:
-        InvalidResultError: it is none.
-    """
-    if isinstance(returned, EvaluateResult | Mapping):
-        # A result is checked again, since its author may have assigned to its fields.
-        kind = type(returned) if isinstance(returned, EvaluateResult) else EvaluateResult
-        try:
-            return kind.model_validate(returned if isinstance(returned, EvaluateResult) else dict(returned))
-        except pydantic.ValidationError as error:
-            problems = "; ".join(describe_validation_error(error, EvaluateResult))
-            raise InvalidResultError(f"{what}: {problems}") from None
-    if inspect.isawaitable(returned):
-        raise InvalidResultError(f"{what} returned a coroutine; declare the function with `async def`")
-    raise InvalidResultError(f"{what} returned {type(returned).__name__}; return an EvaluateResult")
-
-
-def as_results(returned: Any, count: int | None, what: str) -> list[EvaluateResult | InvalidResultError]:
-    """What a batch reward returned; in the place of one that is no result stands the error that says so.
-
-    Args:
-        returned: its answer.
-        count: how many rollouts it was given; None where that is not known.
-        what: names it, for the message.
-
-    Raises:
-        InvalidResultError: it is no list, or has another length.
-    """
-    if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
-        raise InvalidResultError(f"{what}: a batch reward returns a list, not {type(returned).__name__}")
-    items = list(returned)
-    if count is not None and len(items) != count:
-        raise InvalidResultError(f"{what}: {len(items)} results for {count} rollouts")
-    results: list[EvaluateResult | InvalidResultError] = []
-    for index, item in enumerate(items):
-        try:
-            results.append(as_result(item, f"{what}[{index}]"))
-        except InvalidResultError as error:
-            results.append(error)
-    return results
+        return result_html(self.model_dump())
 
 
 class TaskDefinitionModel(BaseModel):
@@ -273,10 +233,12 @@ class TaskDefinitionModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    name: str = Field(min_length=1)
-    description: str = ""
+    name: str = Field(min_length=1, description="names the task in results, and its runs' folders")
+    description: str = Field(default="", description="for people")
     resource_type: str | None = Field(default=None, description="a built-in resource's name, or module:Class")
-    base_resource_config: dict[str, Any] = Field(default_factory=dict)
+    base_resource_config: dict[str, Any] = Field(
+        default_factory=dict, description="the resource's configuration; a row's resource_config is laid over it"
+    )
     resources: ResourceParts | None = Field(
         default=None, description="several resources, in the place of resource_type and base_resource_config"
     )
@@ -291,28 +253,46 @@ class TaskDefinitionModel(BaseModel):
         default=None, description="the reward as verl names it, in the place of reward_function_path and reward_options"
     )
     goal_description: str | None = Field(default=None, description="handed to reward functions")
-    evaluation_criteria: EvaluationCriteriaModel | None = None
-    initial_user_prompt: str | None = None
-    messages: list[Message] = Field(default_factory=list)
-    resource_server: ResourceServerConfig | None = None
+    evaluation_criteria: EvaluationCriteriaModel | None = Field(
+        default=None, description="what a reward may compare a final state with; handed to reward functions"
+    )
+    initial_user_prompt: str | None = Field(
+        default=None, description="a first message of the user, after messages; a template over the sample's row"
+    )
+    messages: list[Message] = Field(
+        default_factory=list, description="the first messages; their contents are templates over the sample's row"
+    )
+    resource_server: ResourceServerConfig | None = Field(
+        default=None, description="how to start the server behind an http resource"
+    )
     num_rollouts: int = Field(default=1, ge=1, description="rollouts of the task itself, where it has no dataset")
-    dataset_path: str | None = None
-    num_rollouts_per_sample: int = Field(default=1, ge=1)
-    max_episode_steps: int = Field(default=10, ge=1, alias="poc_max_turns")
+    dataset_path: str | None = Field(
+        default=None, description="JSONL, CSV or a YAML list, a sample each row; without it the task is the one sample"
+    )
+    num_rollouts_per_sample: int = Field(default=1, ge=1, description="episodes of each sample of the dataset")
+    max_episode_steps: int = Field(
+        default=10, ge=1, alias="poc_max_turns", description="actions of the policy, then the episode is cut off"
+    )
     termination_regex: str | None = Field(default=None, description="searched in each output of the policy")
     stop_phrases: list[str] = Field(default_factory=list, description="an output that contains one ends the episode")
     terminate_tool: str | None = Field(default=None, description="offer a tool of this name with which the agent ends")
     on_text: Literal["end", "continue"] | None = Field(
         default=None, description="what an action without tool calls does; default: end without tools, else continue"
     )
-    nudge: str = "Please continue with a tool call."
-    noise: Literal["independent", "shared"] = "independent"
-    ground_truth: Any = None
+    nudge: str = Field(
+        default="Please continue with a tool call.", description="the answer to a text that does not end the episode"
+    )
+    noise: Literal["independent", "shared"] = Field(
+        default="independent", description="`shared`: after the start the worlds of a group draw the same chances"
+    )
+    ground_truth: Any = Field(
+        default=None, description="handed to reward functions, never to the policy; of a task without a dataset"
+    )
     pass_threshold: float = Field(default=1.0, description="a score of at least this counts as a pass")
-    policy: PolicyModel | None = None
+    policy: PolicyModel | None = Field(default=None, description="who acts; --model and --policy stand above it")
     user: UserModel | None = Field(default=None, description="who answers the agent's texts")
-    limits: LimitsModel = Field(default_factory=LimitsModel)
-    run_limits: RunLimitsModel = Field(default_factory=RunLimitsModel)
+    limits: LimitsModel = Field(default_factory=LimitsModel, description="bounds on one episode")
+    run_limits: RunLimitsModel = Field(default_factory=RunLimitsModel, description="bounds on a whole run")
     sandbox: SandboxModel = Field(default_factory=SandboxModel, description="behind which walls the reward runs")
     credit: CreditModel | None = Field(default=None, description="how each step is credited when the run is over")
     redact: str | None = Field(default=None, description="file.py:function, text to text, applied before it is stored")

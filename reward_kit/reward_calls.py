@@ -16,7 +16,8 @@ from typing import Any
 import pydantic
 
 from reward_kit.errors import InvalidResultError, RewardError, RewardKitError
-from reward_kit.models import EvaluateResult, MetricResult, StepOutput, as_result, as_results
+from reward_kit.models import EvaluateResult, MetricResult, StepOutput
+from reward_kit.returned import as_result, as_results
 from reward_kit.typed_interface import RewardSpec, code_of
 from reward_kit.validation import describe_validation_error
 
@@ -99,7 +100,7 @@ class OpenReward:
                 raise result
             return result
         self._check_truth(values)
-        return as_result(await self._returned({**self._resources, **values}), self.spec.id)
+        return as_result(await self._returned({**self._resources, **values}), f"reward {self.spec.id!r}")
 
     async def call_group(
         self, rollouts: Sequence[Mapping[str, Any] | RewardKitError]
@@ -121,7 +122,7 @@ class OpenReward:
         lists = {BATCH_NAMES.get(name, name): [values.get(name) for values in whole] for name in names}
         # One list per value of the rollouts; a resource is one for all of them.
         returned = await self._returned({**self._resources, **lists})
-        results = iter(as_results(returned, len(whole), self.spec.id))
+        results = iter(as_results(returned, len(whole), f"reward {self.spec.id!r}"))
         return [values if isinstance(values, RewardKitError) else next(results) for values in rollouts]
 
     def _check_truth(self, values: Mapping[str, Any]) -> None:

@@ -30,6 +30,7 @@ from reward_kit.models import EvaluateResult, StepOutput, match_to_steps
 from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_helpers import ESTIMATORS
 from reward_kit.task_parts import StepRewards
+from reward_kit.validation import in_words
 
 USUAL_OPTIONS: Mapping[str, float] = {"omega": 0.5, "gamma": 0.95, "lam": 0.95}
 """What an option counts that an estimator requires and nobody gave; `omega` only where the combination uses it."""
@@ -174,7 +175,7 @@ class CreditBatch:
             if episode.failure is not None:
                 batch.failures[episode.rollout_id] = episode.failure
         if twice := _first_twice(batch.rollout_ids):
-            raise ConfigError(f"{twice} stands in the batch more than once; rollout ids are unique")
+            raise ConfigError(f"rollout {twice} is in the batch more than once; rollout ids are unique")
         return batch
 
     def summary(self) -> dict[str, float]:
@@ -368,5 +369,5 @@ def _check_types(estimator: str, function: Callable[..., StepCredit], given: Map
         try:
             pydantic.TypeAdapter(hints[name], config=config).validate_python(value)
         except pydantic.ValidationError as error:
-            expected = " or ".join(dict.fromkeys(problem["msg"] for problem in error.errors()))
+            expected = " or ".join(dict.fromkeys(map(in_words, error.errors())))
             raise ConfigError(f"{estimator}, option {name!r}: {expected} (got {value!r:.80})") from None

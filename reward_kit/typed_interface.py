@@ -19,8 +19,9 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 
 import pydantic
 
-from reward_kit.errors import ConfigError, InvalidResultError
-from reward_kit.models import Message, as_result, as_results
+from reward_kit.errors import ConfigError, InvalidResultError, kind_of
+from reward_kit.models import Message
+from reward_kit.returned import as_result, as_results
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.validation import describe_validation_error
 
@@ -89,8 +90,8 @@ class RewardSpec:
             InvalidResultError: it is none; the message names the field and the value.
         """
         if self.mode == "pointwise":
-            return as_result(returned, self.id)
-        results = as_results(returned, count, self.id)
+            return as_result(returned, f"reward {self.id!r}")
+        results = as_results(returned, count, f"reward {self.id!r}")
         if invalid := next((result for result in results if isinstance(result, InvalidResultError)), None):
             raise invalid
         return results
@@ -143,9 +144,11 @@ def reward_function(
             when the file loads.
 
     Example:
+        ```python
         @reward_function
         def exact(messages: list[Message], ground_truth: str) -> EvaluateResult:
             return EvaluateResult(score=float(messages[-1].text == ground_truth))
+        ```
     """
 
     def decorate(function: Function) -> Function:
@@ -173,7 +176,7 @@ def reward_spec(function: Function) -> RewardSpec:
     if isinstance(spec, RewardSpec):
         return spec
     if not callable(function):
-        raise ConfigError(f"a reward is a function, not {type(function).__name__}")
+        raise ConfigError(f"a reward is a function or a class, not {kind_of(function)}")
     return reward_spec(reward_function(function))
 
 
@@ -255,7 +258,8 @@ def _read_signature(
     if mode not in _FIRST:
         raise ConfigError(f"reward {name!r}: mode {mode!r} is unknown; it is 'pointwise' or 'batch'")
     if sandbox is not None and sandbox not in get_args(SandboxLevel):
-        raise ConfigError(f"reward {name!r}: sandbox {sandbox!r} is unknown; it is one of {get_args(SandboxLevel)}")
+        levels = " or ".join(map(repr, get_args(SandboxLevel)))
+        raise ConfigError(f"reward {name!r}: sandbox {sandbox!r} is unknown; it is {levels}")
     code = _score_of(function, name) if isinstance(function, type) else code_of(function)
     parameters = _parameters(function, name)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())

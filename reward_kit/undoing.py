@@ -18,10 +18,12 @@ class undone_on_error:
         args, kwargs: for it.
 
     Example:
+        ```python
         file = path.open("rb")
         with undone_on_error(file.close):
             read_header(file)
         return file
+        ```
     """
 
     def __init__(self, undo: Callable[_Arguments, object], *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:

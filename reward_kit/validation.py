@@ -6,6 +6,7 @@ from typing import Any
 
 import pydantic
 from pydantic import BaseModel
+from pydantic_core import ErrorDetails
 
 from reward_kit.errors import did_you_mean
 
@@ -28,8 +29,44 @@ def describe_validation_error(error: pydantic.ValidationError, known: type[BaseM
         else:
             shown = repr(problem["input"])
             shown = shown if len(shown) <= 80 else f"{shown[:79]}…"
-            lines.append(f"{field}: {problem['msg'].removeprefix('Value error, ')} (got {shown})")
+            lines.append(f"{field}: {in_words(problem)} (got {shown})")
     return lines
+
+
+_WORDS = {
+    "int_parsing": "expected a whole number",
+    "int_type": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "float_parsing": "expected a number",
+    "float_type": "expected a number",
+    "finite_number": "expected a finite number",
+    "bool_parsing": "expected true or false",
+    "bool_type": "expected true or false",
+    "string_type": "expected a text",
+    "list_type": "expected a list",
+    "dict_type": "expected a mapping of keys",
+    "model_type": "expected a mapping of keys",
+    "model_attributes_type": "expected a mapping of keys",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be {ge} or more",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be {le} or less",
+    "literal_error": "expected {expected}",
+}
+"""Pydantic's kinds of problems that users meet, said as the rest of our messages are."""
+
+
+def in_words(problem: ErrorDetails) -> str:
+    """What is wrong, without the field and the value."""
+    words = _WORDS.get(problem["type"])
+    if words is None:
+        return problem["msg"].removeprefix("Value error, ")
+    return words.format(**{name: _plain(value) for name, value in problem.get("ctx", {}).items()})
+
+
+def _plain(value: Any) -> Any:
+    """A bound as it was written: 16, where it is compared as 16.0."""
+    return f"{value:g}" if isinstance(value, float) else value
 
 
 def _field_names_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

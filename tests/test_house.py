@@ -17,8 +17,8 @@ PACKAGE = Path(reward_kit.__file__).parent
 
 # Lowest first. A unit imports from rows above it, and from units to its left in its own row.
 LAYERS = [
-    ["errors", "lazy", "differences", "findings", "strict_json", "undoing"],
-    ["task_parts", "earlier_tasks", "validation", "models", "loading", "process_guardian", "processes"],
+    ["errors", "lazy", "differences", "findings", "strict_json", "undoing", "shown_text", "notebook_html"],
+    ["task_parts", "earlier_tasks", "validation", "models", "returned", "loading", "process_guardian", "processes"],
     ["typed_interface", "reward_options", "reward_calls", "providers", "episodes", "environments"],
     ["agent", "sandbox"],
     ["rewards", "tokens", "reward_agent", "reward_checks", "credit", "rl_helpers", "rl_processing"],

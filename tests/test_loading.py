@@ -55,10 +55,15 @@ def test_a_file_that_failed_is_tried_again(write, tmp_path):
     assert load_object("reward.py:X", tmp_path) == 1
 
 
-@pytest.mark.parametrize("reference", ["", "name", "reward.py", ":score", "module:"])
+@pytest.mark.parametrize("reference", ["", "name", ":score", "module:"])
 def test_a_reference_that_names_no_object_says_how_to_write_one(reference):
     with pytest.raises(ConfigError, match=r"file\.py:name or package\.module:name"):
         load_object(reference)
+
+
+def test_a_file_alone_says_what_to_add():
+    with pytest.raises(ConfigError, match=r"^'reward\.py' names a file, and nothing in it; write reward\.py:NAME$"):
+        load_object("reward.py")
 
 
 def test_a_missing_file_is_named_in_full(tmp_path):

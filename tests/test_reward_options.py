@@ -62,7 +62,7 @@ def test_a_class_takes_options_for_its_score():
     [
         ({"longset": 4}, "has no option 'longset'; did you mean 'longest'"),
         ({"messages": []}, "'messages' is the rollout's"),
-        ({"longest": "four"}, "option 'longest'.*valid integer.*'four'"),
+        ({"longest": "four"}, "option 'longest'.*whole number.*'four'"),
         ({"words": 3}, "option 'words'"),
     ],
 )

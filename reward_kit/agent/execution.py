@@ -26,6 +26,7 @@ from reward_kit.errors import (
     boundary,
     did_you_mean,
     kind_of,
+    user_traceback,
 )
 from reward_kit.models import Message, TaskDefinitionModel
 
@@ -135,7 +136,7 @@ class Toolbox:
             return await self._carry_out(call, done, seconds_left)
         except ToolError as error:
             if error.__cause__ is not None:
-                logger.info("tool %s failed", call["name"], exc_info=error)
+                logger.info("tool %s failed: %s", call["name"], user_traceback(_origin_of(error)) or error)
             return f"Error: {error}", {"error": str(error), "is_valid": False}
         except RewardKitError as error:
             logger.info("%s failed", call["name"], exc_info=error)
@@ -236,3 +237,10 @@ def cut_text(text: str, limit: int) -> tuple[str, bool]:
     half = limit // 2
     note = f"\n[… {len(text) - 2 * half:,} of {len(text):,} characters left out …]\n"
     return f"{text[:half]}{note}{text[len(text) - half :]}", True
+
+
+def _origin_of(error: BaseException) -> BaseException:
+    """What was raised first; what it was then raised as says the same again."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

@@ -7,6 +7,7 @@ itself from `open` (the default), and is then closed with the run and not with e
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from abc import ABC, abstractmethod
 from array import array
@@ -136,6 +137,35 @@ class AgentPolicy(ABC):
         will be opened.
         """
         return
+
+
+async def open_session(policy: AgentPolicy, context: EpisodeContext) -> AgentPolicy:
+    """The session that `policy` opens for an episode.
+
+    Raises:
+        PolicyError: `open` is a plain function, or gave no session.
+    """
+    session = await _awaited(policy.open(context), "open")
+    if not hasattr(session, "get_action"):
+        raise PolicyError(f"open returned {session!r:.80}; return the session, a policy for this one episode")
+    return cast(AgentPolicy, session)
+
+
+async def next_action(
+    session: AgentPolicy, conversation: Sequence[Message], specs: list[ToolSpec] | None
+) -> PolicyOutput:
+    """What the session does next.
+
+    Raises:
+        PolicyError: `get_action` is a plain function, or what it gave is no `PolicyOutput`.
+    """
+    return check_output(await _awaited(session.get_action(conversation, specs), "get_action"))
+
+
+async def _awaited(answer: object, method: str) -> object:
+    if not inspect.isawaitable(answer):
+        raise PolicyError(f"{method} is a plain function and has to be a coroutine; write `async def {method}`")
+    return await answer
 
 
 _MESSAGES = pydantic.TypeAdapter(list[Message])

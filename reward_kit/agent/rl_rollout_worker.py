@@ -28,7 +28,8 @@ from reward_kit.agent.policy_interface import (
     EpisodeContext,
     PolicyOutput,
     ToolAnswer,
-    check_output,
+    next_action,
+    open_session,
 )
 from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.agent.simulated_user import WHO, SimulatedUser, UserSession, UserTurn
@@ -169,7 +170,7 @@ class RLRolloutWorker:
         try:
             with boundary(PolicyError, f"open of {self.policy_label}"), anyio.fail_after(self._policy_seconds(live)):
                 user = await self.user.open(live.start) if self.user is not None else None
-                session = await self.agent_policy.open(self._context(live, tools))
+                session = await open_session(self.agent_policy, self._context(live, tools))
             await self._begin(live, user)
             while live.stop_reason is None:
                 await self._step(live, session, tools, user)
@@ -274,7 +275,7 @@ class RLRolloutWorker:
         conversation = History(live.episode.messages, len(live.episode.messages))
         try:
             with live.clock.deadline(self._policy_seconds(live)), boundary(PolicyError, self.policy_label):
-                return check_output(await session.get_action(conversation, specs))
+                return await next_action(session, conversation, specs)
         except LimitError as error:
             logger.info("episode %s: %s", live.episode.id_, error)
             live.stop(StopReason.CONTEXT_LIMIT)

@@ -10,12 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 import pydantic
 
-from reward_kit.errors import ConfigError, boundary
+from reward_kit.errors import ConfigError, boundary, did_you_mean
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.validation import describe_validation_error
 
 if TYPE_CHECKING:
     import jinja2
+
+
+_UNDEFINED = re.compile(r"'(\w+)' is undefined")
+
+
+class PromptError(ConfigError):
+    """A template of the task does not fit a sample.
+
+    Attributes:
+        key: of the task file, under which the template stands.
+        problem: what is wrong, whichever sample it is.
+    """
+
+    def __init__(self, sample: Sample, key: tuple[str | int, ...], problem: str) -> None:
+        super().__init__(f"{sample.place}: {problem}")
+        self.key, self.problem = key, problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +51,11 @@ class Sample:
     ground_truth: Any = None
     resource_config: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""
+
+    @property
+    def place(self) -> str:
+        """Which sample it is, and where it stands, for messages to the user."""
+        return f"sample {self.id!r}" + (f" ({self.where})" if self.where else "")
 
     @classmethod
     def of_task(cls, task: TaskDefinitionModel) -> Sample:
@@ -138,36 +159,41 @@ class Prompt:
                 messages are none.
         """
         if self._messages:
-            messages = [self._render_message(message, sample, observation) for message in self._messages]
+            messages = [self._render_message(i, sample, observation) for i in range(len(self._messages))]
         else:
             messages = _own_messages(sample)
         if observation and not self._shows_observation:
             messages.append(Message(role="user", content=observation))
         return messages
 
-    def _render_message(self, message: Message, sample: Sample, observation: str) -> Message:
+    def _render_message(self, index: int, sample: Sample, observation: str) -> Message:
+        message = self._messages[index]
+        key = ("messages", index) if index < len(self._task.messages) else ("initial_user_prompt",)
         fields = {"observation": "", **sample.row, **({"observation": observation} if observation else {})}
         if isinstance(message.content, str):
-            return message.model_copy(update={"content": self._fill(message.content, fields, sample)})
+            return message.model_copy(update={"content": self._fill(message.content, fields, sample, key)})
         parts = [
-            {**part, "text": self._fill(part["text"], fields, sample)} if isinstance(part.get("text"), str) else part
+            {**part, "text": self._fill(part["text"], fields, sample, key)}
+            if isinstance(part.get("text"), str)
+            else part
             for part in message.content or []
         ]
         return message.model_copy(update={"content": parts or message.content})
 
-    def _fill(self, text: str, fields: Mapping[str, Any], sample: Sample) -> str:
+    def _fill(self, text: str, fields: Mapping[str, Any], sample: Sample, key: tuple[str | int, ...]) -> str:
         if text not in self._templates:
             return text
         try:
-            with boundary(ConfigError, f"{_place(sample)}: message template {text[:60]!r}"):
+            with boundary(ConfigError, f"message template {text[:60]!r}"):
                 return self._templates[text].render(fields)
         except ConfigError as error:
-            known = ", ".join(sorted(map(str, sample.row))) or "none"
-            raise ConfigError(f"{error}; the row's fields: {known}") from error.__cause__
-
-
-def _place(sample: Sample) -> str:
-    return f"sample {sample.id!r}" + (f" ({sample.where})" if sample.where else "")
+            told = _UNDEFINED.fullmatch(str(error.__cause__))
+            if told is not None:
+                names = [*map(str, sample.row), "observation"]
+                problem = f"message template {text[:60]!r}: {error.__cause__}{did_you_mean(told[1], names)}"
+            else:
+                problem = f"{error}; the row's fields: {', '.join(sorted(map(str, sample.row))) or 'none'}"
+            raise PromptError(sample, key, problem) from error.__cause__
 
 
 def _own_messages(sample: Sample) -> list[Message]:
@@ -175,7 +201,7 @@ def _own_messages(sample: Sample) -> list[Message]:
     try:
         return pydantic.TypeAdapter(list[Message]).validate_python(given)
     except pydantic.ValidationError as error:
-        raise ConfigError(f"{_place(sample)}: messages: {'; '.join(describe_validation_error(error))}") from None
+        raise ConfigError(f"{sample.place}: messages: {'; '.join(describe_validation_error(error))}") from None
 
 
 def _template_texts(message: Message) -> list[str]:

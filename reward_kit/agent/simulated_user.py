@@ -16,7 +16,14 @@ from typing import Any
 
 from reward_kit.agent.plain_json import plain
 from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, check_output
+from reward_kit.agent.policy_interface import (
+    Action,
+    AgentPolicy,
+    EpisodeContext,
+    PolicyOutput,
+    next_action,
+    open_session,
+)
 from reward_kit.agent.samples import Prompt, Sample, derive_seed
 from reward_kit.agent.starts import EpisodeStart
 from reward_kit.errors import ConfigError, PolicyError, RewardKitError, boundary
@@ -103,7 +110,7 @@ class SimulatedUser:
         context = EpisodeContext(start.rollout_id, seed, None, start.sample.id, start.rollout_index)
         instructions = self._instructions.of(start.sample)
         with _told_apart():
-            session = await policy.open(context)
+            session = await open_session(policy, context)
         return UserSession(session, instructions, self._stop_phrase, self._opens, is_shared=session is self.policy)
 
     async def close(self) -> None:
@@ -209,7 +216,7 @@ class UserSession:
             PolicyError: the user's policy gave no action, or called a tool.
         """
         with _told_apart():
-            output = check_output(await self._policy.get_action(self._as_heard(messages), None))
+            output = await next_action(self._policy, self._as_heard(messages), None)
         action = output.action_structured
         if action["type"] not in ("text", "terminate"):
             raise PolicyError(f"{WHO} called a tool, and a user has none: {action!r:.200}")

@@ -179,11 +179,13 @@ class GroupRefill:
         surplus: groups left over from the last batch; they count from the start.
 
     Example:
+        ```python
         refill = GroupRefill(wanted=8, max_tries=4)
         while refill.missing and not refill.is_exhausted:
             groups = collect(refill.missing)              # group id -> whatever stands for the group
             refill.add(groups, filter_groups(scores, group_ids))
         outcome = refill.outcome()                        # an incomplete one is an error or a smaller batch: yours
+        ```
     """
 
     wanted: int

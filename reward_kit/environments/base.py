@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 ForkKind = Literal["native", "replay", "none"]
+"""How a world is copied: by itself, by making its actions again, or not at all."""
 ToolSpec = dict[str, Any]
 """A tool in OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 

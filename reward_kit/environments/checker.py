@@ -17,7 +17,7 @@ from typing import Any
 
 from reward_kit.differences import first_difference
 from reward_kit.environments.base import ForkableResource
-from reward_kit.environments.checker_probe import Action, Probe, Seen, shows_all
+from reward_kit.environments.checker_probe import Action, Probe, Seen, plain_methods, shows_all
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, ToolError, boundary
 from reward_kit.findings import Finding
@@ -25,6 +25,8 @@ from reward_kit.processes import remove_folder, temporary_folder, temporary_root
 
 __all__ = ["Finding", "check_resource"]
 
+_MOST_WALKS = 12
+"""Walks for states that return. Three are enough, but where worlds end early."""
 _LOOKED_AT = ("state_key()", "get_observation()", "the digest of final_state()")
 
 
@@ -46,6 +48,8 @@ async def check_resource(
         ConfigError: `setup` refuses the configuration.
     """
     probe = Probe(resource_class, config, seed, steps)
+    for name in plain_methods(resource_class):
+        probe.warn(f"{name} is a plain function, and it is awaited; write `async def {name}`")
     async with _watched_folders(probe), ServerPool():
         try:
             await probe.world()
@@ -90,8 +94,11 @@ async def _check_config(probe: Probe) -> None:
 
 async def _check_tools(probe: Probe) -> None:
     world = await probe.world()
-    specs = await world.get_tools_spec()
-    if not isinstance(specs, list) or not specs:
+    specs: Any = await world.get_tools_spec()
+    if not isinstance(specs, list):
+        probe.error(f"get_tools_spec() returned {type(specs).__name__}; return a list of tools")
+        return
+    if not specs:
         probe.warn(f"get_tools_spec() returned {specs!r}; without tools an agent can do nothing here")
         return
     names = [name for spec in specs if (name := _tool_name(probe, spec))]
@@ -216,15 +223,14 @@ async def _check_fork(probe: Probe) -> None:
     if probe.resource_class.fork_kind_for(probe.config) == "none":
         probe.warn("fork_kind = 'none': forks were not checked; the episodes of a group are not known to start equal")
         return
-    world = await probe.world()
     rng = random.Random(probe.seed)
-    await probe.walk(world, rng, max(1, probe.steps // 2))
+    world = await probe.unfinished(rng, max(1, probe.steps // 2))
     before = await probe.look(world)
     twin, still = await probe.fork(world), await probe.fork(world)
     for what, old, new in zip(_LOOKED_AT[:2], before, await probe.look(twin), strict=False):
         if found := first_difference(old, new):
             probe.error(f"a fork differs from its origin in {what}{found}; fork() must copy all of the state")
-    walked = await probe.walk(twin, rng, probe.steps)
+    walked = await probe.walk(twin, rng, probe.steps, beside=world)
     if await probe.look(world) != before:
         probe.error("what was done in a fork is seen in its origin; fork() shares something that it must copy")
     # The fork's fork is older than the walk, so it must not have moved either.
@@ -250,9 +256,8 @@ async def _same_future(probe: Probe, world: ForkableResource, walked: list[Seen]
 
 
 async def _check_checkpoint(probe: Probe) -> None:
-    world = await probe.world()
     rng = random.Random(probe.seed)
-    await probe.walk(world, rng, max(1, probe.steps // 2))
+    world = await probe.unfinished(rng, max(1, probe.steps // 2))
     before = await probe.look(world)
     try:
         saved = await world.checkpoint()
@@ -278,18 +283,22 @@ async def _check_key_of_returning_states(probe: Probe) -> None:
     """A state that returns must have the key it had: a key that counts steps never does."""
     cause = "state_key() must leave out the time, step counts, session ids and noise"
     keys: dict[str, set[str]] = {}
-    for number in range(3):
+    taken = 0
+    for number in range(_MOST_WALKS):
         world = await probe.world()
         if not await shows_all(world):
             return
         start = await probe.look(world)
         walked = await probe.walk(world, random.Random(probe.seed + number), 2 * probe.steps)
+        taken += len(walked)
         for key, observation, final in [start, *((seen.key, seen.observation, seen.final) for seen in walked)]:
             if final is not None:
                 keys.setdefault(f"{observation!r}{final}", set()).add(key)
         if not keys and _keys_never_return(walked):
             probe.warn(f"observations return and keys never do; either much of the state is hidden, or not so: {cause}")
         await probe.close_all()
+        if taken >= 6 * probe.steps:
+            break
     if any(len(found) > 1 for found in keys.values()):
         probe.error(f"states with one observation and one final state have different keys; {cause}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import random
@@ -38,6 +39,11 @@ class Seen:
     key: str
     observation: Any
     final: str | None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the world was over with it."""
+        return self.outcome is not None and (self.outcome.terminated or self.outcome.truncated)
 
     def difference(self, other: Seen) -> str:
         """Where another run of the same action differs, "" where it does not."""
@@ -114,7 +120,7 @@ class Probe:
                 outcome = await world.step(action.name, dict(action.arguments))
         except ToolError as error:
             refused = str(error)
-        if outcome is not None:
+        else:
             self._check_outcome(outcome, action)
         return Seen(action, outcome, refused, *await self.look(world))
 
@@ -134,18 +140,30 @@ class Probe:
             self.error(f"get_observation() is not JSON-safe: {problem}; it is stored in the episode as JSON")
         return key, observation, final.digest if final else None
 
-    async def walk(self, world: ForkableResource, rng: random.Random, count: int) -> list[Seen]:
-        """Up to `count` random actions, ending where the world does."""
+    async def walk(
+        self, world: ForkableResource, rng: random.Random, count: int, beside: ForkableResource | None = None
+    ) -> list[Seen]:
+        """Up to `count` random actions, ending where the world does, or where one moves the world `beside` it too."""
         seen: list[Seen] = []
+        key = await beside.state_key() if beside else ""
         for _ in range(count):
             action = await self.random_action(world, rng)
             if action is None:
                 break
             seen.append(await self.act(world, action))
-            outcome = seen[-1].outcome
-            if outcome is not None and (outcome.terminated or outcome.truncated):
+            if seen[-1].is_last or (beside and await beside.state_key() != key):
                 break
         return seen
+
+    async def unfinished(self, rng: random.Random, count: int) -> ForkableResource:
+        """A world after up to `count` random actions that is not over: little can be seen in one that is."""
+        world = await self.world()
+        walked = await self.walk(world, rng, count)
+        if not walked or not walked[-1].is_last:
+            return world
+        world = await self.world()
+        await self.repeat(world, walked[:-1])
+        return world
 
     async def random_action(self, world: ForkableResource, rng: random.Random) -> Action | None:
         """An admissible action, or one that fits a tool's schema; None where there is no tool."""
@@ -181,6 +199,15 @@ class Probe:
         for name, flag in (("terminated", outcome.terminated), ("truncated", outcome.truncated)):
             if not isinstance(flag, bool):
                 self.error(f"{name} of {action} is {flag!r}, not a bool; NumPy's bool must be converted")
+
+
+CONTRACT = [name for name, given in vars(ForkableResource).items() if inspect.iscoroutinefunction(given)]
+"""The methods of a resource that are awaited."""
+
+
+def plain_methods(kind: type[ForkableResource]) -> list[str]:
+    """The methods that are awaited and are plain functions, which may be right only where they return a coroutine."""
+    return [name for name in CONTRACT if not inspect.iscoroutinefunction(inspect.unwrap(getattr(kind, name)))]
 
 
 async def shows_all(world: ForkableResource) -> bool:

@@ -32,7 +32,7 @@ def resource_class(name: str) -> type[ForkableResource]:
         ConfigError: there is none, it is no `ForkableResource`, or it needs a package that is not installed.
     """
     if ":" not in name and name not in BUILT_IN:
-        raise ConfigError(f"unknown resource {name!r}{did_you_mean(name, BUILT_IN)} Your own: file.py:Class")
+        raise ConfigError(f"unknown resource {name!r}{did_you_mean(name, BUILT_IN)} (your own is file.py:Class)")
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         found = getattr(import_module(module), attribute)

@@ -29,7 +29,9 @@ class SqliteState:
     """The database as the agent left it; read-only. Close it, or use it in a `with` statement.
 
     Example:
+        ```python
         (total,) = state.query("SELECT sum(amount) FROM orders WHERE customer = ?", 7)[0]
+        ```
     """
 
     def __init__(self, payload: bytes) -> None:
@@ -116,8 +118,10 @@ class CompositeState(Mapping[str, Any]):
     """The final states of a task's several resources, by their names. Close it, or use it in a `with` statement.
 
     Example:
+        ```python
         (total,) = state["db"].query("SELECT sum(amount) FROM orders")[0]
         report = state["filesystem"]["report.txt"]
+        ```
     """
 
     def __init__(self, payload: bytes) -> None:

@@ -48,7 +48,7 @@ class SqliteConfig(BaseModel):
     @model_validator(mode="after")
     def _one_seed(self) -> SqliteConfig:
         if self.seed_sql is not None and self.seed_sql_file is not None:
-            raise ValueError("seed_sql and seed_sql_file exclude one another")
+            raise ValueError("give seed_sql or seed_sql_file, not both")
         return self
 
     def limits(self) -> SqliteLimits:

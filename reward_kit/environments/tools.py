@@ -64,7 +64,9 @@ class ToolRegistry:
     """A named set of tools.
 
     Example:
+        ```python
         registry = ToolRegistry("calculator")
+        ```
 
         @registry.tool
         def add(x: int, y: int = 1) -> int:

@@ -336,6 +336,11 @@ class SingleAgentEpisode(EpisodeData):
     def __repr__(self) -> str:
         return f"SingleAgentEpisode({self.id_!r}, {self.size()}, return {self.get_return():g})"
 
+    def _repr_html_(self) -> str:
+        from reward_kit.episodes.episode_html import episode_html
+
+        return episode_html(self, self.environment_rewards(), lambda t: (self.get_observations(t), self.get_actions(t)))
+
     # States
 
     def to_numpy(self) -> SingleAgentEpisode:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from reward_kit.runs.evaluation import FinishedRun
+    from reward_kit.runs.finished import FinishedRun
 
 MARK = "reward_kit"
 _GATES: Mapping[str, Any] = {"threshold": None, "lower_bound": False, "max_errors": 0}

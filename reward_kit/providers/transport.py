@@ -138,7 +138,9 @@ class Transport:
             # Fewer connections at a time is also what helps against this.
             return TransientError(f"{url}: no file descriptor is left; raise `ulimit -n`: {detail}", status=429)
         if isinstance(error, aiohttp.ClientConnectorError):
-            return UnreachableError(f"{url} refused the connection; is the server running? {detail}")
+            if error.os_error.errno == errno.ECONNREFUSED:
+                return UnreachableError(f"{url} refused the connection; is the server running?")
+            return UnreachableError(f"{url} cannot be reached; is the server running? {detail}")
         if isinstance(error, aiohttp.ClientConnectionError | OSError):
             return TransientError(f"{url} dropped the connection: {detail}")
         return ProviderError(f"{url} cannot be talked to: {type(error).__name__}: {detail}")

@@ -26,7 +26,8 @@ from reward_kit.errors import (
     RewardKitError,
     boundary,
 )
-from reward_kit.models import EvaluateResult, as_result
+from reward_kit.models import EvaluateResult
+from reward_kit.returned import as_result
 from reward_kit.reward_agent.hints import with_hint, with_keys
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, scored_together
 from reward_kit.sandbox.limits import MOST_RESULT_KB, Limits
@@ -343,7 +344,7 @@ class ConfinedScorer:
     def _judged_one(self, told: Any) -> EvaluateResult | Failure:
         try:
             if isinstance(told, dict) and told.keys() == {"result"}:
-                return as_result(told["result"], self._reward.id)
+                return as_result(told["result"], f"reward {self._reward.id!r}")
             return self._failure(told)
         except InvalidResultError as error:
             return Failure.from_exception(error)

@@ -189,7 +189,16 @@ async def _why_not_confined() -> str:
 
 
 def _loaded_here(reference: str, folder: Path, options: Mapping[str, Any]) -> RewardSpec:
-    spec = fixed(spec_of(load_object(reference, folder)), options)
+    return reward_here(load_object(reference, folder), options)
+
+
+def reward_here(reward: Any, options: Mapping[str, Any]) -> RewardSpec:
+    """A reward function or class, ready to be called in this process.
+
+    Raises:
+        ConfigError: it is none, its requirements are not met, or an option does not fit.
+    """
+    spec = fixed(spec_of(reward), options)
     check_installed(spec.requirements, f"reward {spec.id!r}")
     for resource in spec.resources.values():
         if (check := getattr(resource, "check_options", None)) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType, TracebackType
@@ -245,10 +246,10 @@ def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], wh
     """
     if reward.required & {"ground_truth", "ground_truths"} and all(truth is None for truth in truths):
         known = sorted(set(fields))
-        near = did_you_mean("ground_truth", known)
-        near = f" ('ground_truth' is what it is called){near}" if near.endswith("?") else ""
-        told = f"their fields: {', '.join(known) or 'none'}{near}"
-        raise ConfigError(f"reward {reward.id!r} asks for ground_truth, and no {what} has it; {told}")
+        near = difflib.get_close_matches("ground_truth", known, n=1)
+        mend = f"; rename {near[0]!r} to 'ground_truth'" if near else ""
+        told = f"reward {reward.id!r} asks for ground_truth, and no {what} has it{mend}"
+        raise ConfigError(f"{told} (their fields: {', '.join(known) or 'none'})")
 
 
 def failure_of(error: RewardKitError) -> tuple[Failure, float | None]:

@@ -187,6 +187,8 @@ async def _find_form(ground: Ground, bench: Bench) -> None:
         if tried.gold_score is None or tried.gold_score <= best + LITTLE:
             continue
         tried.floor = await _floor(tried, bench)
+        if tried.floor is None:
+            continue  # what is wrong got no score, which is another finding, and says nothing of this one
         if not tried.tells_apart:
             ground.alike = f"{tried.written(ground.truth)[:60]}: {tried.gold_score:.4g}, wrong ones too"
         else:

@@ -116,6 +116,8 @@ async def with_truth(checkup: Checkup) -> None:
         return
     if not any(ground.truth is not None and ground.form is not None for ground in checkup.known):
         why = "how a right answer is written is not known; give one: --gold TEXT, or gold_answer in --data"
+        if any(ground.is_given for ground in checkup.known):
+            why = "the right answer that is known has to hold the ground truth once, which shows how one is written"
         checkup.report.cannot("ways to cheat with the ground truth", why)
         return
     for probe in (_lists, _hedges, _near, _elsewhere, _repeated):

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from reward_kit.shown_text import counted
+
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 _WIDTH = 120
@@ -99,7 +101,8 @@ class Report:
             yield f"{finding.severity + ':':9}{finding.code}: {finding.message}"
             yield from (f"           {shown(line)}" for line in finding.evidence)
         for name, fact in self.facts.items():
-            yield f"{'fact:':9}{name}: {fact if isinstance(fact, str) else json.dumps(fact, ensure_ascii=True)}"
+            text = fact if isinstance(fact, str) else _printable(json.dumps(fact, ensure_ascii=False))
+            yield f"{'fact:':9}{name}: {text}"
         for one in self.unchecked:
             yield f"{'not checked:':13}{one.check}: {one.why}"
         counts = ", ".join(counted(self.count(severity), severity) for severity in SEVERITIES[:2])
@@ -110,15 +113,14 @@ class Report:
         return sorted(self.findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def counted(count: int, what: str) -> str:
-    """A number of things: "1 error", "2 errors"."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def shown(text: str, width: int = _WIDTH) -> str:
     """A text on one line, cut in its middle where it is long, without what a terminal would act on."""
-    line = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text[:4000])
+    line = _printable(text[:4000])
     if len(line) <= width:
         return line
     half = (width - 3) // 2
     return f"{line[:half]}…{line[-half:]}"
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -77,7 +77,9 @@ def choice_answer(
         RewardError: the ground truth is missing or none of the letters and options, so that the rollout is unscored.
 
     Example:
+        ```python
         choice_answer(messages, "B) Paris")  # 1 for "The answer is (B).", "**B**" and "Paris"
+        ```
     """
     _check_letters({"letters": letters})
     texts = _texts_of(sample, letters)

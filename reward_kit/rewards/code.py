@@ -119,8 +119,10 @@ async def python_code(
         ConfigError: an option is nonsense, or nothing can be confined here.
 
     Example:
+        ```python
         ground_truth = {"function": "add", "tests": [{"args": [1, 2], "expected": 3}]}
         result = await python_code(messages=messages, ground_truth=ground_truth)
+        ```
     """
     suite = suite_of(needed(ground_truth, "python_code"))
     rules = _rules(tolerance, unordered, stdout)
@@ -181,7 +183,9 @@ async def program_code(
         ConfigError: an option is nonsense, the compiler is missing, or processes cannot be confined here.
 
     Example:
+        ```python
         result = await program_code(messages=messages, ground_truth={"tests": [{"stdin": "2\\n", "stdout": "4\\n"}]})
+        ```
     """
     suite = suite_of(needed(ground_truth, "program_code"))
     if suite.calls or suite.setup:

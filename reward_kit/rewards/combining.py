@@ -35,7 +35,9 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
         ConfigError: there are no parts, or a weight is negative, or all are 0.
 
     Example:
+        ```python
         evaluate = weighted(answer=(math_answer, 0.9), format=(tag_format, 0.1))
+        ```
     """
     pairs = {name: part if isinstance(part, tuple) else (part, 1.0) for name, part in parts.items()}
     if not pairs:
@@ -64,7 +66,9 @@ def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = 
     """`reward` where `condition` scores at least so much, else 0; `reward` is then not called at all.
 
     Example:
+        ```python
         evaluate = gate(tag_format, math_answer)
+        ```
     """
 
     async def combine(call: Call) -> EvaluateResult:

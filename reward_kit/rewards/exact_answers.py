@@ -37,7 +37,9 @@ def exact_answer(
         RewardError: there is no ground truth, so that the rollout is unscored; or nothing is left of it.
 
     Example:
+        ```python
         exact_answer(messages, ["Paris", "City of Paris"], normalise=("casefold", "punctuation", "articles"))
+        ```
     """
     given = needed(ground_truth, "exact_answer")
     accepted = [str(item) for item in (given if isinstance(given, list | tuple) else [given])]

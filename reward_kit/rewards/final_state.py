@@ -69,7 +69,9 @@ def final_state_matches(
         ConfigError: the tolerance is below 0.
 
     Example:
+        ```python
         final_state_matches(messages, state, {"SELECT status FROM orders WHERE id = 7": [["paid"]]})
+        ```
     """
     check_closeness(tolerance)
     expected = needed(ground_truth, "final_state_matches")

@@ -62,7 +62,9 @@ def tag_format(
         ConfigError: `tags` are no different names.
 
     Example:
+        ```python
         tag_format(messages)  # 1 for "<think>2 + 2</think><answer>4</answer>"
+        ```
     """
     _check_tags({"tags": tags})
     rules = _Rules(tags, allow_outside, allow_empty, strict_lines)
@@ -118,7 +120,9 @@ def regex_format(
         ConfigError: the pattern is empty or no regular expression.
 
     Example:
+        ```python
         with_options(regex_format, pattern=r"Answer: \d+", where="found")
+        ```
     """
     expression = _compiled(pattern, flags)
     reply = last_reply(messages, assistant_turns, of)

@@ -72,7 +72,9 @@ def json_answer(
         ConfigError: the tolerance is below 0, or asked for together with "any_order".
 
     Example:
+        ```python
         json_answer(messages, {"city": "Oslo", "degrees": 4})
+        ```
     """
     check_closeness(tolerance)
     _check_arrays({"tolerance": tolerance, "arrays": arrays})
@@ -127,7 +129,9 @@ def json_schema_answer(
         ConfigError: the option `schema` is no schema; when it is loaded, also where the extra `json` is not installed.
 
     Example:
+        ```python
         with_options(json_schema_answer, schema={"type": "object", "required": ["city"]})
+        ```
     """
     wanted = schema
     if wanted is None:

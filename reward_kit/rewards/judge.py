@@ -91,7 +91,9 @@ async def llm_judge(
         ProviderError: there is no verdict.
 
     Example:
+        ```python
         judge = with_options(llm_judge, model="gpt-5-mini", rubric={"tone": "It is polite."})
+        ```
     """
     chosen, grades_scale = _rubric(rubric, rubric_key, sample, evaluation_criteria), check_scale(scale)
     if not _has_answer(messages, judged):
@@ -114,7 +116,7 @@ def _rubric(
 ) -> Rubric:
     """The rubric in force: the option's, the sample's, the task's, or the one for want of any."""
     if rubric is not None and rubric_key is not None:
-        raise ConfigError("llm_judge: rubric and rubric_key exclude each other; keep one")
+        raise ConfigError("llm_judge: give rubric or rubric_key, not both")
     if rubric is not None:
         return rubric_of(rubric, "llm_judge, option rubric")
     if rubric_key is not None:

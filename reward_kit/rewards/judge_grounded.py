@@ -89,7 +89,9 @@ async def grounded_judge(
         ProviderError: there is no verdict.
 
     Example:
+        ```python
         grounded = with_options(grounded_judge, model="gpt-5-mini", passages_key="documents")
+        ```
     """
     passages = _passages(messages, sample, passages_key)
     sentences = sentences_of(last_answer(messages))

@@ -81,7 +81,9 @@ async def group_judge(
         ProviderError: no group has a verdict.
 
     Example:
+        ```python
         relative = with_options(group_judge, model="gpt-5-mini", method="rank")
+        ```
     """
     ends = check_scale(scale)
     truths = list(ground_truths) if ground_truths is not None else [None] * len(rollouts_messages)

@@ -69,7 +69,9 @@ async def pairwise_judge(
         ProviderError: there is no verdict.
 
     Example:
+        ```python
         better = with_options(pairwise_judge, model="gpt-5-mini", baseline_key="answer_of_last_week")
+        ```
     """
     other = _other(ground_truth, sample, baseline, baseline_key)
     answer = last_answer(messages)
@@ -90,7 +92,7 @@ async def pairwise_judge(
 
 def _other(ground_truth: Any, sample: Mapping[str, Any] | None, baseline: str | None, baseline_key: str | None) -> str:
     if baseline is not None and baseline_key is not None:
-        raise ConfigError("pairwise_judge: baseline and baseline_key exclude each other; keep one")
+        raise ConfigError("pairwise_judge: give baseline or baseline_key, not both")
     if baseline is not None:
         return baseline
     if baseline_key is None:

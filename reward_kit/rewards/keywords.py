@@ -53,7 +53,9 @@ def contains_all(
         ConfigError: there are no keywords, or an empty one.
 
     Example:
+        ```python
         with_options(contains_all, keywords=("Paris", "Seine"))
+        ```
     """
     wanted = _checked(keywords)
     text = _plain(last_reply(messages, assistant_turns, of), ignore_case)
@@ -88,7 +90,9 @@ def contains_none(
         ConfigError: there are no keywords, or an empty one.
 
     Example:
+        ```python
         with_options(contains_none, keywords=("as an AI", "I cannot"))
+        ```
     """
     unwanted = _checked(keywords)
     text = _plain(last_reply(messages, assistant_turns, of), ignore_case)

@@ -96,7 +96,9 @@ def same_language(
             unscored.
 
     Example:
+        ```python
         with_options(same_language, language="de", of="answer")
+        ```
     """
     given = None if language is None else _given(language)
     reply = last_reply(messages, assistant_turns, of)

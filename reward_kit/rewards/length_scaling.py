@@ -56,7 +56,9 @@ def cosine_length(
         ConfigError: `max_length` is below 1, or a number is not finite.
 
     Example:
+        ```python
         evaluate = cosine_length(math_answer, max_length=8000)
+        ```
     """
     if max_length < 1:
         raise ConfigError(f"cosine_length(): max_length is at least 1, not {max_length!r}")
@@ -116,13 +118,15 @@ def shortest_in_group(
         ConfigError: `reward` is a batch reward, `weight` is negative or too large, or another argument is unknown.
 
     Example:
+        ```python
         evaluate = shortest_in_group(math_answer, unit="words")
+        ```
     """
     part = reward_spec(reward)
     if part.mode == "batch":
         raise ConfigError(f"{id}: {part.id!r} is a batch reward; only pointwise rewards can be combined")
     if form not in get_args(Form):
-        raise ConfigError(f"{id}: form {form!r} is unknown; it is one of {get_args(Form)}")
+        raise ConfigError(f"{id}: form {form!r} is unknown; it is {' or '.join(map(repr, get_args(Form)))}")
     if not 0 <= weight <= 1 and (form == "share" or not 0 <= weight < math.inf):
         raise ConfigError(f"{id}: weight {weight!r} is not in [0, 1], or for 'kimi' a finite number of at least 0")
     with_options(measured_length, unit=unit, of=of)  # refuses what it does not know

@@ -62,7 +62,9 @@ def length_within(
         ConfigError: there is no bound, or `at_least` is above `at_most`.
 
     Example:
+        ```python
         with_options(length_within, unit="words", at_most=200, above=100)  # 250 words earn 0.5
+        ```
     """
     _check_bounds({"at_least": at_least, "at_most": at_most})
     length = length_of(messages, assistant_turns, unit, of)

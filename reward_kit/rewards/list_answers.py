@@ -55,7 +55,9 @@ def list_answer(
         RewardError: there is no ground truth, so that the rollout is unscored.
 
     Example:
+        ```python
         list_answer(messages, ["red", "blue"])  # 1 for "Answer: Blue, red" and for "- red\\n- blue"
+        ```
     """
     given = needed(ground_truth, "list_answer")
     if isinstance(given, set | frozenset):

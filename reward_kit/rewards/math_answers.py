@@ -60,7 +60,9 @@ def math_answer(
         RewardError: there is no ground truth, so that the rollout is unscored.
 
     Example:
+        ```python
         math_answer(messages, r"\frac{1}{2}")  # 1 for "The answer is 0.5." and for r"\boxed{\tfrac{2}{4}}"
+        ```
     """
     check_tolerances(absolute_tolerance, relative_tolerance)
     truths = _truths(ground_truth, "math_answer")
@@ -102,7 +104,9 @@ def number_answer(
         RewardError: the ground truth is missing, or no number, so that the rollout is unscored.
 
     Example:
+        ```python
         number_answer(messages, 72)  # 1 for "… so #### 72", "The answer is $72.00." and r"\boxed{72}"
+        ```
     """
     check_tolerances(absolute_tolerance, relative_tolerance)
     truths = _truths(ground_truth, "number_answer")

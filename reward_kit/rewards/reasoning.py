@@ -54,7 +54,9 @@ def reasoning_steps(
         of: the "whole" reply, its "thought", or its "answer". Fenced code has no steps.
 
     Example:
+        ```python
         with_options(reasoning_steps, at_least=5, of="thought")
+        ```
     """
     text = _TAG.sub("\n", "\n".join(lines_without_code(last_reply(messages, assistant_turns, of))))
     steps = _steps(text, _inline(openers), min_words)

@@ -43,7 +43,9 @@ def no_repetition(
         of: the "whole" reply, its "thought", or its "answer".
 
     Example:
+        ```python
         with_options(no_repetition, ngram=20, of="thought")
+        ```
     """
     text = last_reply(messages, assistant_turns, of).casefold()
     units = _words(text) if unit == "words" else [char for char in text if not char.isspace()]

@@ -121,7 +121,9 @@ def sql_result(
         ConfigError: an option is nonsense.
 
     Example:
+        ```python
         result = sql_result(messages=messages, ground_truth="SELECT count(*) FROM orders", state=state)
+        ```
     """
     check_closeness(tolerance)
     if time_s <= 0 or max_rows < 1:

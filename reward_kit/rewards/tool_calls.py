@@ -112,7 +112,9 @@ def tool_calls_match(
         ConfigError: `tools` cannot be read.
 
     Example:
+        ```python
         tool_calls_match(messages, {"name": "get_weather", "arguments": {"city": "Oslo"}})
+        ```
     """
     expected = read_expected(needed(ground_truth, "tool_calls_match"))
     same = Same(strings, coerce, any_order)

@@ -30,6 +30,7 @@ from reward_kit.tokens.columns import Array, Ints
 __all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
+"""Is given the batch that an update failed on, and what is known of the failure."""
 
 
 class PPOLearner:
@@ -121,7 +122,8 @@ class PPOLearner:
             version: of the policy that the module is before the update, as `policy_versions` count.
 
         Returns:
-            The diagnostics; see `docs/reference/ppo.md`. Without a token that takes part only `tokens` and `optimizer_steps`, 0.
+            The diagnostics; see `docs/reference/ppo.md`. Without a token that takes part only `tokens` and
+            `optimizer_steps`, 0.
 
         Raises:
             TrainingError: a log-probability that takes part is unknown, or a loss or gradient is not finite. The step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,34 @@ from reward_kit.models import TaskDefinitionModel
 from reward_kit.runs.yaml_lines import LocatedYaml, siblings
 
 
-def read_samples(definition: TaskDefinitionModel, folder: Path) -> Iterator[Sample]:
+def read_samples(
+    definition: TaskDefinitionModel, folder: Path, rows: Sequence[Mapping[str, Any]] | None = None
+) -> Iterator[Sample]:
     """The task's samples in dataset order; without a dataset, the task itself.
+
+    Args:
+        definition: of the task.
+        folder: what its dataset's path is relative to.
+        rows: the dataset itself, of a task that was made in Python.
 
     Raises:
         ConfigError: the dataset has no rows, two rows have one id, or a row cannot be read.
     """
-    if definition.dataset_path is None:
+    if rows is not None:
+        placed: Iterable[tuple[str, dict[str, Any]]] = ((f"dataset[{i}]", dict(row)) for i, row in enumerate(rows))
+    elif definition.dataset_path is not None:
+        placed = read_rows(folder / definition.dataset_path)
+    else:
         yield Sample.of_task(definition)
         return
     seen: dict[str, str] = {}
-    for where, row in read_rows(folder / definition.dataset_path):
+    for where, row in placed:
         sample = _sample(row, where, len(seen), definition)
         if sample.id in seen:
-            raise ConfigError(f"{where}: sample id {sample.id!r} stands already at {seen[sample.id]}")
+            raise ConfigError(f"{where}: sample id {sample.id!r} is used already at {seen[sample.id]}")
         seen[sample.id] = where
         yield sample
-    if not seen:
+    if not seen and definition.dataset_path is not None:
         raise ConfigError(f"dataset {folder / definition.dataset_path} has no rows")
 
 
@@ -48,19 +59,31 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         ConfigError: the file does not exist, is of another kind, or a row is no mapping.
     """
-    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".yaml": _read_yaml, ".yml": _read_yaml}
-    if path.suffix not in readers:
-        raise ConfigError(f"dataset {path}: unknown kind {path.suffix!r}; known: {', '.join(readers)}")
-    if not path.is_file():
-        near = did_you_mean(path.name, siblings(path))
-        raise ConfigError(f"dataset {path} does not exist{near if '?' in near else ''}")
+    check_dataset(path)
     try:
-        for where, row in readers[path.suffix](path):
+        for where, row in _readers()[path.suffix](path):
             if not isinstance(row, dict):
                 raise ConfigError(f"{where}: a row is a mapping of fields, this one is {kind_of(row)}")
             yield where, row
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"dataset {path} cannot be read as UTF-8 {path.suffix[1:]}: {error}") from None
+
+
+def check_dataset(path: Path) -> None:
+    """See that a dataset is there, and of a kind that can be read.
+
+    Raises:
+        ConfigError: it is not; the nearest name is told.
+    """
+    if path.suffix not in _readers():
+        raise ConfigError(f"dataset {path}: unknown kind {path.suffix!r}; known: {', '.join(_readers())}")
+    if not path.is_file():
+        near = did_you_mean(path.name, siblings(path))
+        raise ConfigError(f"dataset {path} does not exist{near if '?' in near else ''}")
+
+
+def _readers() -> dict[str, Callable[[Path], Iterator[tuple[str, Any]]]]:
+    return {".jsonl": _read_jsonl, ".csv": _read_csv, ".yaml": _read_yaml, ".yml": _read_yaml}
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
@@ -71,7 +94,8 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
             try:
                 yield f"{path}:{number}", json.loads(line)
             except json.JSONDecodeError as error:
-                raise ConfigError(f"{path}:{number}: not JSON: {error}") from None
+                told = f"{error.msg}, at character {error.pos + 1}"
+                raise ConfigError(f"{path}:{number}: not JSON: {told}; a JSONL file has one object a line") from None
 
 
 def _read_csv(path: Path) -> Iterator[tuple[str, Any]]:
@@ -79,10 +103,10 @@ def _read_csv(path: Path) -> Iterator[tuple[str, Any]]:
         rows = csv.DictReader(file, strict=True)
         names = rows.fieldnames or []
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ConfigError(f"{path}:1: the column {twice!r} stands there twice")
+            raise ConfigError(f"{path}:1: the column {twice!r} is given twice")
         for row in rows:
             if None in row or None in row.values():
-                raise ConfigError(f"{path}:{rows.line_num}: the row does not have the header's {len(row) - 1} columns")
+                raise ConfigError(f"{path}:{rows.line_num}: the row does not have the header's {len(names)} columns")
             yield f"{path}:{rows.line_num}", dict(row)
 
 

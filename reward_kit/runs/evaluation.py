@@ -6,14 +6,13 @@ asynchronous itself. Nothing is printed. Keys of endpoints come from the environ
 
 from __future__ import annotations
 
-import html
 import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, ProviderError, RewardKitError, StoreError, boundary, kind_of
@@ -23,94 +22,39 @@ from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
 from reward_kit.reward_agent.levels import run_to_end
 from reward_kit.runs import events
 from reward_kit.runs.credit import assign_credit, write_section
+from reward_kit.runs.finished import FinishedRun
+from reward_kit.runs.given import LivePolicy, is_live, label_each, lent_policies
 from reward_kit.runs.plan import Control, Plan
 from reward_kit.runs.preparation import new_store, plan_of
 from reward_kit.runs.report.any_page import write_any_report
 from reward_kit.runs.request import Request
 from reward_kit.runs.resources import check_world
-from reward_kit.runs.results import Result, read_results
 from reward_kit.runs.run_log import logged_to
 from reward_kit.runs.runner import Run
 from reward_kit.runs.scoring_given import origin_of_data, ready_to_score, scoring_run
 from reward_kit.runs.store import RunStore
-from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
-from reward_kit.runs.tables import as_text
-from reward_kit.runs.tasks import load_task
+from reward_kit.runs.summary import summarise, summary_to_json
+from reward_kit.runs.tasks import LoadedTask, load_task
+from reward_kit.shown_text import counted
 from reward_kit.task_parts import CreditModel
 
 logger = logging.getLogger("reward_kit.runs")
+Policies = str | LivePolicy | Sequence[str | LivePolicy] | Mapping[str, LivePolicy]
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedRun:
-    """What a run came to. `str()` is the table that the command shows; a notebook shows it too.
+@runtime_checkable
+class RunnableTask(Protocol):
+    """A task that is no file; `python_tasks.Task` is the one that there is."""
 
-    Attributes:
-        path: the run's folder.
-        title: of the table.
-        status: "complete", or "interrupted" where a limit of the run stopped it.
-        why_stopped: in words; None where it is complete.
-        rows: one for each episode, in no order.
-        policies: what each policy came to.
-        pass_threshold: a score of at least this passes.
-    """
-
-    path: Path
-    title: str
-    status: str
-    why_stopped: str | None
-    rows: Sequence[EpisodeRow]
-    policies: Sequence[PolicySummary]
-    pass_threshold: float
-
-    @property
-    def score(self) -> float | None:
-        """The mean score of the only policy; None where nothing is scored.
-
-        Raises:
-            ConfigError: there are several policies.
-        """
-        if len(self.policies) > 1:
-            raise ConfigError(f"{self.path} has {len(self.policies)} policies; see `policies`, one score for each")
-        return self.policies[0].score.mean if self.policies and self.policies[0].score else None
-
-    @property
-    def broken(self) -> list[EpisodeRow]:
-        """The episodes that have no score because something broke, in the episode or in its scoring."""
-        return [row for row in self.rows if row.is_error]
-
-    @property
-    def failed(self) -> list[EpisodeRow]:
-        """The episodes that were scored and did not pass, the worst first."""
-        below = [row for row in self.rows if row.score is not None and row.score < self.pass_threshold]
-        return sorted(below, key=lambda row: (row.score, row.rollout_id))
-
-    @property
-    def page(self) -> Path:
-        """The report, for a browser."""
-        return self.path / "report.html"
-
-    def results(self) -> Iterator[Result]:
-        """Every episode with its score, read from the run's files.
-
-        Raises:
-            StoreError: a file is damaged.
-        """
-        return read_results(self.path)
-
-    def __str__(self) -> str:
-        return as_text(self.policies, self.title)
-
-    def _repr_html_(self) -> str:
-        stopped = f"<p>Stopped: {html.escape(self.why_stopped)}</p>" if self.why_stopped else ""
-        return f"<pre>{html.escape(str(self))}</pre>{stopped}<p>{html.escape(str(self.page))}</p>"
+    def load(self, overrides: Mapping[str, Any]) -> LoadedTask:
+        """The task with these keys laid over its own."""
 
 
-def evaluate(task: str | Path, **options: Any) -> FinishedRun:
-    """Run a task file and score its episodes; `evaluate_async`, to the end.
+def evaluate(task: str | Path | RunnableTask, **options: Any) -> FinishedRun:
+    """Run a task and score its episodes; `evaluate_async`, to the end.
 
     Args:
-        task: the file.
+        task: the file, or a `Task`.
         **options: as of `evaluate_async`.
 
     Raises:
@@ -123,10 +67,10 @@ def evaluate(task: str | Path, **options: Any) -> FinishedRun:
 
 
 async def evaluate_async(
-    task: str | Path,
+    task: str | Path | RunnableTask,
     *,
     models: str | Sequence[str] = (),
-    policies: str | Sequence[str] = (),
+    policies: Policies = (),
     rollouts: int | None = None,
     limit: int | None = None,
     sample_ids: Sequence[str] = (),
@@ -136,13 +80,14 @@ async def evaluate_async(
     base_url: str | None = None,
     log_dir: str | Path = "runs",
 ) -> FinishedRun:
-    """Run a task file and score its episodes, as `reward-kit run` does.
+    """Run a task and score its episodes, as `reward-kit run` does.
 
     Args:
-        task: the file.
+        task: the file, or a `Task`.
         models: `openai/NAME`, one or several.
-        policies: built-in names, `file.py:Class` relative to the task file, or `replay:RUN`; one or several. Where
-            neither is given, the task file names its policy.
+        policies: built-in names, `file.py:Class` relative to the task file, or `replay:RUN`; or an `AgentPolicy`, as a
+            class that is made without arguments, or as an instance, which stays open. One or several, or a dict with a
+            label for each. Where neither is given, the task names its policy.
         rollouts: episodes of each sample; by default as many as the task says.
         limit: the first so many samples only.
         sample_ids: these samples only.
@@ -159,27 +104,32 @@ async def evaluate_async(
     for name, count in (("rollouts", rollouts), ("limit", limit), ("max_concurrency", max_concurrency)):
         if count is not None:
             check_number(name, count, whole=True)
+    models, names, live = _several("models", models), *_chosen(policies)
+    loaded = _loaded(task, _keys("overrides", overrides))
+    if not (models or names or live) and loaded.given.policy is not None:
+        live = label_each([loaded.given.policy])
     request = Request(
-        task_path=_path("task", task),
+        task_path=loaded.path,
         overrides=_keys("overrides", overrides),
-        models=_several("models", models),
-        policies=_several("policies", policies),
+        models=models,
+        policies=names,
         base_url=base_url,
         rollouts=rollouts,
         limit=limit,
         sample_ids=_several("sample_ids", sample_ids),
         seed=seed,
     )
-    loaded = load_task(request.task_path, request.overrides)
     traffic = Traffic()
     try:
-        plan, redaction = plan_of(loaded, request, max_concurrency, traffic)
-        await check_world(loaded.definition, loaded.samples, loaded.path)
-        store = new_store(Path(log_dir), loaded, plan, request, redaction)
-        title = f"{loaded.definition.name}  ({len(plan.samples)} samples × {plan.rollouts})"
-        return await _carried_out(plan, store, title, traffic)
+        plan, redaction = plan_of(loaded, request, max_concurrency, traffic, lent_policies(live))
+        await check_world(loaded.definition, loaded.samples, loaded.located)
+        acting = {f"policy {label}": one for label, one in live.items()}
+        store = new_store(Path(log_dir), loaded, plan, request, redaction, acting)
+        title = f"{loaded.definition.name}  ({counted(len(plan.samples), 'sample')} × {plan.rollouts})"
+        finished = await _carried_out(plan, store, title, traffic)
     finally:
         traffic.close()
+    return replace(finished, notes=loaded.notes)
 
 
 evaluate.__signature__ = inspect.signature(evaluate_async)  # type: ignore[attr-defined]  # for help and editors
@@ -218,7 +168,7 @@ def score_transcripts(
     ready = ready_to_score(origin, reward, changes, pass_threshold, Path(folder) if folder is not None else None)
     run = scoring_run(data, ready, reward, Path(log_dir))
     finished: FinishedRun = run_to_end(_carried_out(run.plan, run.store, run.title, None, run.episodes))
-    return finished
+    return replace(finished, notes=ready.notes)
 
 
 async def _carried_out(
@@ -279,6 +229,24 @@ def _page(store: RunStore) -> None:
             write_any_report(store.path)
     except RewardKitError as error:
         logger.warning("no report: %s", error)
+
+
+def _loaded(task: object, overrides: Mapping[str, Any]) -> LoadedTask:
+    """A task, from its file or as it was made in Python."""
+    if isinstance(task, RunnableTask):
+        return task.load(overrides)
+    return load_task(_path("task", task), overrides)
+
+
+def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
+    """Policies by their names, and those that are Python objects by their labels."""
+    if isinstance(policies, Mapping):
+        if wrong := [one for one in policies.values() if not is_live(one)]:
+            raise ConfigError(f"policies: a dict has a label for each AgentPolicy; {kind_of(wrong[0])} is none")
+        return (), {str(label): one for label, one in policies.items()}
+    several = list(policies) if isinstance(policies, list | tuple) else [policies]
+    live = [one for one in several if is_live(one)]
+    return _several("policies", [one for one in several if not is_live(one)]), label_each(live)
 
 
 def _path(name: str, given: object) -> Path:

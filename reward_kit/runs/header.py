@@ -56,6 +56,8 @@ class RunHeader(pydantic.BaseModel):
         max_concurrency: episodes in flight when it began.
         task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the run's `Request`;
             `task_path` is None where transcripts are scored and nothing is run.
+        from_python: what the run was given as Python objects, which no file names, by what each is; such a run is not
+            resumed. Where it has a `task`, that was made in Python, and `task_path` is only the place of its files.
         data, reward: the transcripts and the reward that were named, where transcripts are scored.
         training: where a model is trained, what `rl/training/run_folder.py` says of it; None for every other run.
         rescored_from: where the episodes of another run were scored again, which, and by what; see `runs/rescoring.py`.
@@ -70,6 +72,7 @@ class RunHeader(pydantic.BaseModel):
     task_name: str
     task: Mapping[str, Any] = {}
     task_path: str | None = None
+    from_python: Mapping[str, Any] | None = None
     data: str | None = None
     reward: str | None = None
     training: Mapping[str, Any] | None = None

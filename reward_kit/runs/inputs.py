@@ -24,6 +24,7 @@ from reward_kit.reward_agent.scoring import Reward
 from reward_kit.reward_agent.sources import sources_of, user_roots
 from reward_kit.reward_calls import REFERENCE
 from reward_kit.runs.files import told_of, write_atomically
+from reward_kit.runs.source_texts import source_of
 from reward_kit.runs.store import RunStore
 from reward_kit.typed_interface import RewardSpec
 
@@ -37,21 +38,23 @@ _LINES_SHOWN = 20
 _LINE_CHARS = 160
 
 
-def inputs_of(path: Path, definition: TaskDefinitionModel, reward: Reward | None) -> dict[str, Path]:
+def inputs_of(
+    path: Path | None, folder: Path, definition: TaskDefinitionModel, reward: Reward | None
+) -> dict[str, Path]:
     """Each file that decides what a run's episodes and scores are, and each folder that the reward may read.
 
     They are what the task file names, the user's own modules that code among it imports, and what the reward may read.
     Installed packages are left out.
 
     Args:
-        path: the task file.
+        path: the task file; None where the task was made in Python.
+        folder: what its paths are relative to.
         definition: what it says.
         reward: the reward that it names, loaded.
 
     Returns:
         Where each lies, by what it is, such as "task file", "reward" or "file helper.py".
     """
-    folder = path.resolve().parent
     code = {
         "tools": definition.tools_module_path,
         "reward": definition.reward_function_path,
@@ -67,7 +70,7 @@ def inputs_of(path: Path, definition: TaskDefinitionModel, reward: Reward | None
     for file in [*files.values(), *(file for file in further if file.suffix == ".py")]:
         further += own_modules(file, module_name_of(file)) if file != files.get("reward") else []
     further += files_of(reward) if reward is not None else ()
-    files |= {TASK_FILE: path.resolve()}
+    files |= {TASK_FILE: path.resolve()} if path is not None else {}
     files |= {"dataset": folder / definition.dataset_path} if definition.dataset_path else {}
     known = set(files.values())
     return dict(sorted((files | {_name(file, folder): file for file in further if file not in known}).items()))
@@ -107,7 +110,7 @@ def scorer_hash(reward: Reward) -> str:
     if reward.origin is None:
         from reward_kit.reward_agent.remote import RemoteReward
 
-        told = f"{reward.url}\n{reward.digest}" if isinstance(reward, RemoteReward) else reward.id
+        told = f"{reward.url}\n{reward.digest}" if isinstance(reward, RemoteReward) else _written(reward)
         digests = [hashlib.sha256(told.encode()).hexdigest()]
     else:
         digests = sorted({digest_of(file) for file in {reward.origin.file, *files_of(reward)} if file.exists()})
@@ -115,6 +118,12 @@ def scorer_hash(reward: Reward) -> str:
         told = json.dumps(dict(reward.options), sort_keys=True, default=repr)
         digests = sorted([*digests, hashlib.sha256(told.encode()).hexdigest()])
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def _written(reward: Reward) -> str:
+    """What a reward is that stands in no file, such as in a cell of a notebook: its text, where Python knows it."""
+    text = source_of(reward.function) if isinstance(reward, RewardSpec) else ""
+    return f"{reward.id}\n{text}" if text else reward.id
 
 
 def digests_of(inputs: Mapping[str, Path]) -> dict[str, str]:
@@ -201,7 +210,12 @@ def _name(path: Path, folder: Path) -> str:
     return f"{'folder' if path.is_dir() else 'file'} {shown}"
 
 
-def keep_inputs(store: RunStore, inputs: Mapping[str, Path], digests: Mapping[str, str]) -> None:
+def keep_inputs(
+    store: RunStore,
+    inputs: Mapping[str, Path],
+    digests: Mapping[str, str],
+    texts: Mapping[str, tuple[str, bytes]] | None = None,
+) -> None:
     """Copy a run's input files into it, redacted like everything else.
 
     A folder, and a file of over 4 MiB, are known by their digest only.
@@ -210,6 +224,7 @@ def keep_inputs(store: RunStore, inputs: Mapping[str, Path], digests: Mapping[st
         store: the run.
         inputs: what each is, such as "task file", and where it lies.
         digests: their SHA-256 when they were read.
+        texts: those of what was given as Python objects, by what each is: how its file's name ends, and its content.
 
     Raises:
         ConfigError: a file is not the one that was read.
@@ -217,6 +232,8 @@ def keep_inputs(store: RunStore, inputs: Mapping[str, Path], digests: Mapping[st
     folder = store.path / FOLDER
     with told_of("make", folder):
         folder.mkdir(exist_ok=True)
+    for name, (suffix, text) in (texts or {}).items():
+        write_atomically(folder / _copy_name(name, Path(f"text{suffix}")), store.redaction.of_bytes(text))
     for name, file in inputs.items():
         if file.is_dir() or file.stat().st_size > _LARGEST_COPY:
             continue

@@ -20,10 +20,11 @@ from reward_kit.runs.summary import EpisodeRow
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy and the label under which its results stand."""
+    """A policy and the label under which its results stand. One that is lent to the run is not closed with it."""
 
     label: str
     policy: AgentPolicy
+    is_lent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,13 +13,14 @@ from reward_kit.agent.policies.replay_policy import recorded_labels
 from reward_kit.agent.simulated_user import WHO, SimulatedUser
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.runs.plan import NamedPolicy
-from reward_kit.runs.tasks import Task
+from reward_kit.runs.tasks import LoadedTask
 from reward_kit.task_parts import PolicyModel
 
 if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic
 
 _PROVIDERS = ("openai",)
+_OF_POLICY = re.compile(r"policy\.(\w+)")
 _ASK_AN_ENDPOINT = ("openai", "own_agent")
 
 
@@ -28,7 +31,7 @@ class _Choice(NamedTuple):
 
 
 def make_policies(
-    task: Task,
+    task: LoadedTask,
     models: Sequence[str] = (),
     names: Sequence[str] = (),
     base_url: str | None = None,
@@ -53,15 +56,33 @@ def make_policies(
         kind, _, run = name.partition(":")
         options = _file_options("replay" if run and kind == "replay" else name, in_file)
         choices += _replays(Path(run), options) if run and kind == "replay" else [_Choice(name, name, options)]
-    if not choices and in_file is not None:
+    is_of_file = not choices and in_file is not None
+    if is_of_file and in_file is not None:
         choices = _of_file(in_file, task.folder)
     _check(task, choices)
     if base_url is not None:
         _send_to(base_url, choices)
-    return [NamedPolicy(label, make_policy(kind, options, task.folder, traffic)) for label, kind, options in choices]
+    with _told_of_block(task) if is_of_file else nullcontext():
+        made = [(label, make_policy(kind, options, task.folder, traffic)) for label, kind, options in choices]
+    return [NamedPolicy(label, policy) for label, policy in made]
 
 
-def check_costs(task: Task, policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> None:
+@contextmanager
+def _told_of_block(task: LoadedTask) -> Iterator[None]:
+    """Name the line of the key in what goes wrong with the task's own `policy:` block, where it was not laid over."""
+    try:
+        yield
+    except ConfigError as error:
+        named = _OF_POLICY.match(str(error))
+        key = named[1] if named else "type"
+        block = task.located.data.get("policy")
+        given = task.definition.policy.model_dump().get(key) if task.definition.policy is not None else None
+        if not isinstance(block, Mapping) or (key in block and block[key] != given):
+            raise
+        raise ConfigError(f"{task.located.where(('policy', key))}: {error}") from error
+
+
+def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> None:
     """A limit on cost holds only where the cost of every action is known.
 
     Raises:
@@ -77,16 +98,24 @@ def check_costs(task: Task, policies: Sequence[NamedPolicy], user: SimulatedUser
         )
 
 
-def _check(task: Task, choices: Sequence[_Choice]) -> None:
+def _check(task: LoadedTask, choices: Sequence[_Choice]) -> None:
     if not choices:
-        raise ConfigError(
-            f"{task.path}: no policy. Give --model openai/NAME, --policy random, or a policy: block in the file"
-        )
+        by_hand = "policy=MyPolicy to Task, or models='openai/NAME' to its run"
+        in_file = "--model openai/NAME, --policy random, or a policy: block in the file"
+        raise ConfigError(f"{task.path}: no policy. Give {in_file if task.located.is_written else by_hand}")
     if task.definition.resource_type is None and any(choice.type == "expert" for choice in choices):
         raise ConfigError(f"{task.path}: the expert policy asks the resource, and the task has no resource_type")
     if task.definition.user is not None and any(choice.type == "own_agent" for choice in choices):
         raise ConfigError(f"{task.path}: an own_agent talks to nobody but its model, so user: would have no effect")
-    labels = [choice.label for choice in choices]
+    check_labels([choice.label for choice in choices])
+
+
+def check_labels(labels: Sequence[str]) -> None:
+    """Results stand under the labels of their policies.
+
+    Raises:
+        ConfigError: two are alike.
+    """
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise ConfigError(f"two policies are called {twice!r}")
 
@@ -102,9 +131,11 @@ def _send_to(base_url: str, choices: Sequence[_Choice]) -> None:
 def _model(model: str, in_file: PolicyModel | None) -> _Choice:
     provider, separator, name = model.partition("/")
     if not separator or not name or provider not in _PROVIDERS:
+        near = did_you_mean(provider, _PROVIDERS) if separator else ""
+        wanted = "openai/NAME" if separator or not model else f"openai/{model}"
         raise ConfigError(
-            f"--model {model!r}: write openai/NAME{did_you_mean(provider, _PROVIDERS)} "
-            "(any OpenAI-compatible endpoint through --base-url)"
+            f"--model {model!r}: write {wanted}{near if near.endswith('?') else ''}, for OpenAI or, by "
+            "--base-url, for any endpoint that speaks its protocol"
         )
     return _Choice(model, provider, {**_file_options(provider, in_file), "model": name})
 

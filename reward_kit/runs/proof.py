@@ -24,7 +24,7 @@ from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, PolicyError, boundary
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
-from reward_kit.runs.tasks import Task
+from reward_kit.runs.tasks import LoadedTask
 
 LITTLE = 1e-6
 _NOTHING = "nothing"
@@ -85,7 +85,7 @@ class SampleProof:
 
 
 async def prove(
-    task: Task,
+    task: LoadedTask,
     samples: Sequence[Sample],
     user: SimulatedUser | None = None,
     policy: _Right | None = None,
@@ -133,7 +133,7 @@ async def prove(
 
 @dataclass(frozen=True, slots=True)
 class _Prover:
-    task: Task
+    task: LoadedTask
     scorer: Scorer
     user: SimulatedUser | None
     seed: int
@@ -148,7 +148,7 @@ class _Prover:
         return End(request, await self.scorer.score(request), str(episode.custom_data.get("stop_reason")))
 
 
-def _right(task: Task, sample: Sample, policy: _Right | None) -> _Right | None:
+def _right(task: LoadedTask, sample: Sample, policy: _Right | None) -> _Right | None:
     """What is known to be right, with its name."""
     for key in ("gold_actions", "gold_answer"):
         if (given := sample.row.get(key)) is not None:

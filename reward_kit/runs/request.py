@@ -14,7 +14,7 @@ from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.inputs import differences
 from reward_kit.runs.plan import Plan
 from reward_kit.runs.redaction import without_hidden, without_secrets
-from reward_kit.runs.tasks import Task
+from reward_kit.runs.tasks import LoadedTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,27 @@ def header_to_resume(path: Path) -> RunHeader:
     header = RunHeader.read(path)
     if header.task_path is None:
         raise ConfigError(f"{path} is no run of a task and cannot be resumed")
+    if header.from_python is not None:
+        told = ", ".join(f"{name} {header.from_python[name]}" for name in header.from_python)
+        raise ConfigError(
+            f"--resume: {path} was run from Python, with objects that no file names ({told}); run it again from there"
+        )
     return header
 
 
-def header_of(run_id: str, task: Task, plan: Plan, request: Request) -> RunHeader:
-    """What `run.json` says of a new run."""
+def header_of(
+    run_id: str, task: LoadedTask, plan: Plan, request: Request, objects: Mapping[str, str] | None = None
+) -> RunHeader:
+    """What `run.json` says of a new run.
+
+    Args:
+        run_id: the name of its folder.
+        task: as it was loaded.
+        plan: what is run of it.
+        request: what was asked for.
+        objects: what the Python objects that act are called, by what each is.
+    """
+    of_python = {**task.given.names, **(objects or {})}
     definition = task.definition
     asked = {
         **asdict(request),
@@ -85,6 +101,7 @@ def header_of(run_id: str, task: Task, plan: Plan, request: Request) -> RunHeade
         run_limits=definition.run_limits.model_dump(),
         total=plan.total,
         max_concurrency=plan.max_concurrency,
+        **({"from_python": of_python} if of_python else {}),
         **asked,
         **environment_of(task.reward),
     )
@@ -97,7 +114,7 @@ def environment_of(reward: Reward | None) -> dict[str, Any]:
     return {}
 
 
-def changes_since(path: Path, header: RunHeader, task: Task) -> list[str]:
+def changes_since(path: Path, header: RunHeader, task: LoadedTask) -> list[str]:
     """How what a run came from differs now, its files and the packages of its reward; a text for each that does."""
     changes = differences(path, header.digests, task.digests, task.inputs)
     told = (header.reward_environment, environment_of(task.reward).get("reward_environment"))

@@ -138,13 +138,13 @@ def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) ->
                 raise ConfigError(f"{sample.where}: resource_config: no resource is called {key!r}{near}")
 
 
-async def check_world(definition: TaskDefinitionModel, samples: Sequence[Sample], path: Path) -> bool:
+async def check_world(definition: TaskDefinitionModel, samples: Sequence[Sample], located: LocatedYaml) -> bool:
     """Make a world for one sample of each kind of configuration, so that a wrong resource is found before the run.
 
     Args:
         definition: of the task.
         samples: its initial conditions.
-        path: its file, for messages.
+        located: its file, for messages.
 
     Returns:
         Whether every world offers tools; True where the task has no resource.
@@ -169,8 +169,10 @@ async def check_world(definition: TaskDefinitionModel, samples: Sequence[Sample]
                         finally:
                             await start.world.close()
             except (ConfigError, EnvironmentFailure) as error:
-                where = sample.where if sample.resource_config else path
-                raise ConfigError(f"{where}: {_named(definition)}: {error}") from error
+                told = str(error).removeprefix(f"{definition.resource_type} resource: ")
+                key = told.partition(":")[0]
+                where = sample.where if sample.resource_config else located.where(("base_resource_config", key))
+                raise ConfigError(f"{where}: {_named(definition)}: {told}") from error
     return has_tools
 
 

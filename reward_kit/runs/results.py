@@ -13,7 +13,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from reward_kit.agent.models import StopReason
 from reward_kit.episodes.latest_attempts import LatestAttempts
-from reward_kit.episodes.record import attempt_of
+from reward_kit.episodes.record import attempt_of, episode_from_record
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.models import EvaluateResult
+from reward_kit.notebook_html import Html, line, strong, whole
 from reward_kit.runs.files import told_of
 from reward_kit.runs.store import placed_episodes, placed_scores
 from reward_kit.runs.summary import EpisodeRow
@@ -38,6 +41,30 @@ class Result(NamedTuple):
         if self.score is not None:
             row.add_score(self.score)
         return row
+
+    def to_episode(self) -> SingleAgentEpisode:
+        """The episode itself, as it was collected but for its final state.
+
+        Raises:
+            EpisodeError: the line lacks a field.
+        """
+        return episode_from_record(self.episode)
+
+    def to_result(self) -> EvaluateResult | None:
+        """What the reward returned; None where it waits for a score, or has none because something broke."""
+        told = (self.score or {}).get("result")
+        return EvaluateResult.model_validate(told) if told is not None else None
+
+    def __repr__(self) -> str:
+        told = "waits for its score" if self.score is None else self.score["score"]
+        return f"Result({self.episode['rollout_id']!r}, {'unscored' if told is None else told})"
+
+    def _repr_html_(self) -> str:
+        result, failure = self.to_result(), (self.score or {}).get("failure")
+        parts = [Html(result._repr_html_())] if result is not None else []
+        if failure:
+            parts.append(line(strong("unscored: "), f"{failure['class']}: {failure['message']}"))
+        return whole(*parts, Html(self.to_episode()._repr_html_()))
 
 
 class Places(NamedTuple):

@@ -130,7 +130,8 @@ class Run:
 
     async def _close_policies(self) -> None:
         """Close them all. A failure is worth a line, not the run, which is over."""
-        opened: dict[str, AgentPolicy | SimulatedUser] = {named.label: named.policy for named in self._plan.policies}
+        own = (named for named in self._plan.policies if not named.is_lent)
+        opened: dict[str, AgentPolicy | SimulatedUser] = {named.label: named.policy for named in own}
         if self._plan.user is not None:
             opened[WHO] = self._plan.user
         for label, policy in opened.items():

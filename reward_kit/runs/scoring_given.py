@@ -21,6 +21,7 @@ from reward_kit.runs.request import environment_of
 from reward_kit.runs.store import RunStore, new_run_path
 from reward_kit.runs.tasks import load_tasks_reward
 from reward_kit.runs.transcripts import read_transcripts
+from reward_kit.shown_text import counted
 from reward_kit.validation import describe_validation_error
 
 _OF_REWARD = ("sandbox", "reward_options")
@@ -124,7 +125,7 @@ def scoring_run(data: Path, ready: Ready, reward: str, log_dir: Path) -> Scoring
         **environment_of(ready.reward),
     )
     store = RunStore.create(new_run_path(log_dir, ready.definition.name), header, ready.redaction)
-    return ScoringRun(plan, store, episodes, f"{data.name}  ({len(episodes)} transcripts)")
+    return ScoringRun(plan, store, episodes, f"{data.name}  ({counted(len(episodes), 'transcript')})")
 
 
 def definition_for_scores(

@@ -48,7 +48,7 @@ def stored_runs(folder: Path) -> list[StoredRun]:
         ConfigError: there is no such folder.
     """
     if not folder.is_dir():
-        raise ConfigError(f"no folder {folder}; name the folder of the runs with --log-dir")
+        raise ConfigError(f"there is no folder {folder}; name the folder of the runs with --log-dir")
     runs = [_read(path.parent) for path in folder.glob(f"*/{FILE}")]
     return sorted(runs, key=lambda run: run.started_at, reverse=True)
 

@@ -44,19 +44,23 @@ def new_run_path(log_dir: Path, task_name: str) -> Path:
 
 
 def latest_run(log_dir: Path, task_name: str | None = None) -> Path:
-    """The newest run of a task in `log_dir`, of one task where a name is given.
+    """The newest run of a task in `log_dir` that can be resumed, of one task where a name is given.
 
     Raises:
         ConfigError: there is none.
     """
     headers = {path.parent: header for path in log_dir.glob(f"*/{FILE}") if (header := _readable(path.parent))}
-    runs = [path for path, header in headers.items() if header.task_path is not None]
+    runs = [path for path, header in headers.items() if _can_be_resumed(header)]
     if task_name is not None:
         runs = [path for path in runs if headers[path].task_name == task_name]
     if not runs:
         of_task = f" of task {task_name!r}" if task_name else ""
         raise ConfigError(f"no run{of_task} in {log_dir}; start one, or name its directory with --resume RUN")
     return max(runs, key=lambda path: headers[path].timing.started_at)
+
+
+def _can_be_resumed(header: RunHeader) -> bool:
+    return header.task_path is not None and header.from_python is None
 
 
 def _readable(path: Path) -> RunHeader | None:

@@ -32,7 +32,7 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
 
 def as_text(summaries: Sequence[PolicySummary], title: str) -> str:
     """`summary_table` as plain text, 120 columns wide."""
-    console = Console(width=120, file=io.StringIO(), color_system=None, highlight=False)
+    console = Console(width=120, file=io.StringIO(), color_system=None, highlight=False, force_jupyter=False)
     with console.capture() as captured:
         console.print(summary_table(summaries, title))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from reward_kit.agent.samples import Prompt, Sample
+from reward_kit.agent.samples import Prompt, PromptError, Sample
 from reward_kit.earlier_tasks import notes_on
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
@@ -25,7 +25,8 @@ from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_rew
 from reward_kit.reward_agent.remote_client import check_named_by_file, is_address
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.rl_processing import CreditAssigner
-from reward_kit.runs.datasets import read_samples
+from reward_kit.runs.datasets import check_dataset, read_samples
+from reward_kit.runs.given import Given, live_reward
 from reward_kit.runs.inputs import TASK_FILE, digests_of, inputs_of
 from reward_kit.runs.overrides import overlaid
 from reward_kit.runs.resources import check_samples, check_tools, with_surroundings
@@ -40,7 +41,7 @@ _OF_SANDBOX = re.compile(r"sandbox\.(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class LoadedTask:
     """A task with everything loaded that its file names.
 
     Attributes:
@@ -53,7 +54,8 @@ class Task:
             behind its walls and not loaded here.
         notes: lines for the user about what was loaded.
         inputs: the files and folders that decide what a run's episodes and scores are, as `inputs_of` finds them.
-        digests: their SHA-256, to notice a change before a resume.
+        digests: their SHA-256, to notice a change before a resume, and those of what was given.
+        given: the Python objects that it was made of, where no file describes it.
     """
 
     definition: TaskDefinitionModel
@@ -65,6 +67,7 @@ class Task:
     inputs: Mapping[str, Path] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    given: Given = field(default_factory=Given)
 
     @property
     def path(self) -> Path:
@@ -77,7 +80,7 @@ class Task:
         return self.path.resolve().parent
 
 
-def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
+def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> LoadedTask:
     """Load a task file and everything it names.
 
     Args:
@@ -93,39 +96,49 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> Task:
     return task_of(located, overrides)
 
 
-def task_of(located: LocatedYaml, overrides: Mapping[str, Any] | None = None) -> Task:
-    """`load_task` of a document that is read already, which may be a part of another file.
+def task_of(located: LocatedYaml, overrides: Mapping[str, Any] | None = None, given: Given | None = None) -> LoadedTask:
+    """`load_task` of a document that is read already, which may be a part of another file, or come from Python.
+
+    Args:
+        located: the document.
+        overrides: keys laid over it.
+        given: what stands in the place of things that it would name.
 
     Raises:
         ConfigError: something is wrong; the message has one line per problem.
     """
-    path = located.path
+    path, given = located.path, given or Given()
+    given.refuse(overrides or {})
     definition = validated(located, overrides or {}, TaskDefinitionModel, "a task file")
-    _refuse_unused(located, definition)
+    has_dataset = definition.dataset_path is not None or given.rows is not None
+    _refuse_unused(located, definition, has_dataset)
     if definition.credit is not None:
         located_assigner(located, definition.credit, overrides or {})
     folder = path.resolve().parent
     definition = with_surroundings(located, definition, folder)
     with about(located, "tools_module_path"):
-        tools = load_tools(definition.tools_module_path, folder) if definition.tools_module_path else None
+        named = definition.tools_module_path
+        tools = given.tools or (load_tools(named, folder) if named else None)
         check_tools(tools, definition)
-    loaded = _reward_of(located, definition, folder, overrides or {})
-    reward = loaded.reward if loaded else None
-    samples = tuple(read_samples(definition, folder))
+    reward, notes = _reward_of(located, definition, folder, overrides or {}, given)
+    if definition.dataset_path is not None:
+        with about(located, "dataset_path"):
+            check_dataset(folder / definition.dataset_path)
+    samples = tuple(read_samples(definition, folder, given.rows))
     check_samples(definition, samples)
     with about(located, "reward_function_path"):
         _check_reward(reward, samples)
-    has_dataset = definition.dataset_path is not None
-    task = Task(
+    task = LoadedTask(
         definition=definition,
         located=located,
         samples=samples,
         rollouts_per_sample=definition.num_rollouts_per_sample if has_dataset else definition.num_rollouts,
         tools=tools,
         reward=reward,
-        inputs=(inputs := inputs_of(path, definition, reward)),
-        digests={**digests_of(inputs), TASK_FILE: hashlib.sha256(located.source).hexdigest()},
-        notes=(*notes_on(located.data), *_notes_on_prompts(definition, samples), *(loaded.notes if loaded else ())),
+        inputs=(inputs := inputs_of(path if located.is_written else None, folder, definition, reward)),
+        digests={**digests_of(inputs), **given.digests(), TASK_FILE: hashlib.sha256(located.source).hexdigest()},
+        notes=(*notes_on(located.data), *_notes_on_prompts(definition, samples), *notes),
+        given=given,
     )
     _check_prompts(task)
     return task
@@ -153,14 +166,18 @@ def load_tasks_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedRe
 
 
 def _reward_of(
-    located: LocatedYaml, definition: TaskDefinitionModel, folder: Path, overrides: Mapping[str, Any]
-) -> LoadedReward | None:
-    """The task's reward; what is wrong with its sandbox or an option of it is told with that key's own line."""
+    located: LocatedYaml, definition: TaskDefinitionModel, folder: Path, overrides: Mapping[str, Any], given: Given
+) -> tuple[Reward | None, Sequence[str]]:
+    """The task's reward, and notes on it; what is wrong with its walls or an option is told with that key's line."""
     path = definition.reward_function_path or ""
     try:
+        if given.reward is not None:
+            reward, note = live_reward(given.reward, definition)
+            return reward, (note,)
         if is_address(path) and "reward_function_path" not in overrides:
             check_named_by_file(path)
-        return load_tasks_reward(definition, folder)
+        loaded = load_tasks_reward(definition, folder)
+        return (loaded.reward, loaded.notes) if loaded is not None else (None, ())
     except ConfigError as error:
         key: tuple[str, ...] = ("reward_function_path",)
         told = f"reward_function_path: {error}"
@@ -195,9 +212,9 @@ def located_assigner(located: LocatedYaml, credit: CreditModel, overrides: Mappi
         raise ConfigError(f"{place_of(located, key, overrides)}: {'.'.join(key)}: {error}") from error
 
 
-def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel) -> None:
+def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel, has_dataset: bool) -> None:
     """A key that would have no effect is an error, not a silent no-op."""
-    given, has_dataset = definition.model_fields_set, definition.dataset_path is not None
+    given = definition.model_fields_set
     unused = {
         "num_rollouts": "a task with a dataset counts num_rollouts_per_sample" if has_dataset else "",
         "num_rollouts_per_sample": "" if has_dataset else "a task without a dataset counts num_rollouts",
@@ -280,13 +297,17 @@ def load_tools(location: str, folder: Path) -> ToolRegistry:
     return next(iter(registries.values()))
 
 
-def _check_prompts(task: Task) -> None:
+def _check_prompts(task: LoadedTask) -> None:
     """Render every sample's messages once: a missing field is found before the run, not in its middle."""
-    prompt = Prompt(task.definition)
+    prompt, located = Prompt(task.definition), task.located
     problems: list[str] = []
+    unfit: dict[str, list[str]] = {}  # what is wrong with a template is told once, whomever it fails on
     for sample in task.samples:
         try:
             messages = prompt.render(sample)
+        except PromptError as error:
+            told = f"{located.where(error.key)}: {'.'.join(map(str, error.key))}: {error.problem}"
+            unfit.setdefault(told, []).append(sample.place)
         except ConfigError as error:
             problems.append(str(error))
         except pydantic.ValidationError as error:
@@ -296,6 +317,9 @@ def _check_prompts(task: Task) -> None:
             user_opens = user is not None and user.opens is not False
             if not messages and task.definition.resource_type is None and not user_opens:
                 raise ConfigError(f"{task.path}: nothing to begin with; give messages or initial_user_prompt")
+    for told, places in unfit.items():
+        others = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
+        problems.append(f"{told}{' In' if told.endswith('?') else '; in'} {places[0]}{others}")
     if problems:
         more = [f"… and {len(problems) - 3} more"] if len(problems) > 3 else []
         raise ConfigError("\n".join([*problems[:3], *more]))
@@ -309,7 +333,7 @@ def _notes_on_prompts(definition: TaskDefinitionModel, samples: Sequence[Sample]
     return [f"the prompt has {{{name}}} as it stands; a column is written {{{{ {name} }}}}" for name in found]
 
 
-def selected(task: Task, limit: int | None = None, sample_ids: Iterable[str] = ()) -> tuple[Sample, ...]:
+def selected(task: LoadedTask, limit: int | None = None, sample_ids: Iterable[str] = ()) -> tuple[Sample, ...]:
     """The samples to run.
 
     Raises:

@@ -47,7 +47,7 @@ def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
             found = _given(row, sample_id, rollouts[sample_id], where)
             rollouts[sample_id] += 1
         if (known := places.setdefault((found.rollout_id, found.number), where)) != where:
-            raise ConfigError(f"{where}: rollout {found.rollout_id!r} stands already at {known}")
+            raise ConfigError(f"{where}: rollout {found.rollout_id!r} is used already at {known}")
         latest.put(found.rollout_id, found.number, found.episode)
     return [episode for episode in latest.values() if episode is not None]
 

@@ -9,7 +9,7 @@ from reward_kit.agent.policies import make_policy, option_names
 from reward_kit.agent.simulated_user import ScriptedUser, SimulatedUser
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.loading import load_object
-from reward_kit.runs.tasks import Task
+from reward_kit.runs.tasks import LoadedTask
 from reward_kit.task_parts import UserModel
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _NO_USERS = {
 }
 
 
-def make_user(task: Task, traffic: Traffic | None = None) -> SimulatedUser | None:
+def make_user(task: LoadedTask, traffic: Traffic | None = None) -> SimulatedUser | None:
     """The user of a task, None where it has none.
 
     Args:
@@ -51,7 +51,7 @@ class _UnknownKey(ConfigError):
     """A key that nothing reads, with its line."""
 
 
-def _refuse_unknown(block: UserModel, task: Task) -> None:
+def _refuse_unknown(block: UserModel, task: LoadedTask) -> None:
     """Before anything else, since a misspelt key is also missed where it is needed."""
     taken = {"replies"} if block.type == "scripted" else option_names(block.type, task.folder)
     for key in block.options():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,18 @@ import yaml
 from reward_kit.errors import ConfigError, why_unreadable
 
 KeyPath = tuple[str | int, ...]
+_HINTS = {
+    "mapping values are not allowed here": (
+        "; a text with ': ' in it stands in quotes, and the keys of one block begin in one column"
+    ),
+    "found character '\\t'": "; YAML is indented with spaces, not with tabs",
+    "found character '@'": "; a text that begins with @ stands in quotes",
+    "found character '`'": "; a text that begins with ` stands in quotes",
+    "expected ',' or": "; a bracket before it is not closed",
+    "found unexpected end of stream": "; a quote before it is not closed",
+    "expected <block end>": "; the keys of one block begin in one column",
+}
+"""What most often is behind what yaml says, for those who do not know its words."""
 
 
 def siblings(path: Path) -> list[str]:
@@ -36,6 +49,8 @@ class LocatedYaml:
         ConfigError: the file does not exist or is not YAML; the message has the line.
     """
 
+    is_written = True
+
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
@@ -54,15 +69,31 @@ class LocatedYaml:
             mark, position = getattr(error, "problem_mark", None), getattr(error, "position", 0)
             line = mark.line if mark else text.count("\n", 0, position)
             problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-            raise ConfigError(f"{path}:{line + 1}: not YAML: {problem}") from None
+            hint = next((told for said, told in _HINTS.items() if said in problem), "")
+            raise ConfigError(f"{path}:{line + 1}: not YAML: {problem}{hint}") from None
         except RecursionError:
             raise ConfigError(f"{path}: a value is nested too deeply, or contains itself") from None
 
     def where(self, location: KeyPath) -> str:
         """`file:line` of the nearest key on the way to `location` that stands in the file."""
+        if not self.is_written:
+            return str(self.path)
         while location and location not in self._lines:
             location = location[:-1]
         return f"{self.path}:{self._lines.get(location, 1)}"
+
+    @classmethod
+    def of_values(cls, data: Mapping[str, Any], path: Path) -> LocatedYaml:
+        """A document that was never written: its values come from Python, and no key of it has a line.
+
+        Args:
+            data: its keys.
+            path: stands for its file in messages; what is relative is looked up beside it.
+        """
+        made = object.__new__(cls)
+        made.path, made.data, made._lines, made.is_written = path, dict(data), {}, False
+        made.source = json.dumps(data, indent=2, default=repr).encode("utf-8", "backslashreplace") + b"\n"
+        return made
 
     def part(self, key: str) -> LocatedYaml:
         """What stands under a key as a document of its own, with the file and the lines that it has here."""
@@ -77,7 +108,7 @@ class LocatedYaml:
             for key, value in node.value:
                 name = str(key.value)
                 if name in seen:
-                    raise ConfigError(f"{self.path}:{key.start_mark.line + 1}: {name!r} stands there twice")
+                    raise ConfigError(f"{self.path}:{key.start_mark.line + 1}: {name!r} is given twice")
                 seen.add(name)
                 self._lines[(*path, name)] = key.start_mark.line + 1
                 self._locate(value, (*path, name))

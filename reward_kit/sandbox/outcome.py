@@ -39,6 +39,38 @@ OutcomeKind = (
     ]
 )
 
+MEANINGS: Final[dict[OutcomeKind, str]] = {
+    "ok": "The function gave a value.",
+    "wall": "It ran longer than its limit of wall time.",
+    "cpu": "It used more CPU time than its limit.",
+    "memory": "All its processes and files together needed more memory than the limit.",
+    "disk": "Its work folder holds more than the limit.",
+    "open_files": "It opened more files than the limit.",
+    "processes": "It started more processes or threads than the limit; by default none may be started.",
+    "denied": "It tried what no wall lets through, such as the network or a file that it may not read.",
+    "exception": "The function raised.",
+    "load": "Its file could not be loaded: a syntax error, a module that is not there, or no function of that name.",
+    "exit": "It ended its process before it gave a result.",
+    "signal": "It was ended by a signal, such as a fault of a native extension.",
+    "forbidden_call": "It made a system call of another machine, which no program needs.",
+    "type": "Its result holds something that JSON cannot say.",
+    "cycle": "Its result holds itself.",
+    "setup": "The walls did not stand, so nothing was run; `reward-kit doctor` says why.",
+    "zygote": "The process that starts the sandbox's children ended; the call may be made again.",
+    "connection": "The machine that runs the code was lost; the call may be made again.",
+    "no_result": "Its process left before it gave a result.",
+    "forged_frame": "Something else than the harness wrote the answer.",
+    "truncated_frame": "The answer broke off.",
+    "extra_frame": "More than one answer was written.",
+    "result_size": "Its result is larger than the limit.",
+    "not_json": "The answer is no JSON.",
+    "non_finite": "Its result holds NaN or an infinity.",
+    "huge_integer": "Its result holds an integer of more than a thousand digits.",
+    "duplicate_key": "A mapping of its result has one key twice.",
+    "nesting": "Its result is nested too deeply.",
+    "surrogate": "A text of its result is no valid Unicode.",
+}
+"""What each kind says of a call."""
 _CLASSES: Final[dict[str, FailureClass]] = {
     **dict.fromkeys(("wall", "cpu"), "timeout"),
     **dict.fromkeys(("memory", "disk", "open_files", "processes", "result_size"), "limit"),
@@ -101,6 +133,11 @@ class Outcome:
     peak_memory_mb: float = 0.0
     exit: int | None = None
 
+    @staticmethod
+    def class_of(kind: OutcomeKind) -> FailureClass:
+        """How a failure of this kind is counted."""
+        return _CLASSES.get(kind, "crash")
+
     @property
     def word(self) -> str:
         """One of: ok, output-capped, error, crashed, timeout, memory, denied, invalid-result, result-too-large."""
@@ -150,7 +187,7 @@ def judge(evidence: Evidence, limits: Limits, level: Level, strength: Strength) 
         value = _value(evidence, limits)
     except _Refused as refused:
         kind, message, trace = refused.args
-        failure = Failure(_CLASSES.get(kind, "crash"), "Sandbox", message, trace)
+        failure = Failure(Outcome.class_of(kind), "Sandbox", message, trace)
     return Outcome(
         value,
         failure,

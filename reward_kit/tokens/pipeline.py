@@ -17,6 +17,7 @@ from reward_kit.tokens.connectors import (
 )
 
 Connector = Callable[[Columns], Columns]
+"""A step of a pipeline: columns in, columns out."""
 RowPer = Literal["segment", "action"]
 
 

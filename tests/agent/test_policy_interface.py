@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput, check_output, tool_calls_of
+from reward_kit.agent.policy_interface import (
+    AgentPolicy,
+    EpisodeContext,
+    PolicyOutput,
+    check_output,
+    next_action,
+    open_session,
+    tool_calls_of,
+)
 from reward_kit.errors import PolicyError
 from tests.agent.worlds import call, calls, text
 
@@ -18,6 +26,31 @@ async def test_a_policy_without_state_is_its_own_session():
     assert await policy.open(EpisodeContext("e", 0)) is policy
     await policy.close()
     await policy.close()
+
+
+class NotAsync(AgentPolicy):
+    def open(self, context):
+        return self
+
+    def get_action(self, observation, available_tools_specs=None):
+        return PolicyOutput(text("x"))
+
+
+class OpensNothing(Fixed):
+    async def open(self, context):
+        Fixed()
+
+
+async def test_a_policy_whose_methods_are_plain_functions_is_told_what_to_write():
+    with pytest.raises(PolicyError, match=r"open is a plain function .* `async def open`"):
+        await open_session(NotAsync(), EpisodeContext("e", 0))
+    with pytest.raises(PolicyError, match=r"get_action is a plain function .* `async def get_action`"):
+        await next_action(NotAsync(), [], None)
+
+
+async def test_a_policy_whose_open_forgets_to_return_is_told_so():
+    with pytest.raises(PolicyError, match="open returned None; return the session"):
+        await open_session(OpensNothing(), EpisodeContext("e", 0))
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ class TestTemplates:
         with pytest.raises(ConfigError) as caught:
             render({"answer": 1, "query": 2}, initial_user_prompt="{{ question }}", where="data.jsonl:7")
         assert str(caught.value) == (
-            "sample 's1' (data.jsonl:7): message template '{{ question }}': UndefinedError: 'question' is undefined; "
-            "the row's fields: answer, query"
+            "sample 's1' (data.jsonl:7): message template '{{ question }}': 'question' is undefined; "
+            "known: answer, observation, query"
         )
 
     @pytest.mark.parametrize("template", ["{{ 1 // 0 }}", "{{ n() }}", "{{ n.__class__.__mro__ }}", "{{ n.nothing }}"])

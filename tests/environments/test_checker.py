@@ -168,6 +168,71 @@ class SharesItsState(Ring):
         raise NotImplementedError
 
 
+class SharesADoor(ForkableResource):
+    """Twice through the door is where one was, and the end of a long walk shows nothing of what is shared."""
+
+    fork_kind = "native"
+
+    async def setup(self, config) -> None:
+        if config:
+            raise ConfigError(f"unknown keys {sorted(config)}")
+
+    async def reset(self, seed=None) -> None:
+        self.inside = [False]
+
+    async def fork(self):
+        twin = type(self)()
+        twin.inside = self.inside
+        return twin
+
+    async def step(self, action_name, action_params) -> StepOutcome:
+        if action_name != "go" or action_params:
+            raise ToolError("there is one tool, go, without arguments")
+        self.inside[0] = not self.inside[0]
+        return StepOutcome("gone")
+
+    async def get_tools_spec(self):
+        return [tool_spec("go", "Go through the door.")]
+
+    async def state_key(self) -> str:
+        return str(self.inside[0])
+
+
+class SharesUntilItIsOver(SharesADoor):
+    """Ends after three moves and then refuses all: in a world that is over nothing can be seen any more."""
+
+    async def reset(self, seed=None) -> None:
+        await super().reset(seed)
+        self.left = 3
+
+    async def fork(self):
+        twin = await super().fork()
+        twin.left = self.left
+        return twin
+
+    async def step(self, action_name, action_params) -> StepOutcome:
+        if not self.left:
+            raise ToolError("it is over")
+        outcome = await super().step(action_name, action_params)
+        self.left -= 1
+        return StepOutcome(outcome.observation, terminated=not self.left)
+
+    async def state_key(self) -> str:
+        return f"{self.inside[0]} {self.left}"
+
+
+class CountsStepsAndEndsSoon(CountsSteps):
+    """Nearly every move is the last one, so that a walk rarely returns to where it was."""
+
+    async def get_tools_spec(self):
+        schema = {"type": "object", "properties": {"by": {"enum": [-1, *[1] * 30, 0]}}, "required": ["by"]}
+        return [tool_spec("move", "Move along the ring.", schema)]
+
+    async def step(self, action_name, action_params) -> StepOutcome:
+        outcome = await super().step(action_name, action_params)
+        return StepOutcome(outcome.observation, terminated=action_params["by"] != 0)
+
+
 class ForksItself(Ring):
     async def fork(self):
         return self
@@ -233,6 +298,21 @@ class RequiresWhatItDoesNotHave(Ring):
 class TwinTools(Ring):
     async def get_tools_spec(self):
         return 2 * await super().get_tools_spec()
+
+
+class ForgetsToReturn(Ring):
+    async def step(self, action_name, action_params) -> None:
+        await super().step(action_name, action_params)
+
+
+class ForgetsAsync(Ring):
+    def reset(self, seed=None) -> None:
+        self.place = 0
+
+
+class OneTool(Ring):
+    async def get_tools_spec(self):
+        return (await super().get_tools_spec())[0]
 
 
 class SpeaksNumpy(Ring):
@@ -344,6 +424,9 @@ FAULTS = [
     (IgnoresItsSeed, "error: two worlds that were reset with one seed differ", "draw all randomness from its seed"),
     (Noisy, "error: the same seed and actions gave another result at step", "deterministic = False"),
     (SharesItsState, "error: what was done in a fork is seen in its origin", "shares something"),
+    (SharesADoor, "error: what was done in a fork is seen in its origin", "shares something"),
+    (SharesUntilItIsOver, "error: what was done in a fork is seen in its origin", "shares something"),
+    (CountsStepsAndEndsSoon, "error: states with one observation and one final state have different keys", "counts"),
     (ForksItself, "error: fork() returned the resource itself", "independent instance"),
     (ForksTheStart, "error: a fork differs from its origin in state_key()", "copy all of the state"),
     (CheckpointsAReference, "error: after restore(), state_key() is not what it was", "must not change it"),
@@ -357,6 +440,9 @@ FAULTS = [
     (SpeaksNumpy, "is not JSON-safe: Object of type int64", "convert it"),
     (RewardsNothingness, "is nan; it must be a finite float", ""),
     (NumpyFlags, "not a bool", "NumPy's bool must be converted"),
+    (ForgetsToReturn, "returned NoneType; return a StepOutcome", ""),
+    (ForgetsAsync, "error: reset(0): TypeError", "warning: reset is a plain function, and it is awaited"),
+    (OneTool, "error: get_tools_spec() returned dict; return a list of tools", ""),
     (ReturnsAPair, "returned tuple; return a StepOutcome", ""),
     (AcceptsUnknownKeys, "warning: setup accepts the unknown key", "ignored in silence"),
     (FinalStateOfTheMoment, "final_state() gives other bytes each time", "leave out the time"),

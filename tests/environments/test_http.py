@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import socket
 import subprocess
 import sys
@@ -277,16 +276,6 @@ async def test_a_server_that_dies_breaks_only_the_episodes_in_flight() -> None:
         for world in (breaker, doomed, base, fresh):
             await world.close()
         assert time.monotonic() - before < 1
-
-
-async def test_the_server_of_the_guide_does_what_the_guide_says(tmp_path: Path) -> None:
-    guide = Path(__file__).parents[2] / "docs" / "guides" / "environments.md"
-    (code,) = (
-        block for block in re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL) if "do_POST" in block
-    )
-    (tmp_path / "server.py").write_text(code)
-    server = {**SERVER, "start_command": "python server.py --port {port}"}
-    assert await check_resource(HttpResource, {"resource_server": server, "task_folder": str(tmp_path)}) == []
 
 
 def test_it_is_a_built_in_resource() -> None:

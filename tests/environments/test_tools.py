@@ -66,10 +66,10 @@ async def test_arguments_reach_the_function_with_their_types(registry) -> None:
     [
         ("book", {}, "guest: missing"),
         ("book", {"guest": "Ada", "night": 2}, "night: unknown key; did you mean 'nights'"),
-        ("book", {"guest": "Ada", "nights": "many"}, "nights: .* integer"),
+        ("book", {"guest": "Ada", "nights": "many"}, "nights: expected a whole number"),
         ("book", {"guest": "Ada", "room": "suite"}, "room: .*'single' or 'double'"),
         ("look_up", {"address": {"street": 3}}, "address.street"),
-        ("look_up", {"address": {"street": "x"}, "limit": 0}, "limit: .*greater than or equal to 1"),
+        ("look_up", {"address": {"street": "x"}, "limit": 0}, "limit: must be 1 or more"),
     ],
 )
 async def test_wrong_arguments_never_reach_the_function(registry, tool, arguments, message) -> None:

@@ -165,18 +165,6 @@ def test_the_report_is_attached_and_kept(project: Path, results: Mapping[str, El
     assert re.search(r"the report: .*report\.html", shown) and "0.000  said Paris" in shown
 
 
-def test_the_files_of_the_guide_are_collected_and_its_first_test_passes(tmp_path: Path) -> None:
-    guide = (ROOT / "docs" / "guides" / "pytest.md").read_text(encoding="utf-8")
-    for code in re.findall(r"```\{ \.python \.pytest \}\n(.*?)```", guide, re.DOTALL):
-        name = re.match(r"# (\S+)\n", code)
-        assert name is not None
-        (tmp_path / name[1]).write_text(code)
-    for path in (ROOT / "examples" / "sokoban").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    done = run_pytest(tmp_path, "-p", "no:asyncio", "--strict-markers", "-k", "expert")
-    assert "1 passed, 2 deselected" in done.stdout, done.stdout + done.stderr
-
-
 def test_who_does_not_ask_for_it_loads_nothing_of_us(project: Path) -> None:
     (project / "test_other.py").write_text(
         "import sys\ndef test_light(): assert not [name for name in sys.modules if name.startswith('reward_kit')]\n"

@@ -143,7 +143,7 @@ class TestOneCallForAGroup:
         scored = await score(folder, "obeys", level, group(*said))
         assert told(scored) == [1.0, *["invalid_result"] * 5, 2.0]
         messages = [one.failure.message for one in scored if one.failure]
-        parts = ["obeys[1]: score: ", "obeys[2] returned NoneType", ": no key", ": unreadable", "'7' names no step"]
+        parts = ["obeys'[1]: score: ", "obeys'[2] returned nothing", ": no key", ": unreadable", "'7' names no step"]
         assert all(part in message for part, message in zip(parts, messages, strict=True)), messages
 
     @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ class TestOneCallForAGroup:
         [
             (("a", "drop", "b"), "invalid_result", "2 results for 3 rollouts"),
             (("a", "crash", "b"), "crash", "ValueError: bad row"),
-            (("drop",), "invalid_result", "a batch reward returns a list, not str"),
+            (("drop",), "invalid_result", "a batch reward returns a list, not a str"),
         ],
     )
     async def test_a_call_that_fails_is_the_failure_of_each(

@@ -39,7 +39,7 @@ async def test_options_hold_at_every_level(tmp_path, level):
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
-    ("options", "problem"), [({"longset": 5}, "did you mean 'longest'"), ({"longest": "x"}, "valid integer")]
+    ("options", "problem"), [({"longset": 5}, "did you mean 'longest'"), ({"longest": "x"}, "expected a whole number")]
 )
 def test_an_option_that_does_not_fit_is_told_when_the_reward_is_loaded(tmp_path, level, options, problem):
     (tmp_path / "mine.py").write_text(FILE)

@@ -259,6 +259,22 @@ class Judge:
     assert [kind_in(text, name) for name in ("score", "Judge", "World", "nobody")] == ["reward", "reward", "class", ""]
 
 
+SHARE = """
+from reward_kit import MetricResult
+
+@reward_function
+def reward(messages: list[Message], ground_truth: int) -> EvaluateResult:
+    said = re.findall(r"\\d{1,6}", last(messages))
+    away = abs(int(said[0]) - ground_truth) / ground_truth if said else 1.0
+    return EvaluateResult(score=float(away == 0), metrics={"away": MetricResult(score=away, reason="")})
+"""
+
+
+def test_wrong_answers_without_a_score_are_not_said_to_earn_as_much(tmp_path: Path) -> None:
+    report = checked(written(tmp_path, SHARE), Given((95,)), "in_process")
+    assert "invalid-result" in codes(report, "error") and "right-and-wrong-alike" not in codes(report)
+
+
 def test_a_truth_that_earns_no_more_than_what_is_wrong_is_told(tmp_path: Path) -> None:
     report = checked(written(tmp_path, LENIENT), Given(("a",)), "in_process")
     assert "right-and-wrong-alike" in codes(report, "error")

@@ -244,7 +244,7 @@ def test_a_milestone_is_reached_by_the_step_that_shows_it(steps, reach, ordered,
         ([{"name": "x", "tool": "a", "observed": "b"}], "either a tool or"),
         ([{"name": "x", "observed": "b", "arguments": {"a": 1}}], "those of a tool"),
         ([{"name": "x", "observed": ""}], "at least 1 character"),
-        ([{"name": "x", "observed": "b", "weight": 0}], "greater than 0"),
+        ([{"name": "x", "observed": "b", "weight": 0}], "must be above 0"),
         ([{"name": "x", "observe": "b"}], "observe"),
     ],
 )

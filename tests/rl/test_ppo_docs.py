@@ -1,4 +1,4 @@
-"""The page on the learner runs, and names every option and every limit with its default."""
+"""The page on the learner names every option and every limit with its default."""
 
 from __future__ import annotations
 
@@ -25,13 +25,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "ppo.md").read_text(e
 def rows_of(title: str) -> list[str]:
     """The lines of the table below a title."""
     return [line for line in PAGE.split(title)[1].split("\n#")[0].splitlines() if line.startswith("|")]
-
-
-def test_the_page_runs() -> None:
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(block, names)
-    assert names["found"]["alarm/lag_max"] == 93
 
 
 REWARD = """

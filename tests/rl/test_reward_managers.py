@@ -153,7 +153,7 @@ async def test_it_works_inside_an_event_loop_and_with_a_coroutine_function() -> 
 
 def test_a_required_ground_truth_that_no_row_has_is_told_of() -> None:
     with pytest.raises(
-        ConfigError, match=r"'exact' asks for ground_truth, and no row of .* has it; their fields: extra_info"
+        ConfigError, match=r"'exact' asks for ground_truth, and no row of .* has it \(their fields: extra_info"
     ):
         naive(exact)(answers([[4]], extra_info=[{}]))
     with pytest.raises(ConfigError, match="'compute_score' asks for ground_truth"):
@@ -334,7 +334,7 @@ def test_every_manager_has_a_name() -> None:
         ("episode", {"normalise": True}, "'episode' has no option 'normalise'; known: echo, norm"),
         ("naive", {}, "'naive' needs compute_score"),
         ("prime", {"compute_score": exact, "deadline_s": 0}, "deadline_s is above 0; got 0"),
-        ("naive", {"compute_score": 3}, "a reward is a function, not int"),
+        ("naive", {"compute_score": 3}, "a reward is a function or a class, not an int"),
         (
             "dapo",
             {"compute_score": exact, "max_response_length": 2, "overlong_buffer_len": 3},

@@ -186,7 +186,7 @@ def test_a_reward_that_is_infinite_on_its_token() -> None:
     ("others", "told"),
     [
         ({"reward_model": ["one"]}, r"reward_model'\]\[0\] is a mapping with 'ground_truth'.*; got 'one'"),
-        ({"reward_model": [{"groundtruth": "one"}]}, "their fields: groundtruth .*did you mean 'groundtruth'"),
+        ({"reward_model": [{"groundtruth": "one"}]}, "rename 'groundtruth' to 'ground_truth'"),
         (
             {"raw_prompt": ["what?"], "reward_model": [{"ground_truth": 1}]},
             r"raw_prompt'\]\[0\] is no list of messages",

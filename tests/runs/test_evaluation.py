@@ -16,7 +16,8 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.providers.traffic import CURRENT_TRAFFIC
-from reward_kit.runs.evaluation import FinishedRun, evaluate, evaluate_async, score_transcripts
+from reward_kit.runs.evaluation import evaluate, evaluate_async, score_transcripts
+from reward_kit.runs.finished import FinishedRun
 from tests import command_line
 
 REWARD = """

@@ -11,13 +11,13 @@ from reward_kit.agent.starts import GroupStart
 from reward_kit.errors import ConfigError
 from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.resources import check_world
-from reward_kit.runs.tasks import Task, load_task, selected
+from reward_kit.runs.tasks import LoadedTask, load_task, selected
 
 MINIMAL = "name: t\ninitial_user_prompt: hello\n"
 
 
-async def check(task: Task) -> None:
-    await check_world(task.definition, task.samples, task.path)
+async def check(task: LoadedTask) -> None:
+    await check_world(task.definition, task.samples, task.located)
 
 
 def write(folder: Path, text: str, name: str = "task.yaml") -> Path:
@@ -34,7 +34,7 @@ def test_a_task_without_a_dataset_is_its_own_only_sample(tmp_path: Path) -> None
 
 def test_two_samples_of_one_id_are_refused_with_both_places(tmp_path: Path) -> None:
     write(tmp_path, '{"id": "a"}\n{"id": "a"}\n', "rows.jsonl")
-    with pytest.raises(ConfigError, match=r"rows\.jsonl:2.*'a' stands already at .*rows\.jsonl:1"):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl:2.*'a' is used already at .*rows\.jsonl:1"):
         load_task(write(tmp_path, MINIMAL + "dataset_path: rows.jsonl\n"))
 
 
@@ -57,7 +57,7 @@ def test_every_problem_is_named_with_its_own_line(tmp_path: Path) -> None:
         ("name: [", r"task\.yaml:\d+: not YAML"),
         ("- a\n", "a mapping of keys"),
         ("", "a mapping of keys"),
-        ("name: t\nname: u\n", r"task\.yaml:2: 'name' stands there twice"),
+        ("name: t\nname: u\n", r"task\.yaml:2: 'name' is given twice"),
         ("name: t\n", "nothing to begin with"),
         ("name: t\npoc_max_turns: 3\nmax_episode_steps: 4\ninitial_user_prompt: x\n", "two names of one key"),
     ],
@@ -298,7 +298,7 @@ class TestSeveralResources:
         ("sandbox:\n  read_paths: [nosuch.txt]\n", r"task\.yaml:5: sandbox\.read_paths: .*nosuch\.txt is not there"),
         ("sandbox:\n  preload: [nosuch_module]\n", r"task\.yaml:5: sandbox\.preload: .*nosuch_module"),
         ("reward_options:\n  m: 4\n", r"task\.yaml:5: reward_options\.m: .*no option 'm'"),
-        ("reward_options:\n  n: many\n", r"task\.yaml:5: reward_options\.n: .*valid integer"),
+        ("reward_options:\n  n: many\n", r"task\.yaml:5: reward_options\.n: .*whole number"),
     ],
 )
 def test_what_is_wrong_about_a_rewards_surroundings_has_its_own_line(tmp_path: Path, keys: str, message: str) -> None:

@@ -70,7 +70,9 @@ def _not_there(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path
     folder = folder or Path()
     for key in kind.maybe_path_options:
         value = options.get(key)
-        if isinstance(value, str) and repr(value) in told and not (folder / value).exists() and folder.is_dir():
+        if not isinstance(value, str) or not (repr(value) in told or told.endswith(f"no folder {value}")):
+            continue
+        if not (folder / value).exists() and folder.is_dir():
             near = did_you_mean(value, (entry.name for entry in folder.iterdir()))
             return f". Looked for in {folder}{near if near.endswith('?') else ''}"
     return ""
@@ -113,8 +115,10 @@ def _option_names(name: str, kind: type[AgentPolicy]) -> set[str] | None:
 
 
 def _class_of(name: str, folder: Path | None) -> type[AgentPolicy]:
+    if name.endswith(".py"):
+        raise ConfigError(f"policy {name!r}: name the class in it, as in {name}:Agent")
     if name not in BUILT_IN and ":" not in name:
-        raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, BUILT_IN)} Your own: file.py:Class")
+        raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, BUILT_IN)} (your own is file.py:Class)")
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         try:
@@ -122,9 +126,13 @@ def _class_of(name: str, folder: Path | None) -> type[AgentPolicy]:
         except ImportError as error:
             raise ConfigError(f"policy {name!r}: {error}; {how_to_install('train')}") from error
     else:
-        kind = load_object(name, folder)
+        try:
+            kind = load_object(name, folder)
+        except ConfigError as error:
+            told = str(error)
+            raise ConfigError(f"policy {told if told.startswith(repr(name)) else f'{name!r}: {told}'}") from error
     if not (isinstance(kind, type) and issubclass(kind, AgentPolicy)):
-        raise ConfigError(f"{name!r} is not a subclass of AgentPolicy")
+        raise ConfigError(f"policy {name!r} is not a subclass of AgentPolicy")
     return kind
 
 

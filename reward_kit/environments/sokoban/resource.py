@@ -56,7 +56,7 @@ class SokobanConfig(BaseModel):
     def _fits_together(self) -> SokobanConfig:
         drawn = self.model_fields_set - {"level", "max_moves"}
         if self.level is not None and drawn:
-            raise ValueError(f"level and {sorted(drawn)[0]} exclude one another")
+            raise ValueError(f"give level or {sorted(drawn)[0]}, not both")
         if self.min_solution > self.max_solution:
             raise ValueError(f"min_solution {self.min_solution} is above max_solution {self.max_solution}")
         return self

@@ -101,19 +101,26 @@ class ActorPool:
             ClusterError: none came in time.
         """
         with anyio.move_on_after(self._wait_s):
-            while not self._alive():
-                if self._refusal is not None:
-                    raise self._refusal
-                await self._news.wait()
-            with anyio.move_on_after(self._settled_at - anyio.current_time()):
-                while len(self.members) < self.size and self._refusal is None:
+            while True:
+                while not self._alive():
+                    if self._refusal is not None:
+                        raise self._refusal
                     await self._news.wait()
+                await self._settled()
+                if self._alive():  # the first may be lost while the others are awaited
+                    break
         if not (alive := self._alive()):
             raise ClusterError(
                 f"no {self._what} for {self._wait_s:g} s ({self.size} asked for; the cluster has {told_resources()})"
                 f"{self._trouble}; the run can be resumed"
             )
         return min(alive, key=lambda member: member.load)
+
+    async def _settled(self) -> None:
+        """Until all are there, or have had their time."""
+        with anyio.move_on_after(self._settled_at - anyio.current_time()):
+            while len(self.members) < self.size and self._refusal is None:
+                await self._news.wait()
 
     def _alive(self) -> list[Member]:
         return [member for member in self.members if not member.is_lost]

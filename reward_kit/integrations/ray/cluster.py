@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 
 from reward_kit.errors import ConfigError, RewardKitError, boundary, how_to_install
+from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.processes import remove_folder, temporary_folder
 
 _LONGEST_HOME = 43  # a socket's path has at most 107 bytes, of which Ray needs 64
@@ -43,8 +44,10 @@ def ray_module() -> ModuleType:
 
 
 @contextmanager
-def connected(address: str | None, ship: Path | None = None) -> Iterator[None]:
+def connected(address: str | None, ship: Path | None = None) -> Iterator[bool]:
     """Connected to a cluster for as long as the block lasts; where the program is already, it stays so.
+
+    The block is told whether the cluster is its own, which has what this machine has and never more.
 
     Args:
         address: None starts a cluster on this machine, which ends with the block.
@@ -58,7 +61,7 @@ def connected(address: str | None, ship: Path | None = None) -> Iterator[None]:
     if ray.is_initialized():
         if ship is not None:
             raise ConfigError("ship: this program is connected to a cluster already; name runtime_env in its ray.init")
-        yield
+        yield False
         return
     _check_address(address)
     with ExitStack() as opened:
@@ -67,12 +70,20 @@ def connected(address: str | None, ship: Path | None = None) -> Iterator[None]:
             opened.callback(remove_folder, home)
         handler = signal.getsignal(signal.SIGTERM)
         opened.callback(ray.shutdown)
-        with boundary(ClusterError, f"connecting to {address or 'a cluster on this machine'}"):
+        with boundary(ClusterError, f"connecting to {_told(address)}"):
             ray.init(**_arguments(address, ship, home))
         if signal.getsignal(signal.SIGTERM) is not handler:
             signal.signal(signal.SIGTERM, handler)
         take_signals_back()
-        yield
+        yield address is None
+
+
+def _told(address: str | None) -> str:
+    """Where to, for messages. Ray sends a token only where it is told to, and of a missing one it tells nothing."""
+    if address is None:
+        return "a cluster on this machine"
+    is_told = "RAY_AUTH_MODE" in os.environ
+    return address if is_told else f"{address} (if it asks for a token, set RAY_AUTH_MODE=token and try again)"
 
 
 def _check_address(address: str | None) -> None:
@@ -128,19 +139,23 @@ class Connection:
 
     Args:
         address, ship: as of `connected`.
+
+    Attributes:
+        is_own: whether the cluster was started here, once it is entered.
     """
 
     def __init__(self, address: str | None, ship: Path | None) -> None:
+        self.is_own = False
         self._address, self._ship = address, ship
         self._users = 0
         self._lock = anyio.Lock()
-        self._open: AbstractContextManager[None] | None = None
+        self._open: AbstractContextManager[bool] | None = None
 
     async def __aenter__(self) -> None:
         async with self._lock:
             if self._open is None:
                 opening = connected(self._address, self._ship)
-                await anyio.to_thread.run_sync(opening.__enter__)
+                self.is_own = await anyio.to_thread.run_sync(opening.__enter__)
                 self._open = opening
                 take_signals_back()
             self._users += 1
@@ -161,6 +176,28 @@ def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:
     there = {"CPU": total.get("CPU", 0.0) - taken, "GPU": total.get("GPU", 0.0)}
     rooms = [there[name] / amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount]
     return int(min(rooms, default=0))
+
+
+def workers_to_start(options: RayOptions, is_own: bool, option: str) -> int:
+    """How many processes may collect beside those that score: as many as are asked for, else as many as fit.
+
+    Args:
+        options: what each reserves, and how many score.
+        is_own: whether the cluster was started here, so that waiting for nodes is of no use.
+        option: how a key of the options is written, for messages.
+
+    Raises:
+        ConfigError: not one fits, and none is asked for or none will ever fit.
+    """
+    if workers_that_fit(options.cpus, options.gpus, options.reward_workers) < 1 and (is_own or options.workers is None):
+        beside = f" beside {options.reward_workers} that call the reward" if options.reward_workers else ""
+        wait = "" if is_own else f", or wait for nodes with {option.format('workers')}"
+        raise ConfigError(
+            f"no worker with {options.cpus:g} CPUs and {options.gpus:g} GPUs fits on the cluster{beside} "
+            f"({told_resources()}); ask for less with {option.format('cpus')}"
+            f"{' or ' + option.format('reward_workers') if beside else ''}{wait}"
+        )
+    return options.workers or workers_that_fit(options.cpus, options.gpus, options.reward_workers)
 
 
 def told_resources() -> str:

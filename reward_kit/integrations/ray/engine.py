@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from reward_kit.agent.budget import RunBudget
-from reward_kit.errors import ConfigError
-from reward_kit.integrations.ray.cluster import Connection, ray_module, told_resources, workers_that_fit
+from reward_kit.integrations.ray.cluster import Connection, ray_module, workers_to_start
 from reward_kit.integrations.ray.messages import Setup
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.integrations.ray.rewards import RayScorer
@@ -19,7 +18,7 @@ from reward_kit.reward_agent.scoring import Reward, Scorer
 from reward_kit.runs.engine import RolloutWorker
 from reward_kit.runs.plan import Plan
 from reward_kit.runs.request import Request
-from reward_kit.runs.tasks import Task
+from reward_kit.runs.tasks import LoadedTask
 
 
 class RayEngine:
@@ -35,7 +34,7 @@ class RayEngine:
         ConfigError: a limit on rates cannot be shared, or a variable for the processes is not set.
     """
 
-    def __init__(self, task: Task, request: Request, options: RayOptions, traffic: Traffic | None = None) -> None:
+    def __init__(self, task: LoadedTask, request: Request, options: RayOptions, traffic: Traffic | None = None) -> None:
         ray_module()  # what is not installed is told at once
         self._task, self._request, self._options, self._traffic = task, request, options, traffic
         self._env = environment_for(task.definition, options.env)
@@ -52,21 +51,18 @@ class RayEngine:
             ConfigError: the processes lack something, or not one of them fits on the cluster.
         """
         async with self._connection:
-            size = self._options.workers or self._usual_size(plan.max_concurrency)
+            size = self._size(plan.max_concurrency)
             build = TaskWorkers.of(self._task, self._request, size, is_shipped=self._options.ship)
             setup = Setup(build, budget.limits, plan.max_concurrency, self._env)
             pool = RolloutPool(plan.definition, setup, self._options, size=size, budget=budget, traffic=self._traffic)
             async with pool.open():
                 yield {named.label: pool.worker(named.label) for named in plan.policies}
 
-    def _usual_size(self, max_concurrency: int) -> int:
-        fit = workers_that_fit(self._options.cpus, self._options.gpus, self._options.reward_workers)
-        if fit < 1:
-            raise ConfigError(
-                f"no worker with {self._options.cpus:g} CPUs and {self._options.gpus:g} GPUs fits on the cluster "
-                f"({told_resources()}); ask for less with -E cpus=…, or wait for nodes with -E workers=…"
-            )
-        return min(fit, max_concurrency, most_processes(self._task.definition))
+    def _size(self, max_concurrency: int) -> int:
+        size = workers_to_start(self._options, self._connection.is_own, "-E {}")
+        if self._options.workers is not None:
+            return size
+        return min(size, max_concurrency, most_processes(self._task.definition))
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
         """As `Engine`. In the driver, unless processes for it are asked for."""

@@ -107,7 +107,8 @@ class RayScorer:
 
     Args:
         reward: as `load_reward` gave it.
-        reference, folder: what it was loaded from.
+        reference: what it was loaded from.
+        folder: to which that is relative.
         workers: processes.
         cpus: CPUs that each of them reserves.
         deadline_s: for one call of a reward without walls; a confined one has its own.

@@ -6,14 +6,16 @@ lost one's place among them. No more episodes are in flight than are asked for, 
 as soon as it is there.
 
 A process that is lost costs the episodes that were in flight there: they begin again in another one, with the same ids
-and seeds, and `attempt` counts how often. Those of a group that begin from one fork stay in one process.
+and seeds, and `attempt` counts how often. Those of a group that begin from one fork stay in one process. Episodes that
+have one try left make it one after the other, so that those that shared a process with the one that takes it along are
+not blamed.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -71,6 +73,7 @@ class RolloutPool:
         self._pool = ActorPool("rollout worker", self._start, size, options.worker_wait_s, self.traffic.tell)
         self._booked: dict[Member, Spent] = {}
         self._published: tuple[int, Any] | None = None
+        self._last_tries = anyio.Lock()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
@@ -127,22 +130,29 @@ class RolloutPool:
         Raises:
             ClusterError: no process is left, and none came in time.
         """
-        assignment = group.assignment(rollout_index)
         for losses in range(_MOST_LOSSES):
-            member = await self._place(group)
-            member.load += 1
-            try:
-                reply = await answer_of(member, member.handle.collect.remote(assignment, self._rest(member)))
-            except ray_module().exceptions.RayError as error:
-                if not is_loss(error):
-                    raise ClusterError(f"episode {group.id}-{rollout_index}: {error}") from error
-                member.lose()
-                continue
-            finally:
-                member.load -= 1
-            await self._hear(member, reply)
-            return group.received(reply, losses)
+            # Nobody knows which episode of a process took it along: the last try of each is without the other suspects.
+            async with self._last_tries if losses == _MOST_LOSSES - 1 else nullcontext():
+                if (reply := await self._tried(group, rollout_index)) is not None:
+                    return group.received(reply, losses)
         return group.given_up(rollout_index)
+
+    async def _tried(self, group: RayGroup, rollout_index: int) -> Reply | None:
+        """What a process says of an episode; None where it was lost meanwhile."""
+        member = await self._place(group)
+        member.load += 1
+        try:
+            asked = member.handle.collect.remote(group.assignment(rollout_index), self._rest(member))
+            reply: Reply = await answer_of(member, asked)
+        except ray_module().exceptions.RayError as error:
+            if not is_loss(error):
+                raise ClusterError(f"episode {group.id}-{rollout_index}: {error}") from error
+            member.lose()
+            return None
+        finally:
+            member.load -= 1
+        await self._hear(member, reply)
+        return reply
 
     async def _place(self, group: RayGroup) -> Member:
         async with group.lock:

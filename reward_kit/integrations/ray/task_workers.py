@@ -23,7 +23,7 @@ from reward_kit.providers.traffic import Traffic
 from reward_kit.runs.inputs import TASK_FILE, digest_of
 from reward_kit.runs.preparation import prepare
 from reward_kit.runs.request import Request
-from reward_kit.runs.tasks import Task, load_tools
+from reward_kit.runs.tasks import LoadedTask, load_tools
 
 RATES = ("requests_per_minute", "tokens_per_minute", "max_connections")
 _NOT_NEEDED = (TASK_FILE, "dataset", "reward", "redaction")
@@ -39,14 +39,14 @@ class TaskWorkers:
         is_shipped: the task's folder is this process's working directory, and not where it is in the driver.
     """
 
-    task: Task
+    task: LoadedTask
     models: tuple[str, ...] = ()
     policies: tuple[str, ...] = ()
     base_url: str | None = None
     is_shipped: bool = False
 
     @classmethod
-    def of(cls, task: Task, request: Request, processes: int, *, is_shipped: bool = False) -> TaskWorkers:
+    def of(cls, task: LoadedTask, request: Request, processes: int, *, is_shipped: bool = False) -> TaskWorkers:
         """For the policies of a request, with its share of each limit on rates.
 
         Raises:
@@ -84,7 +84,7 @@ class TaskWorkers:
         }
 
 
-def moved(task: Task, folder: Path) -> Task:
+def moved(task: LoadedTask, folder: Path) -> LoadedTask:
     """The task with its folder elsewhere; what lies outside of it stays where it is."""
     old = task.folder
     located = copy.copy(task.located)
@@ -103,7 +103,7 @@ def moved(task: Task, folder: Path) -> Task:
     return replace(task, definition=definition.model_copy(update=config), located=located, inputs=inputs)
 
 
-def _check_files(task: Task) -> None:
+def _check_files(task: LoadedTask) -> None:
     """That what decides an episode is here as it is in the driver."""
     for name, path in task.inputs.items():
         if name in _NOT_NEEDED or path.is_dir() or not path.exists():

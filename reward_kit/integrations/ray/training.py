@@ -24,8 +24,7 @@ from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, Polic
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.environments.base import ToolSpec
-from reward_kit.errors import ConfigError
-from reward_kit.integrations.ray.cluster import connected, ray_module, told_resources, workers_that_fit
+from reward_kit.integrations.ray.cluster import connected, ray_module, workers_to_start
 from reward_kit.integrations.ray.messages import Assignment, Setup
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.integrations.ray.rewards import RayScorer
@@ -39,7 +38,7 @@ from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.evaluation import acting_as
 from reward_kit.rl.training.plan import TrainingPlan
 from reward_kit.rl.training.setup import Actors, Makers, make_worker, use_threads
-from reward_kit.runs.tasks import Task, load_tools
+from reward_kit.runs.tasks import LoadedTask, load_tools
 from reward_kit.task_parts import PolicyModel
 
 TRAINED, HELD_OUT = "policy", "held_out"
@@ -79,9 +78,9 @@ class _Cluster:
         """
         rollout, connection = plan.config.rollout, connected(self._options.address)
         in_flight = rollout.max_concurrency or rollout.samples_per_update * rollout.group_size
-        await anyio.to_thread.run_sync(connection.__enter__)
+        is_own = await anyio.to_thread.run_sync(connection.__enter__)
         try:
-            size = self._options.workers or self._usual_size(min(in_flight, rollout.samples_per_update))
+            size = self._size(min(in_flight, rollout.samples_per_update), is_own)
             setup = Setup(TrainingWorkers.of(plan), max_concurrency=in_flight, env=self._env)
             pool = RolloutPool(plan.task.definition, setup, self._options, size=size)
             publishing = ClusterPolicy(policy, pool)
@@ -96,16 +95,11 @@ class _Cluster:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(connection.__exit__, None, None, None)
 
-    def _usual_size(self, most: int) -> int:
-        fit = workers_that_fit(self._options.cpus, self._options.gpus)
-        if not fit:
-            raise ConfigError(
-                f"engine: no process with {self._options.cpus:g} CPUs and {self._options.gpus:g} GPUs fits on the "
-                f"cluster ({told_resources()}); ask for less, or wait for nodes with engine.workers"
-            )
-        return min(fit, most)
+    def _size(self, most: int, is_own: bool) -> int:
+        size = workers_to_start(self._options, is_own, "engine.{}")
+        return size if self._options.workers is not None else min(size, most)
 
-    def scorer(self, task: Task) -> Scorer:
+    def scorer(self, task: LoadedTask) -> Scorer:
         """As `Makers`, in processes of their own."""
         assert task.reward is not None and task.definition.reward_function_path is not None
         return RayScorer(
@@ -130,7 +124,7 @@ class TrainingWorkers:
         threads: of torch; None leaves it to Ray, which counts reserved CPUs.
     """
 
-    tasks: Mapping[str, Task]
+    tasks: Mapping[str, LoadedTask]
     policy: PolicyModel
     folder: Path
     temperature: float | None
@@ -158,7 +152,7 @@ class TrainingWorkers:
             acting[HELD_OUT] = ActingPolicy(acting_as(policy, self.temperature), publishes=False)
         return {name: self._worker(task, acting[name], traffic) for name, task in self.tasks.items()}
 
-    def _worker(self, task: Task, policy: AgentPolicy, traffic: Traffic) -> RLRolloutWorker:
+    def _worker(self, task: LoadedTask, policy: AgentPolicy, traffic: Traffic) -> RLRolloutWorker:
         location = task.definition.tools_module_path
         return make_worker(
             replace(task, tools=load_tools(location, task.folder) if location else None), policy, traffic

@@ -233,7 +233,7 @@ def _where(text: str) -> str:
 def _pairs(found: list[tuple[str, Any]]) -> Any:
     counts = Counter(key for key, _ in found)
     twice = [key for key, count in counts.items() if count > 1]
-    return _Fault(f"the key {twice[0]!r:.60} stands there twice") if twice else dict(found)
+    return _Fault(f"the key {twice[0]!r:.60} is given twice") if twice else dict(found)
 
 
 def _number(text: str) -> Any:

@@ -229,7 +229,7 @@ class TRLReward:
         if missing := sorted(self._needed - given):
             raise ConfigError(
                 f"reward {self.reward.id!r} asks for {missing[0]!r}, and the dataset has no such column"
-                f"{did_you_mean(missing[0], known)} Name the column that it is: columns={{'…': {missing[0]!r}}}"
+                f"{did_you_mean(missing[0], known)} (name the column that it is: columns={{'…': {missing[0]!r}}})"
             )
         ours_already = {"assistant_turns"} if "rollout_id" in named else set()
         if clash := sorted(named.keys() & (_NO_COLUMN - ours_already) & (self.reward.parameters or set())):

@@ -37,7 +37,7 @@ from reward_kit.rl.trainer import TrainablePolicy, trainable
 from reward_kit.rl.training.collecting import Collector
 from reward_kit.rl.training.start_together import StartTogether
 from reward_kit.rl_processing import CreditAssigner
-from reward_kit.runs.tasks import Task, assigner_of, load_task
+from reward_kit.runs.tasks import LoadedTask, assigner_of, load_task
 from reward_kit.runs.users import make_user
 
 SampleOf = Callable[[Any], Sample]
@@ -57,7 +57,7 @@ _UNUSED: Mapping[str, tuple[Any, ...]] = {
 
 
 def as_rollout_func(
-    task: Task | TaskDefinitionModel | Path | str,
+    task: LoadedTask | TaskDefinitionModel | Path | str,
     policy: AgentPolicy,
     *,
     reward: Callable[..., Any] | None = None,
@@ -91,7 +91,7 @@ def as_rollout_func(
             have no effect.
     """
     loaded = load_task(Path(task)) if isinstance(task, str | Path) else task
-    definition = loaded.definition if isinstance(loaded, Task) else loaded
+    definition = loaded.definition if isinstance(loaded, LoadedTask) else loaded
     trainable(policy)
     scored_by: Reward | None = spec_of(reward) if reward is not None else getattr(loaded, "reward", None)
     if credit is None and definition.credit is not None:
@@ -203,7 +203,7 @@ class Rollouts:
         if said not in self._samples:
             near = did_you_mean(said, self._samples)
             raise ConfigError(
-                f"no sample {said[:80]!r}{near} The dataset's prompts are those of rows(), or give sample_of"
+                f"no sample {said[:80]!r}{near} (the dataset's prompts are those of rows(); for others give sample_of)"
             )
         return self._samples[said]
 
@@ -343,8 +343,8 @@ def plain_weights(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _worker(
-    loaded: Task | TaskDefinitionModel, definition: TaskDefinitionModel, policy: AgentPolicy
+    loaded: LoadedTask | TaskDefinitionModel, definition: TaskDefinitionModel, policy: AgentPolicy
 ) -> RLRolloutWorker:
     acting = StartTogether(policy) if getattr(policy, "lockstep", False) else policy
-    tools, user = (loaded.tools, make_user(loaded)) if isinstance(loaded, Task) else (None, None)
+    tools, user = (loaded.tools, make_user(loaded)) if isinstance(loaded, LoadedTask) else (None, None)
     return RLRolloutWorker(definition, acting, tools=tools, user=user, policy_label="policy")

@@ -31,7 +31,7 @@ from reward_kit.integrations.verifiers.traces import episode_of_trace
 from reward_kit.models import Message
 from reward_kit.reward_agent.kept_open import KeptOpenAgent
 from reward_kit.reward_agent.scoring import ScoringRequest
-from reward_kit.runs.tasks import Task, load_task
+from reward_kit.runs.tasks import LoadedTask, load_task
 
 _OF_WORLDS = ("resource_type", "base_resource_config", "tools_module_path", "resource_server", "noise")
 _OF_OUR_ROLLOUTS = {
@@ -62,13 +62,13 @@ class SampleData(vf.TaskData):
 
 
 @cache
-def _loaded(task_file: str, overrides: str) -> tuple[Task, KeptOpenAgent | None]:
+def _loaded(task_file: str, overrides: str) -> tuple[LoadedTask, KeptOpenAgent | None]:
     task = load_task(Path(task_file), json.loads(overrides))
     reward = task.reward
     return task, kept_open(reward, task.definition.limits.reward_time_s) if reward is not None else None
 
 
-def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[Task, KeptOpenAgent]:
+def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[LoadedTask, KeptOpenAgent]:
     """The task of a file and its scorer, once a process.
 
     Raises:
@@ -123,16 +123,16 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
         for sample in task.samples:
             yield SampleTask(self._data(task, sample), self.config.task)
 
-    def _task(self) -> Task:
+    def _task(self) -> LoadedTask:
         path = self.config.task_file or self.task_file
         if path is None:
             raise ConfigError(f"{type(self).__name__}.task_file: missing; name a task file, or give taskset.task_file")
         return loaded(str(path.resolve()), self.config.overrides)[0]
 
-    def _check(self, task: Task) -> None:
+    def _check(self, task: LoadedTask) -> None:
         refuse_unused(task, dict.fromkeys(_OF_WORLDS, "use worlds.WorldTaskset, which serves its tools"))
 
-    def _data(self, task: Task, sample: Sample, observation: str = "") -> SampleData:
+    def _data(self, task: LoadedTask, sample: Sample, observation: str = "") -> SampleData:
         messages = Prompt(task.definition).render(sample, observation)
         return SampleData(
             id=sample.id,
@@ -146,7 +146,7 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
         )
 
 
-def refuse_unused(task: Task, more: dict[str, str]) -> None:
+def refuse_unused(task: LoadedTask, more: dict[str, str]) -> None:
     """Refuse keys of a task file that change its rollouts here and would have no effect in verifiers.
 
     Raises:
@@ -157,7 +157,7 @@ def refuse_unused(task: Task, more: dict[str, str]) -> None:
             raise ConfigError(f"{task.located.where((key,))}: {key} has no effect in verifiers: {why}")
 
 
-def _told(message: Message, task: Task, sample: Sample) -> dict[str, Any]:
+def _told(message: Message, task: LoadedTask, sample: Sample) -> dict[str, Any]:
     if not is_same(message.model_copy(update={"role": "system"} if message.role == "developer" else {})):
         raise ConfigError(f"{task.path}: sample {sample.id!r}: verifiers cannot hold the message {message!r:.200}")
     return to_verifiers(message)

@@ -37,7 +37,7 @@ from reward_kit.integrations.verifiers.tasksets import (
 )
 from reward_kit.reward_agent.levels import run_to_end
 from reward_kit.reward_agent.scoring import ScoringRequest
-from reward_kit.runs.tasks import Task
+from reward_kit.runs.tasks import LoadedTask
 
 
 class WorldState(vf.State):
@@ -208,18 +208,18 @@ class WorldTaskset(TaskFileTaskset, vf.Taskset[WorldTask, TaskFileConfig]):
             yield WorldTask(self._data(task, sample, observation), self.config.task)
 
 
-async def _first_observations(task: Task) -> list[str]:
+async def _first_observations(task: LoadedTask) -> list[str]:
     async with ServerPool():  # one server for all samples, where the task names one
         return [await _first_observation(task, sample) for sample in task.samples]
 
 
-async def _first_observation(task: Task, sample: Sample) -> str:
+async def _first_observation(task: LoadedTask, sample: Sample) -> str:
     async with _world_of(task, sample) as world:
         return "" if world is None else as_text(await world.get_observation())
 
 
 @asynccontextmanager
-async def _world_of(task: Task, sample: Sample) -> AsyncIterator[ForkableResource | None]:
+async def _world_of(task: LoadedTask, sample: Sample) -> AsyncIterator[ForkableResource | None]:
     """The world that a sample starts from, as long as the block lasts; None where its task has none."""
     async with GroupStart(task.definition, sample, run_seed=0) as start:
         world = (await start.episode(0)).world
@@ -230,7 +230,7 @@ async def _world_of(task: Task, sample: Sample) -> AsyncIterator[ForkableResourc
                 await close_quietly(world)
 
 
-def _sample(task: Task, id: str) -> Sample:
+def _sample(task: LoadedTask, id: str) -> Sample:
     by_id = {sample.id: sample for sample in task.samples}
     if id not in by_id:
         raise ConfigError(f"{task.path}: no sample {id!r}{did_you_mean(id, by_id)}")

@@ -48,8 +48,8 @@ def from_data_proto(data: Any) -> Returned:
     columns = data.non_tensor_batch
     if missing := [name for name in (*_ROW_KEYS, EPISODE) if name not in columns]:
         raise ConfigError(
-            f"non_tensor_batch has no {missing[0]!r}{did_you_mean(missing[0], map(str, columns))}: a batch gives back "
-            "the episodes that to_data_proto made it of, with_episodes=True"
+            f"non_tensor_batch has no {missing[0]!r}{did_you_mean(missing[0], map(str, columns))} (a batch gives back "
+            "the episodes that to_data_proto made it of, with_episodes=True)"
         )
     arrays = {key: np.asarray(data.batch[key]) for key in set(data.batch.keys())}
     whole = {str(name): carried for name, carried in zip(columns["rollout_id"], columns[EPISODE], strict=True)}

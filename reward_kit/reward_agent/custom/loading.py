@@ -31,8 +31,10 @@ def load_custom_reward(
         ConfigError: it cannot be loaded, or not at that level.
 
     Example:
+        ```python
         loaded = load_custom_reward("reward.py", "RewardAgent", choice=SandboxChoice(level="in_process"))
         agent = AsyncRewardAgent(scorer_of(loaded.reward), max_concurrency=256)
+        ```
     """
     for key, value in (("path", str(path)), ("name", name)):
         if not isinstance(value, str) or not value.strip():

@@ -190,6 +190,13 @@ _ABOVE_0 = (
 )
 
 
+def schema_bounds() -> dict[str, dict[str, float]]:
+    """What is checked of single numbers below, in the words of JSON Schema."""
+    bounds: dict[str, dict[str, float]] = {name: {"minimum": least} for name, least in _COUNTS.items()}
+    bounds |= {name: {"minimum": 0.0} for name in _AT_LEAST_0} | {name: {"exclusiveMinimum": 0.0} for name in _ABOVE_0}
+    return bounds | {"min_lr_share": {"minimum": 0.0, "maximum": 1.0}}
+
+
 def _check_choices(config: PPOConfig) -> None:
     for name, kind in _CHOICES.items():
         if (choice := getattr(config, name)) is not None:

@@ -49,6 +49,7 @@ CHAT_TEMPLATE = """\
 {%- else -%}{{ raise_exception('a message has the role system, user, assistant or tool; got ' ~ message.role) }}
 {%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
+"""A chat with a system message, tools and calls, in which each role is one token that no text can write."""
 
 TERSE_TEMPLATE = """\
 {%- macro safe(text) -%}{{ text | replace('<|', '< |') }}{%- endmacro -%}

@@ -15,19 +15,24 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from reward_kit.credit.group_filter import Unscored
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.reward_agent.overlap.settings import Schedule
-from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.learner.config import PPOConfig, schema_bounds
 from reward_kit.rl.reward_manager.episode import NormalizationType
-from reward_kit.task_parts import CreditModel, PolicyModel
+from reward_kit.task_parts import BY_NAME, CreditModel, PolicyModel
 
 _STRICT = ConfigDict(extra="forbid")
+_STRICT_OR_NAME = ConfigDict(extra="forbid", json_schema_extra=BY_NAME)
 
 
 def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
@@ -57,7 +62,20 @@ def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], 
             yield (key, *place), known
 
 
-PPO = Annotated[PPOConfig, WrapValidator(_checked)]
+class _Bounded:
+    """Says in the schema what `PPOConfig` checks by itself, for editors."""
+
+    @staticmethod
+    def __get_pydantic_json_schema__(schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        found = handler(schema)
+        keys = handler.resolve_ref_schema(found)["properties"]
+        for name, bound in schema_bounds().items():
+            number = next(iter(keys[name].get("anyOf", [keys[name]])))
+            number.update(bound)
+        return found
+
+
+PPO = Annotated[PPOConfig, WrapValidator(_checked), _Bounded]
 """The keys of `ppo:` are the fields of `PPOConfig`."""
 
 
@@ -74,7 +92,7 @@ def _known_metric(name: str) -> str:
     return name
 
 
-Metric = Annotated[str, AfterValidator(_known_metric)]
+Metric = Annotated[str, AfterValidator(_known_metric), WithJsonSchema({"type": "string", "enum": list(DECIDING)})]
 
 
 class RolloutModel(BaseModel):
@@ -93,9 +111,9 @@ class RolloutModel(BaseModel):
 class EngineModel(BaseModel):
     """Where episodes are collected and rewards are called: in this process, or on a cluster of Ray."""
 
-    model_config = _STRICT
+    model_config = _STRICT_OR_NAME
 
-    type: Literal["local", "ray"] = "local"
+    type: Literal["local", "ray"] = Field(default="local", description="in this process, or on a cluster of Ray")
     address: str | None = Field(default=None, description="of a running cluster, or auto; default: one of this machine")
     workers: int | None = Field(
         default=None, ge=1, description="processes that collect, each with the policy; default: as many as fit"
@@ -131,10 +149,12 @@ class RewardModel(BaseModel):
 class RewardManagerModel(BaseModel):
     """How the scores of episodes become rewards on tokens."""
 
-    model_config = _STRICT
+    model_config = _STRICT_OR_NAME
 
-    name: Literal["episode"] = "episode"
-    normalization_type: NormalizationType = "none"
+    name: Literal["episode"] = Field(default="episode", description="each episode has one score, on its last token")
+    normalization_type: NormalizationType = Field(
+        default="none", description="of scores: by the episode's length, or by mean and spread of all so far"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -199,8 +219,8 @@ class EarlyStopModel(BaseModel):
 
     model_config = _STRICT
 
-    metric: Metric = "held_out/score"
-    at_least: float
+    metric: Metric = Field(default="held_out/score", description="the figure that decides")
+    at_least: float = Field(description="its value from which on training is over")
     times: int = Field(default=1, ge=1, description="in a row")
 
 
@@ -209,9 +229,9 @@ class WandbModel(BaseModel):
 
     model_config = _STRICT
 
-    project: str = Field(min_length=1)
-    entity: str | None = None
-    mode: Literal["online", "offline"] = "online"
+    project: str = Field(min_length=1, description="there, made where it is not")
+    entity: str | None = Field(default=None, description="whose project; default: the account's own")
+    mode: Literal["online", "offline"] = Field(default="online", description="`offline`: kept on disk, for later")
 
 
 class LogsModel(BaseModel):
@@ -219,7 +239,7 @@ class LogsModel(BaseModel):
 
     model_config = _STRICT
 
-    tensorboard: bool = False
+    tensorboard: bool = Field(default=False, description="write the figures for TensorBoard, in the run's folder")
     wandb: WandbModel | None = None
     episodes_every: int | None = Field(default=None, ge=1, description="updates; keep the episodes of those batches")
 
@@ -232,10 +252,10 @@ class TrainModel(BaseModel):
     name: str | None = Field(default=None, min_length=1, description="of the run; default: the task's")
     task: str | dict[str, Any] = Field(description="a task file, relative to this one, or its keys")
     policy: PolicyModel | None = Field(default=None, description="who is trained; default: the task's policy")
-    updates: int = Field(ge=1)
-    seed: int = 0
+    updates: int = Field(ge=1, description="how often the weights are made anew, each time from a new batch")
+    seed: int = Field(default=0, description="everything random derives from it")
     threads: int | None = Field(default=None, ge=1, description="of torch; a resume is bit-equal for the same number")
-    pipeline: Schedule = Schedule.SYNC
+    pipeline: Schedule = Field(default=Schedule.SYNC, description="what goes on at the same time")
     engine: EngineModel = Field(default_factory=EngineModel)
     rollout: RolloutModel = Field(default_factory=RolloutModel)
     reward: RewardModel = Field(default_factory=RewardModel)

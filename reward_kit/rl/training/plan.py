@@ -21,7 +21,7 @@ from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.overrides import overlaid
 from reward_kit.runs.policies import check_costs
 from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
-from reward_kit.runs.tasks import Task, load_task, located_assigner, place_of, task_of, validated
+from reward_kit.runs.tasks import LoadedTask, load_task, located_assigner, place_of, task_of, validated
 from reward_kit.runs.yaml_lines import LocatedYaml, about
 from reward_kit.task_parts import CreditModel, PolicyModel
 
@@ -43,7 +43,7 @@ class HeldOut:
         is_own_task: it has a task of its own, and so a reward.
     """
 
-    task: Task
+    task: LoadedTask
     samples: tuple[Sample, ...]
     is_own_task: bool
 
@@ -67,7 +67,7 @@ class TrainingPlan:
     located: LocatedYaml
     overrides: Mapping[str, Any]
     config: TrainModel
-    task: Task
+    task: LoadedTask
     samples: tuple[Sample, ...]
     credit: CreditAssigner
     held_out: HeldOut | None
@@ -179,7 +179,7 @@ def _refuse_unknown_options(located: LocatedYaml, overrides: Mapping[str, Any]) 
 
 def _task(
     located: LocatedYaml, config: TrainModel, folder: Path, of_task: Mapping[str, Any], own: Mapping[str, Any]
-) -> Task:
+) -> LoadedTask:
     if isinstance(config.task, str):
         return load_task(folder / config.task, of_task)
     if "task" in own:
@@ -187,7 +187,7 @@ def _task(
     return task_of(located.part("task"), of_task)
 
 
-def _check_task(located: LocatedYaml, config: TrainModel, task: Task) -> None:
+def _check_task(located: LocatedYaml, config: TrainModel, task: LoadedTask) -> None:
     """What a task may have for a run, and training has no use for."""
     definition = task.definition
     if task.reward is None:
@@ -231,7 +231,7 @@ def _check_together(
         raise ConfigError(f"{place_of(located, location, overrides)}: {'.'.join(location)}: {why}")
 
 
-def _check_lockstep(config: TrainModel, task: Task, where: str) -> None:
+def _check_lockstep(config: TrainModel, task: LoadedTask, where: str) -> None:
     policy = config.policy or task.definition.policy
     if config.engine.type == "local" or policy is None or not policy.options().get("lockstep"):
         return
@@ -242,7 +242,7 @@ def _check_lockstep(config: TrainModel, task: Task, where: str) -> None:
 
 
 def _held_out(
-    config: TrainModel, task: Task, folder: Path, of_task: Mapping[str, Any]
+    config: TrainModel, task: LoadedTask, folder: Path, of_task: Mapping[str, Any]
 ) -> tuple[tuple[Sample, ...], HeldOut | None]:
     """The samples that are trained on, and those that are not."""
     asked = config.evaluation
@@ -269,7 +269,7 @@ def _held_out(
     return task.samples, HeldOut(other, other.samples[: asked.limit], False)
 
 
-def _redaction(config: TrainModel, given: Mapping[str, Any], task: Task, held_out: HeldOut | None) -> Redaction:
+def _redaction(config: TrainModel, given: Mapping[str, Any], task: LoadedTask, held_out: HeldOut | None) -> Redaction:
     tasks = [task] if held_out is None else [task, held_out.task]
     definitions = [each.definition.model_dump(mode="json") for each in tasks]
     with about(task.located, "redact"):

@@ -36,7 +36,10 @@ def check_policy(plan: TrainingPlan) -> None:
     block, folder = plan.policy_block
     kind = policy_class(block.type, block.options(), folder)
     if not hasattr(kind, "publish"):
-        raise ConfigError(f"{plan.path}: {kind.__name__} is no TrainablePolicy; take hf, or one of your own")
+        raise ConfigError(
+            f"{plan.path}: {kind.__name__} is no TrainablePolicy, and nothing of it can be trained; give policy: "
+            "{type: hf, …}, or one of your own"
+        )
     if plan.config.engine.type == "ray" and not _takes_weights(kind):
         raise ConfigError(
             f"{plan.path}: engine: ray sends weights to processes that act, and {kind.__name__}.publish takes none; "

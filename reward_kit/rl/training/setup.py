@@ -34,7 +34,7 @@ from reward_kit.rl.training.pipelines import Pipeline, PipelineOptions
 from reward_kit.rl.training.plan import TrainingPlan
 from reward_kit.rl.training.sample_stream import SampleStream
 from reward_kit.rl.training.start_together import StartTogether
-from reward_kit.runs.tasks import Task
+from reward_kit.runs.tasks import LoadedTask
 from reward_kit.runs.users import make_user
 from reward_kit.tokens import TokenBatch
 
@@ -189,7 +189,7 @@ def _reward_manager(plan: TrainingPlan) -> EpisodeRewardManager | None:
     return None if kind == "none" else EpisodeRewardManager(_NoTokenizer(), 0, normalization_type=kind)
 
 
-def make_worker(task: Task, policy: AgentPolicy, traffic: Traffic | None = None) -> RLRolloutWorker:
+def make_worker(task: LoadedTask, policy: AgentPolicy, traffic: Traffic | None = None) -> RLRolloutWorker:
     """The worker that collects episodes of a task, on whichever machine.
 
     Args:
@@ -202,7 +202,7 @@ def make_worker(task: Task, policy: AgentPolicy, traffic: Traffic | None = None)
     return RLRolloutWorker(task.definition, policy, tools=task.tools, user=user, policy_label="policy")
 
 
-def _scorer_here(task: Task) -> Scorer:
+def _scorer_here(task: LoadedTask) -> Scorer:
     assert task.reward is not None, "load_plan refuses tasks without one"
     return scorer_of(task.reward, task.definition.limits.reward_time_s)
 
@@ -219,10 +219,10 @@ class Makers:
 
     learner: Callable[[AgentPolicy, PPOConfig, TrainingPlan, Path], Learner] = make_learner
     actors: Callable[[TrainingPlan, AgentPolicy], AbstractAsyncContextManager[Actors]] = _actors_here
-    scorer: Callable[[Task], Scorer] = _scorer_here
+    scorer: Callable[[LoadedTask], Scorer] = _scorer_here
 
 
-def _reward_agent(task: Task, plan: TrainingPlan, scorer: Callable[[Task], Scorer]) -> AsyncRewardAgent:
+def _reward_agent(task: LoadedTask, plan: TrainingPlan, scorer: Callable[[LoadedTask], Scorer]) -> AsyncRewardAgent:
     asked = plan.config.reward
     retries = Retries(RetryPolicy(max_attempts=asked.max_attempts), seed=plan.config.seed)
     return AsyncRewardAgent(
@@ -253,7 +253,7 @@ async def _evaluation(
     worker: TrainingWorker | None,
     agent: AsyncRewardAgent,
     say: Say,
-    scorer: Callable[[Task], Scorer],
+    scorer: Callable[[LoadedTask], Scorer],
 ) -> AsyncIterator[Evaluation | None]:
     asked, held_out = plan.config.evaluation, plan.held_out
     if asked is None or held_out is None or worker is None:

@@ -18,7 +18,7 @@ from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.redaction import without_hidden
-from reward_kit.runs.tasks import Task, load_task
+from reward_kit.runs.tasks import LoadedTask, load_task
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -62,6 +62,8 @@ def tools_of_task(header: RunHeader) -> FoundTools:
     task_path = header.task_path or (header.rescored_from or {}).get("task_path")
     if task_path is None:
         raise ConfigError("these episodes call tools, and the run has no task that says which; give --tools FILE.json")
+    if "task" in (header.from_python or {}):
+        raise ConfigError("this task was made in Python, where alone its tools are known; give --tools FILE.json")
     try:
         task = load_task(Path(task_path), without_hidden(header.overrides))
         tools = anyio.run(_offered, task, header.seed)
@@ -71,7 +73,7 @@ def tools_of_task(header: RunHeader) -> FoundTools:
     return FoundTools(tools, sorted(changed))
 
 
-async def _offered(task: Task, seed: int) -> Tools:
+async def _offered(task: LoadedTask, seed: int) -> Tools:
     async with ServerPool(), GroupStart(task.definition, task.samples[0], seed) as group:
         start = await group.episode(0)
         try:

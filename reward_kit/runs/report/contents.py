@@ -12,8 +12,9 @@ from reward_kit.runs.report.drawing import Drawing, draw_histogram, draw_timelin
 from reward_kit.runs.report.figures import Count, ScoringFigures, Spent
 from reward_kit.runs.report.reading import EpisodeOutline, RunFacts
 from reward_kit.runs.report.timeline import MOST_BARS, Timeline, length_of, timeline_of
-from reward_kit.runs.report.wording import DASH, counted, dollars, number, seconds, share, shown
+from reward_kit.runs.report.wording import DASH, counted, dollars, number, seconds, share
 from reward_kit.runs.summary import PolicySummary, summarise
+from reward_kit.shown_text import shown
 
 _REASON_LENGTH = 300
 

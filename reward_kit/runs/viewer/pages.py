@@ -27,8 +27,9 @@ from reward_kit.runs.report.page import served_page
 from reward_kit.runs.report.reading import EpisodeOutline, RunFacts
 from reward_kit.runs.report.training import page as training
 from reward_kit.runs.report.training.reading import read_training
-from reward_kit.runs.report.wording import href, number, seconds, share, shown
+from reward_kit.runs.report.wording import href, number, seconds, share
 from reward_kit.runs.viewer.catalogue import Catalogue, RunRow
+from reward_kit.shown_text import shown
 
 _NAME_LENGTH = 120
 _MESSAGE_LENGTH = 600

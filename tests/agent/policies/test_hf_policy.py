@@ -304,6 +304,7 @@ async def test_a_folder_is_loaded_and_its_weights_are_read_again_to_be_trained(f
         ({"model": "."}, "there is no config.json in"),
         ({"model": "nobody/no-such-model"}, "there is no such folder, and no model of this name in the local cache"),
         ({"model": "smal"}, r"model 'smal': there is no such folder.* Looked for in .*; did you mean 'small'\?"),
+        ({"model": "runs/mine/model"}, r"model: there is no folder runs/mine/model\. Looked for in /"),
         ({"model": "small", "tokenizer": "nobody/none"}, "tokenizer 'nobody/none'"),
         ({"model": "small", "temperature": -1}, "temperature: -1"),
         ({"model": "small", "dtype": "float31"}, "dtype: 'float31'; did you mean 'float32'"),

@@ -6,8 +6,6 @@ import inspect
 import re
 from pathlib import Path
 
-import pytest
-
 from reward_kit.agent.policies.hf import conversation
 from reward_kit.agent.policies.hf.chat_layout import NO_TOOLS
 from reward_kit.agent.policies.hf.recognition import FORMATS
@@ -39,8 +37,3 @@ def test_the_formats_and_the_reasons_are_those_of_the_code() -> None:
     assert {name.strip("`") for name, _ in rows("`action_format` | what the model writes")} == {*FORMATS, "template"}
     reasons = {value for key, value in vars(conversation).items() if re.fullmatch("[A-Z]+_[A-Z_]+", key)}
     assert {name.strip("`") for name, _ in rows("`segment_reason` | what happened")} == reasons - {NO_TOOLS}
-
-
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
-def test_the_examples_run(code: str) -> None:
-    exec(code, {})

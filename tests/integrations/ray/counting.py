@@ -18,7 +18,7 @@ from reward_kit.runs.preparation import plan_of
 from reward_kit.runs.request import Request
 from reward_kit.runs.runner import Run
 from reward_kit.runs.store import RunStore, read_episodes, read_scores
-from reward_kit.runs.tasks import Task, load_task
+from reward_kit.runs.tasks import LoadedTask, load_task
 
 WORLD = """
 import copy, os, random
@@ -136,7 +136,7 @@ class Counting:
         text = yaml.safe_dump({key: value for key, value in task.items() if value is not None})
         (self.folder / "task.yaml").write_text(text)
 
-    def loaded(self) -> Task:
+    def loaded(self) -> LoadedTask:
         """The task."""
         return load_task(self.folder / "task.yaml")
 

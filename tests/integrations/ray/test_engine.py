@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.ray.cluster import workers_that_fit
+from reward_kit.integrations.ray.cluster import workers_that_fit, workers_to_start
+from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.runs.store import read_episodes
 from tests.integrations.ray.counting import Counting, carried_out, without_the_clock
 from tests.integrations.ray.meddling import Both, When, engine_for, killed
@@ -62,6 +63,13 @@ class TestWhatIsLost:
         (failure,) = [record["failure"] for record in read_episodes(folder / "run") if record["failure"]]
         assert "its process was lost 4 times" in failure["message"]
         assert len(run.rows) == 3
+
+    async def test_those_that_shared_a_process_with_it_are_not_blamed(self, cluster: Any, folder: Path) -> None:
+        policy = {"type": "mine.py:Adds", "dies_in": "s1", "wait_s": 0.02}
+        counting = Counting(folder / "task", samples=4, num_rollouts_per_sample=2, policy=policy)
+        run = await carried_out(counting.plan(), folder / "run", engine_for(counting, workers=1))
+        broken = [row.sample_id for row in run.rows.values() if row.error_class is not None]
+        assert (broken, len(run.rows)) == (["s1", "s1"], 8)
 
     async def test_where_no_worker_can_be_had_the_run_ends_after_its_time_and_says_so(
         self, cluster: Any, folder: Path
@@ -131,6 +139,15 @@ async def test_several_policies_without_a_world_give_what_they_give_here(cluster
 def test_what_fits_by_default_leaves_room_for_what_scores(cluster: Any) -> None:
     assert (workers_that_fit(1, 0), workers_that_fit(1, 0, 1), workers_that_fit(0.5, 0)) == (4, 3, 8)
     assert (workers_that_fit(0.5, 1), workers_that_fit(1, 0, 4)) == (4, 0)
+
+
+def test_what_never_fits_is_told_at_once_and_what_may_fit_when_nodes_come_is_waited_for(cluster: Any) -> None:
+    asked = RayOptions(workers=1, reward_workers=4)
+    with pytest.raises(ConfigError, match=r"beside 4 that call the reward .*; ask for less with -E cpus or -E rew"):
+        workers_to_start(asked, is_own=True, option="-E {}")
+    assert workers_to_start(asked, is_own=False, option="-E {}") == 1
+    with pytest.raises(ConfigError, match="or wait for nodes with -E workers"):
+        workers_to_start(RayOptions(reward_workers=4), is_own=False, option="-E {}")
 
 
 async def test_a_worker_has_the_gpus_that_it_reserves(cluster: Any, folder: Path) -> None:

@@ -19,5 +19,6 @@ def test_the_page_runs_and_prints_what_it_shows(capsys: pytest.CaptureFixture[st
     space: dict[str, object] = {"__name__": "page"}
     for code in found:
         exec(compile(code, str(PAGE), "exec"), space)
-    assert capsys.readouterr().out.strip() in text
-    assert "[0, 1] [1.0, 1.0]" in text
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == "[0, 1] [1.0, 1.0]"
+    assert all(f"\n{line}\n" in text for line in printed)

@@ -1,26 +1,13 @@
-"""The page on small models: its code runs, its table of tokens is true, its names are there."""
+"""The page on small models: its table of tokens is true, its names are there. That it runs is for tests/pages."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
-
-import pytest
-import torch
 
 from reward_kit.rl import checkpoint, model_kit
 
 PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "small_models.md").read_text(encoding="utf-8")
-
-
-def test_the_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(block, names)
-    (shown,) = re.findall(r"print\(describe\(model\)\)  # (.*), …", PAGE)
-    assert capsys.readouterr().out.startswith(shown)
-    assert torch.isfinite(torch.tensor(names["reports"][-1].loss))
 
 
 def test_the_table_of_tokens_is_true() -> None:

@@ -140,7 +140,7 @@ if __name__ == "__main__":
     import gc
 
     import reward_kit.agent.policies.hf_policy
-    import reward_kit.cli.train
+    import reward_kit.cli.training
     import reward_kit.runs.report.page  # noqa: F401
 
     gc.freeze()  # a collection in a fork would copy every page it looks at

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.overlap.settings import Schedule
-from reward_kit.rl.training.config import TrainModel
 from reward_kit.rl.training.plan import load_plan, resolved
 from tests.rl.training.lake import TRAIN, lake_folder
 
@@ -115,7 +113,7 @@ def test_a_task_may_be_a_file_of_its_own_and_is_overridden_by_its_keys(tmp_path:
     assert plan.name == "lake" and "dataset" in plan.digests
     with pytest.raises(ConfigError, match=r"^-T: max_episode_step: unknown key; did you mean 'max_episode_steps'"):
         load_plan(path, {"task.max_episode_step": 7})
-    with pytest.raises(ConfigError, match=r"^-T: updates: Input should be greater"):
+    with pytest.raises(ConfigError, match=r"^-T: updates: must be 1 or more"):
         load_plan(path, {"updates": 0})
 
 
@@ -160,23 +158,3 @@ def test_the_file_as_it_counts_is_plain_json(tmp_path: Path) -> None:
     document = json.loads(json.dumps(resolved(load_plan(lake_folder(tmp_path)))))
     assert document["ppo"]["lr"] == 0.01 and document["ppo"]["limits"]["lag_max"] == 8.0
     assert document["credit"]["omega"] == 0.5 and document["pipeline"] == "sync"
-
-
-class TestThePage:
-    """What `docs/guides/training.md` says of train files."""
-
-    page = (Path(__file__).parents[3] / "docs" / "guides" / "training.md").read_text()
-
-    def test_its_example_is_a_train_file(self) -> None:
-        example = self.page.split("```yaml\n")[1].split("```")[0]
-        config = TrainModel.model_validate(yaml.safe_load(example))
-        assert config.ppo.lr == 1e-4 and config.early_stop is not None
-
-    def test_it_names_every_key(self) -> None:
-        table = self.page.split("## The keys")[1].split("\n## ")[0]
-        for name, field in TrainModel.model_fields.items():
-            assert f"`{name}" in table, name
-            kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
-            for kind in kinds:
-                if issubclass(kind, BaseModel) and kind.__module__ == TrainModel.__module__ and name != "logs":
-                    assert [key for key in kind.model_fields if f"{key}" not in table] == []

@@ -19,7 +19,8 @@ from reward_kit.runs.report.figures import (
     worst,
 )
 from reward_kit.runs.report.timeline import timeline_of
-from reward_kit.runs.report.wording import dollars, seconds, shown
+from reward_kit.runs.report.wording import dollars, seconds
+from reward_kit.shown_text import shown
 from tests.runs.report.made import episode, facts, score
 
 USAGE = "calls=1 cached=0 prompt_tokens=9 completion_tokens=9 cost_usd={}"

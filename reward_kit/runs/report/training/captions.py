@@ -1,4 +1,4 @@
-"""Which pictures the page has, of which figures, and what they say. The names are those of docs/reference/metrics.md."""
+"""Which pictures the page has, of which figures, and what they say. Names are those of docs/reference/metrics.md."""
 
 from __future__ import annotations
 

@@ -23,8 +23,9 @@ from reward_kit.runs.report.training.kept_groups import KeptGroups, kept_groups
 from reward_kit.runs.report.training.reading import ALARM, Series, TrainingFacts, read_training
 from reward_kit.runs.report.training.samples import ShownUpdate, kept_updates
 from reward_kit.runs.report.training.thinning import MOST_POINTS, STRETCHES, thinned
-from reward_kit.runs.report.wording import href, number, seconds, share, shown
+from reward_kit.runs.report.wording import href, number, seconds, share
 from reward_kit.runs.training_files import HELD_OUT_SCORE
+from reward_kit.shown_text import shown
 
 _STYLES, _SCRIPTS = ("page.css", "training.css"), ("base.js", "training.js")
 _WITH_GROUPS = (*STYLES, "training.css"), (*SCRIPTS, "training.js")

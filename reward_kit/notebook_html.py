@@ -1,0 +1,146 @@
+"""HTML with which a notebook shows a run or an episode: no script, no style sheet, every text escaped and short.
+
+Notebooks drop style sheets of what they do not trust, and have light and dark grounds. So each element carries its own
+style, and its colours are those of the text around it, thinned.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from reward_kit.errors import safe_str
+from reward_kit.shown_text import counted, shown
+
+_LONGEST = 1_000
+_MOST_ROWS = 20
+_CELL_CHARS = 300
+_LINE = "1px solid color-mix(in srgb, currentColor 25%, transparent)"
+_FAINT = "color-mix(in srgb, currentColor 7%, transparent)"
+_WRAPPED = "white-space:pre-wrap; overflow-wrap:anywhere;"
+_CELL = f"padding:0.2em 1em 0.2em 0; vertical-align:top; text-align:left; background:transparent; border:0; {_WRAPPED}"
+
+
+class Html(str):
+    """Text that is HTML already, and is not escaped again."""
+
+    __slots__ = ()
+
+
+def escaped(value: object, limit: int = _LONGEST) -> Html:
+    """Any value as text that means nothing to a browser, cut where it is longer than `limit` characters."""
+    if isinstance(value, Html):
+        return value
+    return Html(html.escape(shown(value if isinstance(value, str) else safe_str(value), limit)))
+
+
+def element(name: str, *children: object, style: str = "", **attributes: str) -> Html:
+    """An element; what is not `Html` among its children is escaped."""
+    given = {**({"style": style} if style else {}), **attributes}
+    told = "".join(f' {key}="{html.escape(value)}"' for key, value in given.items())
+    return Html(f"<{name}{told}>{''.join(map(escaped, children))}</{name}>")
+
+
+def whole(*children: object) -> str:
+    """The outermost element."""
+    return element("div", *children, style="line-height:1.4; max-width:60em; text-align:left;")
+
+
+def line(*children: object) -> Html:
+    """One line."""
+    return element("div", *children, style=f"margin:0.2em 0; {_WRAPPED}")
+
+
+def faint(*children: object) -> Html:
+    """What is said beside the thing itself."""
+    return element("span", *children, style="opacity:0.7;")
+
+
+def strong(*children: object) -> Html:
+    """What is looked for first."""
+    return element("strong", *children)
+
+
+def code(value: object, limit: int = _LONGEST) -> Html:
+    """Text as it was written, with its line breaks, in a block of its own."""
+    style = f"margin:0.2em 0; padding:0.3em 0.6em; background:{_FAINT}; color:inherit; max-height:24em; overflow:auto;"
+    return element("pre", escaped(value, limit), style=f"{style} {_WRAPPED}")
+
+
+def block(*children: object) -> Html:
+    """Parts that belong together, marked by a line at their left."""
+    return element("div", *children, style=f"margin:0.5em 0; padding:0 0 0 0.8em; border-left:{_LINE};")
+
+
+def folded(summary: object, *children: object, is_open: bool = False) -> Html:
+    """What is shown at a click on its summary; without a script."""
+    opened = {"open": ""} if is_open else {}
+    told = element("summary", summary, style="cursor:pointer;")
+    return element("details", told, *children, style="margin:0.3em 0;", **opened)
+
+
+def table(names: Sequence[str], rows: Sequence[Any], cells: Callable[[Any], Iterable[object]] = iter) -> Html:
+    """A table; of many rows the first and the last are shown, and how many stand between them.
+
+    Args:
+        names: of the columns.
+        rows: what each row is about.
+        cells: of a row, asked only of those that are shown; by default the row is them.
+    """
+    header = element("tr", *(element("th", name, style=f"{_CELL} opacity:0.7;") for name in names))
+    body = [
+        element("tr", *(element("td", escaped(cell, _CELL_CHARS), style=_CELL) for cell in cells(row)))
+        if row is not None
+        else element("tr", element("td", left_out, colspan=str(len(names)), style=_CELL))
+        for left_out, row in first_and_last(rows, "rows")
+    ]
+    style = "border-collapse:collapse; margin:0.4em 0; color:inherit; font-size:inherit;"
+    return element("table", element("thead", header), element("tbody", *body), style=style)
+
+
+def first_and_last(items: Sequence[Any], what: str, most: int = _MOST_ROWS) -> Iterable[tuple[Html, Any]]:
+    """Items, each with ""; of more than `most` the first and the last, and None where the others are left out."""
+    if len(items) <= most:
+        yield from ((Html(""), item) for item in items)
+        return
+    yield from ((Html(""), item) for item in items[: most // 2])
+    yield faint(f"… {len(items) - most:,} {what} are left out here …"), None
+    yield from ((Html(""), item) for item in items[-(most // 2) :])
+
+
+def link(path: Path) -> Html:
+    """A link to a file: relative where it lies below the working directory, as a notebook's server wants it."""
+    full = path.resolve()
+    beneath = full.is_relative_to(Path.cwd())
+    address = quote(full.relative_to(Path.cwd()).as_posix()) if beneath else full.as_uri()
+    return element("a", str(path), href=address, target="_blank", style="color:inherit; text-decoration:underline;")
+
+
+def result_html(result: Mapping[str, Any]) -> str:
+    """What a reward function said of one rollout.
+
+    Args:
+        result: an `EvaluateResult` as a dict.
+    """
+    is_valid = result["is_score_valid"] and result["error"] is None
+    score = strong(f"{result['score']:g}") if is_valid else strong("unscored")
+    parts = [line("score ", score, f" · {result['reason']}" if result["reason"] else "")]
+    if result["error"] is not None:
+        parts.append(line(strong("error "), result["error"]))
+    if metrics := result["metrics"]:
+        rows = [(name, _metric(one), one["reason"]) for name, one in metrics.items()]
+        parts.append(table(["metric", "score", "reason"], rows))
+    if steps := result["step_outputs"]:
+        told = [(one["step_index"], f"{one['base_reward']:g}", one["reason"] or "") for one in steps]
+        parts.append(folded(f"{counted(len(steps), 'step')} with a reward", table(["step", "reward", "reason"], told)))
+    for name in ("query", "response"):
+        if result[name] is not None:
+            parts.append(folded(f"the judge's {name}", code(result[name])))
+    return whole(*parts)
+
+
+def _metric(metric: Mapping[str, Any]) -> str:
+    return f"{metric['score']:g}" + ("" if metric["is_score_valid"] else " (not valid)")

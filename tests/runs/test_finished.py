@@ -1,0 +1,77 @@
+"""What a notebook shows of a run, and the one episode that is asked for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.models import EvaluateResult
+from reward_kit.runs.finished import FinishedRun
+from tests.runs.test_python_tasks import ROWS, Says, capitals
+from tests.test_notebook_html import HOSTILE, harmless
+
+
+def judged(messages: Any, ground_truth: str) -> EvaluateResult:
+    if ground_truth == "Rome":
+        raise ValueError(HOSTILE)
+    return EvaluateResult(score=0.25, reason=HOSTILE)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FinishedRun:
+    policies = {HOSTILE: Says(HOSTILE), "rome": Says()}
+    return capitals(reward=judged).run(policies=policies, rollouts=2, log_dir=tmp_path)
+
+
+def test_the_table_has_every_policy_and_no_html_of_a_stranger(run: FinishedRun) -> None:
+    seen = harmless(run._repr_html_())
+    for told in (
+        "capitals",
+        "rome",
+        "0.250",
+        "2 of 4 scored",
+        "2 crash",
+        "4 episodes broke",
+        "4 episodes did not pass",
+    ):
+        assert told in seen.text, told
+    assert "report.html" in seen.text and "without walls" in seen.text
+
+
+def test_its_own_text_is_one_line(run: FinishedRun) -> None:
+    assert re.fullmatch(r"FinishedRun\('.*', complete, 8 episodes, .*, rome 0\.250\)", repr(run), re.DOTALL)
+
+
+def test_one_episode_is_asked_for_by_its_row(run: FinishedRun) -> None:
+    failed, broken = run.result(run.failed[0]), run.result(run.broken[0].rollout_id)
+    assert (repr(failed), repr(broken)) == (
+        f"Result({run.failed[0].rollout_id!r}, 0.25)",
+        f"Result({run.broken[0].rollout_id!r}, unscored)",
+    )
+    assert failed.to_episode().id_ == run.failed[0].rollout_id
+    told = failed.to_result()
+    assert told is not None and told.score == 0.25 and broken.to_result() is None
+    assert "score 0.25" in harmless(failed._repr_html_()).text
+    assert "unscored: crash: reward 'judged': ValueError" in harmless(broken._repr_html_()).text
+
+
+def test_an_episode_that_is_not_there_is_told(run: FinishedRun) -> None:
+    near = run.failed[0].rollout_id[:-1]
+    with pytest.raises(ConfigError, match=rf"has no episode '{near}'; did you mean '{near}[01]'\?"):
+        run.result(near)
+
+
+def test_a_limit_of_the_run_is_told(tmp_path: Path) -> None:
+    rows = [{**ROWS[0], "id": str(i)} for i in range(6)]
+    run = capitals(dataset=rows, run_limits={"steps": 2}).run(max_concurrency=1, log_dir=tmp_path)
+    assert run.status == "interrupted"
+    assert "Stopped: the run's limit is reached" in harmless(run._repr_html_()).text
+
+
+def test_without_a_page_the_folder_is_named(run: FinishedRun) -> None:
+    run.page.unlink()
+    assert f"no report; the run is in {run.path}" in harmless(run._repr_html_()).text

@@ -1,0 +1,243 @@
+"""A task made of Python values and objects runs as one of a file does, and says of itself what no file can."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import linecache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
+from reward_kit.environments.python_state import PythonStateResource
+from reward_kit.environments.tools import ToolRegistry
+from reward_kit.errors import ConfigError
+from reward_kit.models import EvaluateResult, Message
+from reward_kit.runs.evaluation import evaluate, evaluate_async
+from reward_kit.runs.header import RunHeader
+from reward_kit.runs.python_tasks import Task
+from reward_kit.runs.request import header_to_resume
+from reward_kit.runs.store import latest_run
+from reward_kit.typed_interface import reward_function
+
+ROWS = [
+    {"id": "f", "country": "France", "ground_truth": "Paris"},
+    {"id": "i", "country": "Italy", "ground_truth": "Rome"},
+]
+PROMPT = "The capital of {{ country }}?"
+
+
+@reward_function
+def right(messages: list[Message], ground_truth: str) -> EvaluateResult:
+    return EvaluateResult(score=float(messages[-1].text == ground_truth), reason="<b>compared</b>")
+
+
+@reward_function(sandbox="isolated")
+def careful(messages: list[Message]) -> EvaluateResult:
+    return EvaluateResult(score=1.0)
+
+
+class Says(AgentPolicy):
+    """Answers with one town, and counts how often it was closed."""
+
+    def __init__(self, town: str = "Rome") -> None:
+        self.town, self.closed = town, 0
+
+    async def get_action(self, observation: Any, available_tools_specs: Any = None) -> PolicyOutput:
+        return PolicyOutput({"type": "text", "content": self.town})
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class NeedsTown(Says):
+    def __init__(self, town: str) -> None:
+        super().__init__(town)
+
+
+class Counter(PythonStateResource):
+    pass
+
+
+def capitals(**keys: Any) -> Task:
+    return Task("capitals", **{"reward": right, "policy": Says, "dataset": ROWS, "initial_user_prompt": PROMPT, **keys})
+
+
+def test_it_is_run_where_a_loop_runs_and_awaited_there(tmp_path: Path) -> None:
+    async def notebook() -> tuple[float | None, float | None]:
+        task = capitals()
+        awaited = await task.run_async(rollouts=2, log_dir=tmp_path)
+        return task.run(log_dir=tmp_path).score, awaited.score
+
+    assert asyncio.run(notebook()) == (0.5, 0.5)
+
+
+def test_it_leaves_what_the_same_task_leaves_that_a_file_describes(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "task.yaml").write_text(
+        f"name: capitals\ndataset_path: rows.jsonl\ninitial_user_prompt: '{PROMPT}'\n"
+        f"reward_function_path: {__name__}:right\nsandbox: {{level: in_process}}\n"
+    )
+    here = capitals().run(log_dir=tmp_path / "here", seed=7)
+    of_file = Task.from_file(tmp_path / "task.yaml").run(policies=Says, log_dir=tmp_path / "file", seed=7)
+    assert evaluate(tmp_path / "task.yaml", policies=[Says()], log_dir=tmp_path / "third", seed=7).score == 0.5
+    for name in ("episodes.jsonl", "scores.jsonl"):
+        told = [[json.loads(line) for line in (run.path / name).read_text().splitlines()] for run in (here, of_file)]
+        for one in (line for lines in told for line in lines):
+            one.pop("timing"), one.pop("scorer", None)
+        assert told[0] == told[1]
+
+
+def test_the_run_says_what_no_file_does(tmp_path: Path) -> None:
+    tools = ToolRegistry("geo")
+
+    @tools.tool
+    def look_up(country: str) -> str:
+        """Look up a capital."""
+        return country
+
+    run = capitals(tools=tools).run(log_dir=tmp_path)
+    header = RunHeader.read(run.path)
+    assert header.from_python == {
+        "task": "capitals",
+        "reward": f"{__name__}:right",
+        "dataset": "2 rows",
+        "tools": ["look_up"],
+        "policy Says": f"{__name__}:Says",
+    }
+    kept = {path.name: path.read_text() for path in (run.path / "inputs").iterdir()}
+    assert kept["policy_Says.py"] == inspect.getsource(Says) and "def right" in kept["reward.py"]
+    assert [json.loads(line) for line in kept["dataset.jsonl"].splitlines()] == ROWS
+    levels = {json.loads(line)["sandbox"]["level"] for line in (run.path / "scores.jsonl").read_text().splitlines()}
+    assert levels == {"in_process"}
+    assert any("in_process, without walls" in note for note in run.notes) and "without walls" in run._repr_html_()
+
+
+def test_such_a_run_is_not_resumed(tmp_path: Path) -> None:
+    run = capitals().run(log_dir=tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"was run from Python, with objects that no file names \(task capitals, .*run it"
+    ):
+        header_to_resume(run.path)
+    with pytest.raises(ConfigError, match="no run in"):  # the latest that can go on is not this one
+        latest_run(tmp_path)
+
+
+def test_what_was_lent_stays_open_and_what_was_made_is_closed(tmp_path: Path) -> None:
+    lent, made = Says("Paris"), []
+
+    class Noted(Says):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    run = capitals().run(policies={"paris": lent, "noted": Noted}, log_dir=tmp_path)
+    assert {one.policy: one.pass_at_1 for one in run.policies} == {"paris": 0.5, "noted": 0.5}
+    assert lent.closed == 0 and [one.closed for one in made] == [1]
+
+
+def test_what_a_file_names_may_be_named(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        "def right(messages, ground_truth):\n    from reward_kit import EvaluateResult\n"
+        "    return EvaluateResult(score=float(messages[-1].content == ground_truth))\n"
+    )
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[1]) + "\n")
+    task = capitals(reward="reward.py:right", dataset="rows.jsonl", folder=tmp_path)
+    assert task.run(log_dir=tmp_path / "runs").score == 1.0
+    line = json.loads(next((tmp_path / "runs").glob("*/scores.jsonl")).read_text())
+    assert line["sandbox"]["level"] == "warm"
+    block = capitals(policy={"type": "scripted", "actions": [{"type": "text", "content": "Paris"}]})
+    assert block.run(log_dir=tmp_path / "runs").score == 0.5
+    assert capitals(policy="openai/gpt-x").definition.policy.options() == {"model": "gpt-x"}  # type: ignore[union-attr]
+
+
+def test_a_resource_may_be_a_class(tmp_path: Path) -> None:
+    assert capitals(resource=Counter, reward=None).definition.resource_type == f"{__name__}:Counter"
+    run = capitals(resource=Counter, reward=None).run(log_dir=tmp_path)
+    assert len(run.rows) == 2 and run.broken == []
+
+
+def test_the_first_messages_can_be_looked_at() -> None:
+    task = capitals()
+    assert [task.messages(i)[0].text for i in range(2)] == ["The capital of France?", "The capital of Italy?"]
+    assert (task.name, len(task.samples), repr(task)) == ("capitals", 2, "Task('capitals', 2 samples)")
+    assert "samples" in task._repr_html_() and "right" in task._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"polcy": Says}, "Task 'capitals': polcy: unknown key; did you mean 'policy'"),
+        ({"reward": 3}, "a reward is a function or a class, not an int"),
+        ({"reward": careful}, r"sandbox='isolated'\) needs a reward in a file"),
+        ({"sandbox": {"level": "warm"}}, r"sandbox\.level needs a reward in a file.*reward='reward\.py:right'"),
+        ({"sandbox": {"read_paths": ["."]}}, r"sandbox\.read_paths needs a reward in a file"),
+        ({"reward": right, "reward_function_path": "reward.py:right"}, "reward and reward_function_path are two names"),
+        ({"dataset": [1]}, r"dataset\[0\]: a row is a dict of fields with names, this one is 1"),
+        ({"dataset": []}, "dataset: the list has no rows"),
+        ({"dataset": {"id": 1}}, "dataset: expected a file's path or a list of rows, got a dict"),
+        ({"dataset": [ROWS[0], ROWS[0]]}, r"dataset\[1\]: sample id 'f' is used already at dataset\[0\]"),
+        (
+            {"dataset": [{"land": "x", "ground_truth": "y"}]},
+            r"'country' is undefined; known: ground_truth, land, observation; in sample 'sample-0' \(dataset\[0\]\)",
+        ),
+        ({"tools": [right]}, "tools: expected a ToolRegistry or the file of one, got a list"),
+        ({"policy": 3}, "policy: expected an AgentPolicy, a name or a dict of keys, got an int"),
+        ({"resource": Says}, "resource: expected a name or a subclass of ForkableResource"),
+        ({"num_rollouts": 3}, "num_rollouts has no effect: a task with a dataset counts num_rollouts_per_sample"),
+    ],
+)
+def test_what_is_wrong_with_it_is_told_where_it_is_made(keys: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        capitals(**keys)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"policies": NeedsTown}, r"policy 'NeedsTown' needs town; give an instance, NeedsTown\(town=…\)"),
+        ({"policies": [Says(), Says()]}, "two policies are called 'Says'; give them labels"),
+        ({"policies": {"one": "random"}}, "a dict has a label for each AgentPolicy; a str is none"),
+        ({"overrides": {"reward_function_path": "r.py:f"}}, "reward_function_path has no effect: the task's reward"),
+        ({"overrides": {"dataset_path": "r.jsonl"}}, "dataset_path has no effect: the task's dataset"),
+        ({"overrides": {"policy.type": "random"}}, r"policy\.type has no effect: the task's policy"),
+        ({"base_url": "http://127.0.0.1:1/v1"}, "base_url is for models, and no policy of this run is one"),
+    ],
+)
+def test_what_is_wrong_with_an_option_is_told_before_anything_is_written(
+    tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        capitals().run(log_dir=tmp_path / "runs", **options)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_nobody_to_act_is_told_in_words_of_python() -> None:
+    with pytest.raises(ConfigError, match=r"Task 'capitals': no policy\. Give policy=MyPolicy to Task"):
+        capitals(policy=None).run()
+
+
+def test_its_options_are_those_of_evaluate() -> None:
+    options = list(inspect.signature(evaluate_async).parameters)[1:]
+    assert list(inspect.signature(Task.run).parameters) == list(inspect.signature(Task.run_async).parameters)
+    assert list(inspect.signature(capitals().run).parameters) == options
+    with pytest.raises(TypeError, match="'rolouts'"):
+        capitals().run(rolouts=3)
+    with pytest.raises(ConfigError, match=r"a task's name is a text, not a PosixPath; Task\.from_file"):
+        Task(Path("task.yaml"))  # type: ignore[arg-type]
+
+
+def test_a_changed_reward_in_memory_is_another_scorer(tmp_path: Path) -> None:
+    hashes = []
+    for body in ("return EvaluateResult(score=1.0)", "return EvaluateResult(score=0.0)"):
+        cell = tmp_path / "cell"
+        space: dict[str, Any] = {"EvaluateResult": EvaluateResult}
+        text = f"def f(messages):\n    {body}\n"
+        linecache.cache[f"<cell {body}>"] = (len(text), None, text.splitlines(True), f"<cell {body}>")
+        exec(compile(text, f"<cell {body}>", "exec"), space)
+        run = capitals(reward=space["f"]).run(log_dir=cell)
+        hashes.append(json.loads((run.path / "scores.jsonl").read_text().splitlines()[0])["scorer"]["hash"])
+    assert hashes[0] != hashes[1]
