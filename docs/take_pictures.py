@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
 PICTURES = HERE / "pictures"
 HOUSEHOLD, LAKE = EXAMPLES / "alfworld_household", EXAMPLES / "frozen_lake_training"
-CREDIT = ("-E", "step_rewards=environment", "-E", "gamma=0.95")
+CREDIT = ("-O", "step_rewards=environment", "-O", "gamma=0.95")
 CHORE = ("run", str(HOUSEHOLD / "agent.yaml"), "-n", "8", "--limit", "40", "-T", "max_episode_steps=9")
 PARTING = ("held-out-015", 1, 2)  # a sample, an episode of its group, and the step in which the group parts
 DESK, TALL, PHONE = (1280, 860), (1280, 2600), (390, 844)

@@ -1,7 +1,8 @@
 """A world behind four URLs (start, step, end, health), so that an environment can be written in any language.
 
 Each world is an episode of its own on the server, told apart by the id that the server gave it.
-`docs/guides/environments.md` has the exact JSON. Where the task names a `resource_server`, that server is started for it (`servers`).
+`docs/guides/environments.md` has the exact JSON. Where the task names a `resource_server`, that server is started for
+it (`servers`).
 """
 
 from __future__ import annotations
