@@ -87,7 +87,7 @@ test-integrations: $(VENV)/.dev $(PEERS:%=.integrations/.%)  ## Against what oth
 ONLY_newest := -k "not oldest"
 ONLY_oldest := -k oldest
 packaging: $(VENV)/.packaging  ## Build the wheel, install and try it (VERSIONS=newest or oldest: one of the two)
-	@$(BIN)/python -m pytest -m campaign tests/packaging $(ONLY_$(VERSIONS))
+	@$(BIN)/python -m pytest -m campaign tests/distribution $(ONLY_$(VERSIONS))
 
 clean:  ## Remove everything that was installed or built here
 	rm -rf $(VENV) .peers .integrations site dist build .mypy_cache .ruff_cache .hypothesis

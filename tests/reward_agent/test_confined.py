@@ -233,7 +233,7 @@ class TestLoading:
     @pytest.mark.parametrize(
         ("source", "message"),
         [
-            ("x = 1\nraise ValueError('odd')\n", r"ValueError: odd\nValueError: odd\n  .*reward\.py:2 in <module>"),
+            ("x = 1\nraise ValueError('odd')\n", r"ValueError: odd\n  .*reward\.py:2 in <module>"),
             ("def reward(messages:\n", r"SyntaxError"),
             ("def rewards(messages): pass\n", r"has no 'reward'; did you mean 'rewards'\?"),
             ("def reward(message): pass\n", r"a pointwise reward takes 'messages'"),

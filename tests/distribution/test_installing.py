@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.building import Built, new_environment, pythons, run, size_of
+from tests.distribution.building import Built, new_environment, pythons, run, size_of
 
 pytestmark = pytest.mark.campaign
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.building import (
+from tests.distribution.building import (
     PROJECT,
     ROOT,
     Built,

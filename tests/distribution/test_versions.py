@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.building import PROJECT, ROOT, Built, resolved, run
+from tests.distribution.building import PROJECT, ROOT, Built, resolved, run
 
 pytestmark = pytest.mark.campaign
 

@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from tests.packaging.building import UV, Built, build, copy_of_the_repository
+from tests.distribution.building import UV, Built, build, copy_of_the_repository
 
 
 @pytest.fixture(scope="session")
