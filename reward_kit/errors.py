@@ -336,7 +336,7 @@ def why_unreadable(path: Path, error: OSError | UnicodeError) -> str:
 
 def kind_of(value: Any) -> str:
     """The type of a value with its article: "a str", "an int"."""
-    name = type(value).__name__
+    name = type(value).__name__ or "value"
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 

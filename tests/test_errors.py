@@ -22,6 +22,7 @@ from reward_kit.errors import (
     ToolError,
     boundary,
     did_you_mean,
+    kind_of,
     safe_str,
     user_traceback,
 )
@@ -205,3 +206,7 @@ def test_the_nearest_word_is_offered_else_all_of_them_once():
     assert did_you_mean("zzz", ["b", "a", "b"]) == "; known: a, b"
     assert did_you_mean("zzz", []) == ""
     assert did_you_mean("zzz", map("s{:04}".format, range(9_000))).endswith("s0038, s0039, … (9,000 in all)")
+
+
+def test_a_kind_has_its_article_and_a_type_without_a_name_is_a_value():
+    assert [kind_of(value) for value in (1, "", type("", (), {})())] == ["an int", "a str", "a value"]

@@ -14,6 +14,7 @@ import anyio
 from reward_kit.agent.chat_actions import call_ids
 from reward_kit.agent.plain_json import as_text, plain
 from reward_kit.agent.policy_interface import Action, tool_calls_of
+from reward_kit.agent.tool_troubles import note_failed, note_missing
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec, tool_spec
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import (
@@ -136,6 +137,7 @@ class Toolbox:
             return await self._carry_out(call, done, seconds_left)
         except ToolError as error:
             if error.__cause__ is not None:
+                note_failed(call["name"], error)
                 logger.info("tool %s failed: %s", call["name"], user_traceback(_origin_of(error)) or error)
             return f"Error: {error}", {"error": str(error), "is_valid": False}
         except RewardKitError as error:
@@ -172,6 +174,7 @@ class Toolbox:
         if name not in self._offered:
             await self.specs()  # an earlier call of the same action may have brought new tools
         if name not in self._offered:
+            note_missing(name, self._offered)
             raise ToolError(f"unknown tool {name!r}{did_you_mean(name, self._offered)}")
 
     async def _call_own(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -241,6 +244,8 @@ def cut_text(text: str, limit: int) -> tuple[str, bool]:
 
 def _origin_of(error: BaseException) -> BaseException:
     """What was raised first; what it was then raised as says the same again."""
-    while error.__cause__ is not None:
+    seen = {id(error)}  # `raise error from error` makes a ring
+    while error.__cause__ is not None and id(error.__cause__) not in seen:
         error = error.__cause__
+        seen.add(id(error))
     return error

@@ -29,8 +29,9 @@ class PromptError(ConfigError):
         problem: what is wrong, whichever sample it is.
     """
 
-    def __init__(self, sample: Sample, key: tuple[str | int, ...], problem: str) -> None:
-        super().__init__(f"{sample.place}: {problem}")
+    # The message comes first and alone is needed, so that the error crosses from one process to another.
+    def __init__(self, message: str, key: tuple[str | int, ...] = (), problem: str = "") -> None:
+        super().__init__(message)
         self.key, self.problem = key, problem
 
 
@@ -193,7 +194,7 @@ class Prompt:
                 problem = f"message template {text[:60]!r}: {error.__cause__}{did_you_mean(told[1], names)}"
             else:
                 problem = f"{error}; the row's fields: {', '.join(sorted(map(str, sample.row))) or 'none'}"
-            raise PromptError(sample, key, problem) from error.__cause__
+            raise PromptError(f"{sample.place}: {problem}", key, problem) from error.__cause__
 
 
 def _own_messages(sample: Sample) -> list[Message]:

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from reward_kit.cli import completing
+from reward_kit.cli.newest import two_newest, where_runs_are
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.outcome import note_console
 from reward_kit.runs.comparison.comparing import Comparison, compare, to_json
@@ -35,9 +36,8 @@ class _Margin(Number):
 @click.argument(
     "runs",
     nargs=-1,
-    required=True,
     type=click.Path(path_type=Path),
-    metavar="RUN [RUN]...",
+    metavar="[RUN]...",
     shell_complete=completing.runs,
 )
 @click.option(
@@ -48,6 +48,7 @@ class _Margin(Number):
     metavar="NAME",
     help="Of a run with several policies, the one to compare; may be repeated.",
 )
+@where_runs_are("the two newest runs are")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write a page, such as compare.html."
 )
@@ -75,6 +76,7 @@ class _Margin(Number):
 def command(
     runs: tuple[Path, ...],
     policies: tuple[str, ...],
+    log_dir: Path,
     output: Path | None,
     fail_on_regression: float | None,
     fail_under: float | None,
@@ -85,17 +87,18 @@ def command(
 ) -> None:
     """Set each RUN beside the first, the baseline, on the samples that they share. RUN is a folder of `run` or `score`.
 
-    One RUN alone is compared by its policies.
+    One RUN alone is compared by its policies. Without RUN, the two newest of a task are compared, the older one first.
 
     \b
     Examples:
+      reward-kit compare
       reward-kit compare runs/before runs/after
       reward-kit compare runs/before runs/after -o compare.html --fail-on-regression 0.02
       reward-kit compare runs/both --policy openai/small --policy openai/large
     """
     if lower_bound and fail_under is None:
         raise click.UsageError("--lower-bound goes with --fail-under")
-    comparison = compare(read_sides(runs, policies), seed)
+    comparison = compare(read_sides(runs or two_newest(log_dir), policies), seed)
     gates = regression_gates(comparison, fail_on_regression) if fail_on_regression is not None else []
     if fail_under is not None:
         gates.append(under_gate(comparison.sides[-1], fail_under, by_lower_bound=lower_bound))

@@ -6,6 +6,7 @@ Each value is found when it is asked for, by which time the verb is loaded: noth
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ VARIABLE = "_REWARD_KIT_COMPLETE"
 """Set by the script of a shell, when it asks."""
 
 _MOST_RUNS = 50
+_ACTED_ON, _BACKSLASHED = re.compile(r"[^\w@%+=:,./-]"), r"\\\g<0>"
 _BASH = """\
 %(complete_func)s() {
     local IFS=$'\\n' lines line type value
@@ -57,8 +59,12 @@ class WholeWords(BashComplete):
         return words, typed
 
     def format_completion(self, item: CompletionItem) -> str:
-        """One line of the answer; what bash takes for words of their own is not said again."""
-        return f"{item.type},{item.value.removeprefix(self._left_out)}"
+        """One line of the answer; what bash takes for words of their own is not said again.
+
+        Bash puts it into the line as it is, so what a shell acts on, which a folder's name may hold, is escaped.
+        """
+        rest = item.value.removeprefix(self._left_out)
+        return f"{item.type},{_ACTED_ON.sub(_BACKSLASHED, rest) if item.type == 'plain' else rest}"
 
 
 def runs(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -110,7 +116,7 @@ def targets(context: click.Context, parameter: click.Parameter, typed: str) -> l
 
 
 def _beginning(typed: str, names: Iterable[Any]) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in names if name.startswith(typed)]
+    return [CompletionItem(name) for name in names if name.startswith(typed) and name.isprintable()]
 
 
 def _changed_at(path: Path) -> float:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.cli import completing
+from reward_kit.cli.newest import run_or_newest, where_runs_are
 from reward_kit.cli.numbers import WholeNumber
 from reward_kit.cli.outcome import note_console, write_page
 from reward_kit.errors import ConfigError, StoreError
@@ -33,7 +34,7 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
 
 
 @click.command(name="credit")
-@click.argument("run", type=click.Path(path_type=Path), shell_complete=completing.runs)
+@click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=completing.runs)
 @click.option(
     "--estimator",
     metavar="NAME",
@@ -49,6 +50,7 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
     metavar="KEY=VALUE",
     help="An option of the estimator, or step_rewards.",
 )
+@where_runs_are()
 @click.option("--top", type=WholeNumber(0), default=5, show_default=True, help="Best and worst steps to show.")
 @click.option(
     "--json",
@@ -57,17 +59,21 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
     envvar="REWARD_KIT_CREDIT_JSON",
     help="Print the facts, and the steps, as JSON on standard output.",
 )
-def command(run: Path, estimator: str | None, options: tuple[str, ...], top: int, as_json: bool) -> None:
+def command(
+    run: Path | None, estimator: str | None, options: tuple[str, ...], log_dir: Path, top: int, as_json: bool
+) -> None:
     """Say what each step of RUN was worth: write its credit.jsonl, in place of an earlier one, and show the extremes.
 
-    Its page, report.html, is written again too, with every step's credit beside it.
+    Its page, report.html, is written again too, with every step's credit beside it. Without RUN, the newest is taken.
 
     \b
     Examples:
+      reward-kit credit
       reward-kit credit runs/my-run
       reward-kit credit runs/my-run --estimator rloo
       reward-kit credit runs/my-run -O omega=0.3 -O 'state_hash={name: last_messages, count: 2}'
     """
+    run = run_or_newest(run, log_dir)
     header = RunHeader.of_folder(run)
     if header.training is not None:
         raise ConfigError(

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from reward_kit.errors import ConfigError
 from reward_kit.providers.environment import EndpointSettings, read_dotenv, resolve_endpoint
+from reward_kit.shown_text import counted, shown
 
 if TYPE_CHECKING:
     import aiohttp
@@ -124,9 +125,10 @@ def _of_status(url: str, response: aiohttp.ClientResponse, body: bytes, seconds:
     if status == 404:
         return Answer(url, "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?", seconds)
     if 300 <= status < 400:
-        host = urlsplit(response.headers.get("Location", "")).hostname or "elsewhere"
-        return Answer(url, "redirected", f"redirects to {host:.100} (HTTP {status}): name that URL instead", seconds)
-    return Answer(url, "failing", f"is there and fails: HTTP {status} {response.reason or '':.60}".rstrip(), seconds)
+        host = shown(urlsplit(response.headers.get("Location", "")).hostname or "elsewhere", 100)
+        return Answer(url, "redirected", f"redirects to {host} (HTTP {status}): name that URL instead", seconds)
+    reason = shown(response.reason or "", 60)
+    return Answer(url, "failing", f"is there and fails: HTTP {status} {reason}".rstrip(), seconds)
 
 
 def _no_key() -> str:
@@ -136,9 +138,9 @@ def _no_key() -> str:
 def _of_models(url: str, body: bytes, seconds: float) -> Answer:
     try:
         models = len(json.loads(body)["data"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return Answer(url, "foreign", "answers, and not as OpenAI's API does: does the URL end in /v1?", seconds)
-    return Answer(url, "ok", f"answers, {models} model{'' if models == 1 else 's'}", seconds, models)
+    return Answer(url, "ok", f"answers, {counted(models, 'model')}", seconds, models)
 
 
 def _of_error(error: Exception) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from reward_kit.cli import completing
+from reward_kit.cli.newest import run_or_newest, where_runs_are
 from reward_kit.cli.numbers import Number
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.export.chats import Unfit, chat_of
@@ -27,7 +28,7 @@ CHATS = "openai-jsonl"
 
 
 @click.command(name="export")
-@click.argument("run", type=click.Path(path_type=Path), shell_complete=completing.runs)
+@click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=completing.runs)
 @click.option(
     "--format",
     "form",
@@ -43,6 +44,7 @@ CHATS = "openai-jsonl"
     metavar="FILE",
     help="Where to; a folder for several tables; - is standard output. Default: RUN/export/.",
 )
+@where_runs_are()
 @click.option(
     "--table",
     "tables",
@@ -69,9 +71,10 @@ CHATS = "openai-jsonl"
     help=f"Of {CHATS}: the tools, a list in OpenAI's form. Default: those of the run's task.",
 )
 def command(
-    run: Path,
+    run: Path | None,
     form: str,
     output: Path | None,
+    log_dir: Path,
     tables: tuple[str, ...],
     min_score: float | None,
     only_passed: bool,
@@ -81,13 +84,16 @@ def command(
 ) -> None:
     """Write RUN for other programs: tables of its episodes, scores and steps, or chats for fine-tuning.
 
+    Without RUN, the newest is taken.
+
     \b
     Examples:
-      reward-kit export runs/my-run --format parquet
+      reward-kit export --format parquet
       reward-kit export runs/my-run --format csv --table episodes -o episodes.csv
       reward-kit export runs/my-run --format openai-jsonl --only-passed -o train.jsonl
     """
     _refuse_useless({"--table": tables, "--raw": raw, "--tools": tools}, form)
+    run = run_or_newest(run, log_dir)
     header = header_of_run(run)
     selection = Selection(header.pass_threshold, min_score, only_passed, policies)
     if form == CHATS:

@@ -46,7 +46,9 @@ def command(directory: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode("utf-8"))
     click.echo(f"Wrote {len(texts)} files to {directory}. Next:")
-    for line in (f"cd {shlex.quote(str(directory))}", "reward-kit run task.yaml", "pytest", "reward-kit view --open"):
+    is_here = directory.resolve() == Path.cwd()
+    there = [] if is_here else [f"cd {shlex.quote(str(directory))}"]
+    for line in (*there, "reward-kit run task.yaml", "pytest", "reward-kit view --open"):
         click.echo(f"  {line}")
 
 

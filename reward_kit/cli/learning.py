@@ -12,11 +12,11 @@ from reward_kit.errors import ConfigError, how_to_install
 
 
 @contextlib.contextmanager
-def needs_to_learn(verb: str) -> Iterator[None]:
-    """Import what `verb` needs within this.
+def needs_to_learn(what: str) -> Iterator[None]:
+    """Import what a verb needs within this.
 
     Args:
-        verb: for the message.
+        what: needs it, such as the verb's name, for the message.
 
     Raises:
         ConfigError: a package of the extra `train` is not there.
@@ -26,4 +26,4 @@ def needs_to_learn(verb: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("reward_kit"):
             raise
-        raise ConfigError(f"{verb} needs {error.name}; {how_to_install('train')}") from error
+        raise ConfigError(f"{what} needs {error.name}; {how_to_install('train')}") from error

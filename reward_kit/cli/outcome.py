@@ -19,6 +19,7 @@ import anyio
 import click
 from rich.console import Console, RenderableType
 
+from reward_kit.agent.tool_troubles import CURRENT_TROUBLES, ToolTroubles
 from reward_kit.cli import operator_log
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import RewardKitError, StoreError, boundary
@@ -184,6 +185,8 @@ def run_into(
             engine=engine,
         )
         shown.scoring = lambda: execution.scoring
+        troubles = ToolTroubles()
+        CURRENT_TROUBLES.set(troubles)
         if traffic is not None:
             from reward_kit.providers.traffic import CURRENT_TRAFFIC
 
@@ -197,7 +200,10 @@ def run_into(
             with shown, contextlib.redirect_stdout(sys.stderr):
                 await execution.execute()
         events.ended(store.path, "run", store.header.status)
-        return close_run(store, list(execution.rows.values()), execution.missing(), control, ending)
+        code = close_run(store, list(execution.rows.values()), execution.missing(), control, ending)
+        for line in troubles.told(store.path / "run.log"):
+            note_console().print(line, style="yellow")
+        return code
 
     allow_many_connections()
     with store:
@@ -242,19 +248,26 @@ def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control
         more = f" -T run_limits.{control.reached.key}=MORE" if control.reached else ""
         note.print(f"Go on with:  {shlex.join(ending.resume_command)}{more}")
     elif ending.resume_command and any(summary.scored for summary in summaries):
-        again = ["reward-kit", "rescore", str(store.path), "--reward", "FILE.py:FUNCTION"]
-        note.print(f"Score these episodes with another reward:  {shlex.join(again)}")
+        _tell_what_next(store.path, note)
     if broken := sum(sum(summary.errors.values()) for summary in summaries):
         log = f"; tracebacks are in {store.path / 'run.log'}" if (store.path / "run.log").exists() else ""
         note.print(_that_broke(broken) + log)
         if ending.resume_command:
             command = shlex.join([*ending.resume_command, "--only-failed"])
-            note.print(f"Run those again with:  {command}  (and --force where you have mended the reward or the task)")
+            mended = "  (and --force where you have mended the reward or the task)" if "--resume" in command else ""
+            note.print(f"Run those again with:  {command}{mended}")
     # Ctrl-C after the last episode began changed nothing; a limit on errors that was passed is a gate all the same.
     stopped = control.stop_reason if missing or control.stop_reason != INTERRUPTED else None
     if control.is_failure:
         return 3
     return _exit_code(summaries, stopped, bool(missing), ending.fail_under, note) or credit_code
+
+
+def _tell_what_next(path: Path, note: Console) -> None:
+    """Reading the episodes comes first; only then does one know what another reward should say of them."""
+    note.print(f"Read the episodes:  {shlex.join(['reward-kit', 'view', str(path), '--open'])}")
+    again = ["reward-kit", "rescore", str(path), "--reward", "FILE.py:FUNCTION"]
+    note.print(f"Score them with another reward:  {shlex.join(again)}")
 
 
 def _credited(store: RunStore, credit: CreditModel | None, note: Console) -> tuple[RunCredit | None, int]:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.cli import completing
+from reward_kit.cli.newest import run_or_newest
 from reward_kit.cli.outcome import Ending, FurtherPart, run_into
 from reward_kit.cli.scoring import Asked, made_ready, scoring_flags
 from reward_kit.errors import ConfigError, StoreError
@@ -44,7 +45,7 @@ _MUST_HOLD = {"run": "episodes of another run", "files": "the run has changed si
 
 
 @click.command(name="rescore")
-@click.argument("run", type=click.Path(path_type=Path), shell_complete=completing.runs)
+@click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=completing.runs)
 @scoring_flags("rescore")
 @click.option(
     "-o",
@@ -54,16 +55,18 @@ _MUST_HOLD = {"run": "episodes of another run", "files": "the run has changed si
     help="The new run's folder; one that this command began goes on. Default: a new one in --log-dir.",
 )
 @click.option("--only-failed", is_flag=True, help="With -o: score again what the reward failed on.")
-def command(run: Path, asked: Asked, output: Path | None, only_failed: bool) -> None:
+def command(run: Path | None, asked: Asked, output: Path | None, only_failed: bool) -> None:
     """Score the stored episodes of RUN again, without the model, and show what changed. RUN stays as it is.
 
     The result is a run of its own, with the same episodes. Texts that were redacted are scored as they are stored.
+    Without RUN, the newest is taken.
 
     \b
     Examples:
-      reward-kit rescore runs/my-run --reward my_reward.py:stricter
+      reward-kit rescore --reward my_reward.py:stricter
       reward-kit rescore runs/my-run --reward my_reward.py:stricter -o runs/stricter
     """
+    run = run_or_newest(run, asked.log_dir, besides=output)
     source = source_of(run)
     ready = made_ready(origin_of(source.header) or Origin({"name": source.header.task_name}, Path.cwd()), asked)
     # The model's costs and limits were those of the run; here nothing but the reward runs.

@@ -214,11 +214,11 @@ def _made_ready(asked: Asked) -> Ready:
         raise click.UsageError("name a task file, or give --resume")
     _refuse_what_goes_with_resume(asked.resume, only_failed=asked.only_failed, force=asked.force)
     asked.collecting.refuse_unused({"--record": asked.record, "--replay": asked.replay})
-    loaded = load_task(request.task_path, request.overrides)
+    traffic = _traffic(asked.record, asked.replay, asked.dry_run)
+    loaded = _loaded(request, traffic)
     if path is not None and header is not None:
         _check_unchanged(path, header, loaded, asked.force)
     loaded = _with_run_limits(loaded, header, parsed, asked.max_cost)
-    traffic = _traffic(asked.record, asked.replay)
     acted = asked.collecting.as_the_driver_needs_it(loaded)
     plan, redaction = plan_of(acted, request, asked.max_concurrency, traffic)
     engine = asked.collecting.engine_of(loaded, request, plan, traffic)
@@ -310,14 +310,28 @@ def _with_run_limits(
     return replace(task, definition=task.definition.model_copy(update={"run_limits": changed}))
 
 
-def _traffic(record: Path | None, replay: Path | None) -> Traffic:
-    """What all requests of this run share, with the recording that their answers come from."""
+def _traffic(record: Path | None, replay: Path | None, dry_run: bool) -> Traffic:
+    """What all requests of this run share, with the recording that their answers come from; a dry run makes none."""
     from reward_kit.providers.cassette import Cassette
     from reward_kit.providers.traffic import Traffic
 
     if record is not None and replay is not None:
         raise click.UsageError("give --record or --replay, not both")
-    return Traffic(cassette=Cassette.replay(replay) if replay is not None else None)
+    traffic = Traffic(cassette=Cassette.replay(replay) if replay is not None else None, asks_nobody=dry_run)
+    if dry_run:
+        traffic.notice = lambda line: click.echo(f"note: {line}; a dry run needs none", err=True)
+    return traffic
+
+
+def _loaded(request: Request, traffic: Traffic) -> LoadedTask:
+    """The task of a request. A judge is told by the traffic of a dry run that nobody will be asked."""
+    from reward_kit.providers.traffic import CURRENT_TRAFFIC
+
+    token = CURRENT_TRAFFIC.set(traffic if traffic.asks_nobody else None)
+    try:
+        return load_task(request.task_path, request.overrides)
+    finally:
+        CURRENT_TRAFFIC.reset(token)
 
 
 def _record(path: Path | None, traffic: Traffic, dry_run: bool) -> None:

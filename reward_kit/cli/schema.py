@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from reward_kit.errors import ConfigError, how_to_install
+from reward_kit.cli.learning import needs_to_learn
 
 
 @click.command(name="schema")
@@ -39,8 +39,6 @@ def train_schema() -> str:
     """
     from reward_kit.cli.json_schemas import schema_of
 
-    try:
+    with needs_to_learn("the schema of train files"):
         from reward_kit.rl.training.config import TrainModel
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"the schema of train files needs {error.name}; {how_to_install('train')}") from error
     return schema_of(TrainModel)

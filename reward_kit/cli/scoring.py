@@ -18,6 +18,8 @@ from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
 from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.scoring_given import Origin, Ready, ready_to_score
 
+_ALSO_LOOKED_IN = {"rescore": "; without RUN, also where the newest run is looked for"}
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -86,7 +88,7 @@ def scoring_flags(verb: str) -> Callable[[Any], Any]:
             type=click.Path(path_type=Path),
             default=Path("runs"),
             show_default=True,
-            help="Where the new run's folder is made.",
+            help=f"Where the new run's folder is made{_ALSO_LOOKED_IN.get(verb, '')}.",
         ),
         click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 where a mean score is below X."),
         click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal."),

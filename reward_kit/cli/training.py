@@ -46,6 +46,7 @@ from reward_kit.runs.redaction import without_hidden
 from reward_kit.runs.resources import check_world
 from reward_kit.runs.store import new_run_path
 from reward_kit.runs.training_files import METRICS
+from reward_kit.shown_text import counted
 
 LATEST = "latest"
 """What `--resume` means where it names no run."""
@@ -168,7 +169,12 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
         if not force:
             raise ConfigError(f"{told}. Start a new run, undo the change, or go on all the same with --force")
         click.echo(f"--force: {told}", err=True)
-    return load_plan(Path(training.train_path), {**before, **given}) if given else plan
+    plan = load_plan(Path(training.train_path), {**before, **given}) if given else plan
+    if header.status == "complete" and training.updates >= plan.config.updates:
+        done = counted(training.updates, "update")
+        more = shlex.join(["reward-kit", "train", "--resume", str(path), "-T", f"updates={2 * training.updates}"])
+        click.echo(f"{path} is finished: it has made its {done}. To train further, raise updates:  {more}", err=True)
+    return plan
 
 
 def _train(plan: TrainingPlan, path: Path, asked: Asked, crew: Crew | None) -> int:

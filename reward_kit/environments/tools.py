@@ -66,7 +66,6 @@ class ToolRegistry:
     Example:
         ```python
         registry = ToolRegistry("calculator")
-        ```
 
         @registry.tool
         def add(x: int, y: int = 1) -> int:
@@ -77,6 +76,7 @@ class ToolRegistry:
                 y: the second number.
             '''
             return x + y
+        ```
     """
 
     def __init__(self, name: str, description: str | None = None) -> None:

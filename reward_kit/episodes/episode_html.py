@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from reward_kit.episodes.episode_data import EpisodeData
+from reward_kit.errors import safe_str
 from reward_kit.models import Message
 from reward_kit.notebook_html import (
     Html,
@@ -124,5 +125,5 @@ def _short(value: Any) -> str:
         return value
     try:
         return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        return " ".join(repr(value).split())
+    except (TypeError, ValueError, RecursionError):
+        return " ".join(safe_str(value).split())

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from reward_kit.errors import ConfigError
 
@@ -77,6 +78,10 @@ def _checked_url(url: str) -> str:
         raise ConfigError("base_url holds a user name or password; give the credential as api_key instead")
     if "?" in rest or "#" in rest:
         raise ConfigError("base_url holds a query or fragment; nothing may follow its path, such as /v1")
+    try:
+        _ = urlsplit(url).port  # both refuse what nobody can connect to, such as port 99999
+    except ValueError as error:
+        raise ConfigError(f"base_url {url!r} is no URL: {error}") from None
     return url.rstrip("/")
 
 

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 
 from reward_kit.errors import ConfigError
 from reward_kit.providers.cassette import Cassette
+from reward_kit.providers.environment import EndpointSettings, resolve_endpoint
 from reward_kit.providers.lane import Lane
 from reward_kit.providers.options import check_number
 from reward_kit.providers.rates import Rates
@@ -22,6 +23,7 @@ class Traffic:
         cassette: where exchanges are recorded to or replayed from.
         outage_patience_s: seconds for which an endpoint that has answered before is waited for once it is down, or asks
             to be left alone; one that never answered is waited for at most 60 s.
+        asks_nobody: no request will be made, as in a dry run: a key that is missing is told, and no error.
 
     Attributes:
         notice: called with one line when an endpoint goes down, comes back, or limits the rate.
@@ -33,13 +35,17 @@ class Traffic:
         ConfigError: the patience is no positive number.
     """
 
-    def __init__(self, *, cassette: Cassette | None = None, outage_patience_s: float = 600.0) -> None:
+    def __init__(
+        self, *, cassette: Cassette | None = None, outage_patience_s: float = 600.0, asks_nobody: bool = False
+    ) -> None:
         check_number("outage_patience_s", outage_patience_s)
         self.cassette = cassette
         self.outage_patience_s = outage_patience_s
+        self.asks_nobody = asks_nobody
         self.notice: Callable[[str], None] = _log.warning
         self.gave_up: Callable[[str], None] | None = None
         self._has_given_up = False
+        self._told: set[str] = set()
         self._lanes: dict[tuple[str, str], Lane] = {}
 
     @property
@@ -69,6 +75,12 @@ class Traffic:
             )
         return lane
 
+    def tell_missing_key(self, problem: str) -> None:
+        """Tell once of a key that a run would need."""
+        if problem not in self._told:
+            self._told.add(problem)
+            self.tell(problem)
+
     def tell(self, line: str) -> None:
         """Pass on a line to `notice`."""
         self.notice(line)
@@ -83,6 +95,30 @@ class Traffic:
         """Close the cassette, where there is one."""
         if self.cassette is not None:
             self.cassette.close()
+
+
+def endpoint_for(
+    traffic: Traffic | None, base_url: str | None = None, api_key: str | None = None, api_key_env: str | None = None
+) -> EndpointSettings:
+    """`resolve_endpoint` for requests of this traffic: a replay needs no key, and who asks nobody is told of it.
+
+    Args:
+        traffic: of the run; None where there is none.
+        base_url, api_key, api_key_env: as `resolve_endpoint` takes them.
+
+    Raises:
+        ConfigError: a key is required and there is none, or a value cannot be used.
+    """
+    named = (base_url, api_key, api_key_env)
+    if traffic is None or not traffic.asks_nobody:
+        return resolve_endpoint(*named, needs_key=traffic is None or not traffic.is_replaying)
+    settings = resolve_endpoint(*named, needs_key=False)
+    if settings.api_key is None and not traffic.is_replaying:
+        try:
+            resolve_endpoint(*named)
+        except ConfigError as error:
+            traffic.tell_missing_key(str(error))
+    return settings
 
 
 CURRENT_TRAFFIC: ContextVar[Traffic | None] = ContextVar("CURRENT_TRAFFIC", default=None)

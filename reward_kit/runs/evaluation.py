@@ -24,6 +24,7 @@ from reward_kit.runs import events
 from reward_kit.runs.credit import assign_credit, write_section
 from reward_kit.runs.finished import FinishedRun
 from reward_kit.runs.given import LivePolicy, is_live, label_each, lent_policies
+from reward_kit.runs.overrides import given_in_python
 from reward_kit.runs.plan import Control, Plan
 from reward_kit.runs.preparation import new_store, plan_of
 from reward_kit.runs.report.any_page import write_any_report
@@ -105,7 +106,8 @@ async def evaluate_async(
         if count is not None:
             check_number(name, count, whole=True)
     models, names, live = _several("models", models), *_chosen(policies)
-    loaded = _loaded(task, _keys("overrides", overrides))
+    with given_in_python():
+        loaded = _loaded(task, _keys("overrides", overrides))
     if not (models or names or live) and loaded.given.policy is not None:
         live = label_each([loaded.given.policy])
     request = Request(
@@ -165,7 +167,8 @@ def score_transcripts(
         raise ConfigError(f"reward is 'file.py:function', not {kind_of(reward)}; AsyncRewardAgent takes functions")
     changes = {**_keys("overrides", overrides), **{f"reward_options.{key}": value for key, value in own.items()}}
     origin = origin_of_data(data)
-    ready = ready_to_score(origin, reward, changes, pass_threshold, Path(folder) if folder is not None else None)
+    with given_in_python():
+        ready = ready_to_score(origin, reward, changes, pass_threshold, Path(folder) if folder is not None else None)
     run = scoring_run(data, ready, reward, Path(log_dir))
     finished: FinishedRun = run_to_end(_carried_out(run.plan, run.store, run.title, None, run.episodes))
     return replace(finished, notes=ready.notes)

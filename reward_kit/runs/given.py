@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, TypeGuard
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.errors import ConfigError, PolicyError, RewardKitError, boundary, kind_of
+from reward_kit.episodes.json_codec import to_json_value
+from reward_kit.errors import ConfigError, EpisodeError, PolicyError, RewardKitError, boundary, kind_of
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.levels import reward_here
@@ -116,6 +117,11 @@ def given_rows(dataset: Any) -> list[dict[str, Any]]:
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
             raise ConfigError(f"dataset[{index}]: a row is a dict of fields with names, this one is {row!r:.80}")
+        try:
+            to_json_value(row)  # each episode keeps its row
+        except (EpisodeError, RecursionError) as error:
+            told = error if isinstance(error, EpisodeError) else "it is nested too deeply, or contains itself"
+            raise ConfigError(f"dataset[{index}]: {told}") from None
     if not rows:
         raise ConfigError("dataset: the list has no rows")
     return [dict(row) for row in rows]
@@ -201,8 +207,8 @@ def kept_sources(objects: Mapping[str, Any]) -> dict[str, Kept]:
 
 
 def kept_rows(rows: Sequence[Mapping[str, Any]]) -> Kept:
-    """A dataset that was given as rows; what JSON does not know, as Python writes it."""
-    lines = (json.dumps(row, ensure_ascii=False, default=repr) for row in rows)
+    """A dataset that was given as rows; what JSON does not know has the form that it has in an episode."""
+    lines = (json.dumps(to_json_value(row), ensure_ascii=False) for row in rows)
     return Kept(".jsonl", "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
 
 

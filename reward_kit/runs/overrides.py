@@ -1,14 +1,40 @@
-"""`-T key=value`: one key of a task file, given on the command line and laid over the file's."""
+"""One key of a task file laid over the file's: `-T key=value` on the command line, `overrides` in Python."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import yaml
 
 from reward_kit.errors import ConfigError
+
+_IS_PYTHON: ContextVar[bool] = ContextVar("_IS_PYTHON", default=False)
+
+
+@contextmanager
+def given_in_python() -> Iterator[None]:
+    """Overrides are a parameter for as long as the block lasts: messages do not tell of an option that nobody typed."""
+    token = _IS_PYTHON.set(True)
+    try:
+        yield
+    finally:
+        _IS_PYTHON.reset(token)
+
+
+def given_by() -> str:
+    """By what the user gave an override, for messages."""
+    return "overrides" if _IS_PYTHON.get() else "-T"
+
+
+def as_given(key: str, value: str = "") -> str:
+    """An override as the user wrote it, or would write it, for messages; a value that is left out is not said."""
+    if _IS_PYTHON.get():
+        return f"overrides={{{key!r}: {repr(value) if value else '…'}}}"
+    return f"-T {key}={value or '…'}"
 
 
 def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:
@@ -44,12 +70,12 @@ def overlaid(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
         for key in parents:
             inner = inner[_index(inner, key, dotted)] if isinstance(inner, list) else inner.setdefault(key, {})
             if not isinstance(inner, dict | list):
-                raise ConfigError(f"-T {dotted}=…: {key!r} is no mapping")
+                raise ConfigError(f"{as_given(dotted)}: {key!r} is no mapping")
         inner[_index(inner, last, dotted) if isinstance(inner, list) else last] = value
     return result
 
 
 def _index(items: list[Any], key: str, dotted: str) -> int:
     if not (key.isascii() and key.isdigit() and int(key) < len(items)):
-        raise ConfigError(f"-T {dotted}=…: {key!r} is no position in a list of {len(items)}, counted from 0")
+        raise ConfigError(f"{as_given(dotted)}: {key!r} is no position in a list of {len(items)}, counted from 0")
     return int(key)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reward_kit.agent.policies import make_policy
 from reward_kit.agent.policies.replay_policy import recorded_labels
+from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.simulated_user import WHO, SimulatedUser
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.runs.plan import NamedPolicy
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _PROVIDERS = ("openai",)
 _OF_POLICY = re.compile(r"policy\.(\w+)")
+_PACKAGE = "reward_kit."
 _ASK_AN_ENDPOINT = ("openai", "own_agent")
 
 
@@ -89,13 +91,33 @@ def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: Simulat
         ConfigError: there is such a limit, and a policy or a user that does not know what it costs.
     """
     limits = (task.definition.limits.cost, task.definition.run_limits.cost)
-    unknown = [named.label for named in policies if not named.policy.knows_cost]
-    unknown += [WHO] if user is not None and not user.knows_cost else []
+    without = {named.label: named.policy for named in policies if not named.policy.knows_cost}
+    without |= {WHO: user.policy} if user is not None and not user.knows_cost else {}
+    unknown = list(without)
     if unknown and any(limit is not None for limit in limits):
         raise ConfigError(
             f"{task.path}: a limit on cost (--max-cost, limits.cost, run_limits.cost) cannot be kept: the price of "
-            f"{', '.join(unknown)} is not known; name a price_file that has it"
+            f"{', '.join(unknown)} is not known; {_how_to_know(without)}"
         )
+
+
+def _how_to_know(policies: Mapping[str, AgentPolicy]) -> str:
+    """What makes the price of these known: a file for a model of an endpoint, an attribute for a class of one's own."""
+    own = [type(policy).__name__ for policy in policies.values() if not type(policy).__module__.startswith(_PACKAGE)]
+    ways = []
+    if len(own) < len(policies):
+        block = "user" if WHO in policies else "policy"
+        ways.append(
+            f"name a price_file that has it, {block}: {{type: openai, price_file: prices.yaml}}, with a line such as "
+            "gpt-5-mini: {input: 0.25, output: 2.00}, US dollars per million tokens"
+        )
+    if own:
+        named = ", ".join(dict.fromkeys(own))
+        ways.append(
+            f"in the class {named} (an AgentPolicy) write is_free = True where its actions cost nothing, else let "
+            "knows_cost return True and give each action log_probs={'usage': {'cost': US_DOLLARS}}"
+        )
+    return "; ".join(ways)
 
 
 def _check(task: LoadedTask, choices: Sequence[_Choice]) -> None:

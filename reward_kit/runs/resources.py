@@ -170,10 +170,16 @@ async def check_world(definition: TaskDefinitionModel, samples: Sequence[Sample]
                             await start.world.close()
             except (ConfigError, EnvironmentFailure) as error:
                 told = str(error).removeprefix(f"{definition.resource_type} resource: ")
-                key = told.partition(":")[0]
-                where = sample.where if sample.resource_config else located.where(("base_resource_config", key))
+                where = sample.where if sample.resource_config else _where(located, told.partition(":")[0])
                 raise ConfigError(f"{where}: {_named(definition)}: {told}") from error
     return has_tools
+
+
+def _where(located: LocatedYaml, key: str) -> str:
+    """The line of a key of the resource's configuration, or of what names the resource where there is none."""
+    blocks = ("base_resource_config", "resources", "resource_type")
+    block = next((name for name in blocks if name in located.data), "")
+    return located.where((block, key))
 
 
 def _named(definition: TaskDefinitionModel) -> str:

@@ -14,7 +14,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.overrides import overlaid
+from reward_kit.runs.overrides import given_by, overlaid
 from reward_kit.runs.plan import Plan
 from reward_kit.runs.redaction import Redaction, redaction_of
 from reward_kit.runs.request import environment_of
@@ -145,7 +145,9 @@ def definition_for_scores(
     known = {name: value for name, value in known.items() if name not in _OF_REWARD}
     for key in changes:
         if key != "limits.reward_time_s" and key.partition(".")[0] not in _OF_REWARD:
-            raise ConfigError(f"-T {key}: a score has limits.reward_time_s, sandbox and reward_options, and no other")
+            raise ConfigError(
+                f"{given_by()} {key}: a score has limits.reward_time_s, sandbox and reward_options, and no other"
+            )
     named: dict[str, Any] = {"reward_function_path": reward}
     if pass_threshold is not None:
         named["pass_threshold"] = pass_threshold
@@ -153,7 +155,7 @@ def definition_for_scores(
         return TaskDefinitionModel.model_validate({**overlaid(known, changes), **named})
     except pydantic.ValidationError as error:
         problems = describe_validation_error(error, TaskDefinitionModel)
-        raise ConfigError("\n".join(f"-T {line}" for line in problems)) from None
+        raise ConfigError("\n".join(f"{given_by()} {line}" for line in problems)) from None
 
 
 def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:

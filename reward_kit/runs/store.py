@@ -49,14 +49,18 @@ def latest_run(log_dir: Path, task_name: str | None = None) -> Path:
     Raises:
         ConfigError: there is none.
     """
-    headers = {path.parent: header for path in log_dir.glob(f"*/{FILE}") if (header := _readable(path.parent))}
-    runs = [path for path, header in headers.items() if _can_be_resumed(header)]
-    if task_name is not None:
-        runs = [path for path in runs if headers[path].task_name == task_name]
+    runs = newest_runs(log_dir, lambda header: _can_be_resumed(header) and task_name in (None, header.task_name))
     if not runs:
         of_task = f" of task {task_name!r}" if task_name else ""
         raise ConfigError(f"no run{of_task} in {log_dir}; start one, or name its directory with --resume RUN")
-    return max(runs, key=lambda path: headers[path].timing.started_at)
+    return runs[0]
+
+
+def newest_runs(log_dir: Path, fits: Callable[[RunHeader], bool]) -> list[Path]:
+    """The runs in `log_dir` whose header fits, the newest first; one that is damaged is left out."""
+    found = {path.parent: header for path in log_dir.glob(f"*/{FILE}") if (header := _readable(path.parent))}
+    runs = [path for path, header in found.items() if fits(header)]
+    return sorted(runs, key=lambda path: found[path].timing.started_at, reverse=True)
 
 
 def _can_be_resumed(header: RunHeader) -> bool:

@@ -28,7 +28,7 @@ from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.datasets import check_dataset, read_samples
 from reward_kit.runs.given import Given, live_reward
 from reward_kit.runs.inputs import TASK_FILE, digests_of, inputs_of
-from reward_kit.runs.overrides import overlaid
+from reward_kit.runs.overrides import as_given, given_by, overlaid
 from reward_kit.runs.resources import check_samples, check_tools, with_surroundings
 from reward_kit.runs.yaml_lines import LocatedYaml, about
 from reward_kit.task_parts import CreditModel
@@ -267,14 +267,17 @@ def validated(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Mo
 def _why(problem: Mapping[str, Any]) -> str:
     """What a reader of the message may not know of task files, "" for most problems."""
     if problem["type"] == "missing" and tuple(problem["loc"]) in (("policy", "type"), ("user", "type")):
-        return f"; such a block needs a type, e.g. -T {problem['loc'][0]}.type=openai"
+        key = f"{problem['loc'][0]}.type"
+        return f"; such a block needs a type, e.g. {as_given(key, 'openai')}"
     return "; YAML reads an empty value as null, which is None here" if problem["input"] is None else ""
 
 
 def place_of(located: LocatedYaml, location: tuple[str | int, ...], overrides: Mapping[str, Any]) -> str:
     """Where a key was given: on the command line, or in a line of the file."""
     dotted = ".".join(map(str, location))
-    return "-T" if any(f"{dotted}.".startswith(f"{key}.") for key in overrides) else located.where(location)
+    is_new = bool(location) and location[0] not in located.data  # nothing but an override can have brought it
+    is_given = any(f"{dotted}.".startswith(f"{key}.") or (is_new and key.startswith(f"{dotted}.")) for key in overrides)
+    return given_by() if is_given else located.where(location)
 
 
 def load_tools(location: str, folder: Path) -> ToolRegistry:

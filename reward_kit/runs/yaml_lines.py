@@ -89,10 +89,18 @@ class LocatedYaml:
         Args:
             data: its keys.
             path: stands for its file in messages; what is relative is looked up beside it.
+
+        Raises:
+            ConfigError: a value contains itself, or the key of a mapping is none that a file could have.
         """
         made = object.__new__(cls)
         made.path, made.data, made._lines, made.is_written = path, dict(data), {}, False
-        made.source = json.dumps(data, indent=2, default=repr).encode("utf-8", "backslashreplace") + b"\n"
+        try:
+            made.source = json.dumps(data, indent=2, default=repr).encode("utf-8", "backslashreplace") + b"\n"
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{path}: {error}") from None
+        except RecursionError:
+            raise ConfigError(f"{path}: a value is nested too deeply") from None
         return made
 
     def part(self, key: str) -> LocatedYaml:

@@ -104,6 +104,18 @@ class TestToolCalls:
         assert all(answer.startswith("Error: ") and "nope" in answer for answer in tool_answers(episode))
         assert caplog.text.count("tool fail failed") == 2 and "raise raised" in caplog.text
 
+    async def test_an_error_that_was_raised_from_itself_ends_no_episode(self):
+        registry = ToolRegistry("own")
+
+        @registry.tool
+        def fail() -> str:
+            """Fail."""
+            error = ValueError("nope")
+            raise error from error
+
+        episode = await collected([call("fail"), text("ok")], tools=registry, on_text="end")
+        assert (reason(episode), tool_answers(episode)) == ("answered", ["Error: tool 'fail': ValueError: nope"])
+
     async def test_a_tool_may_return_what_has_no_json_form(self):
         registry = ToolRegistry("own")
 

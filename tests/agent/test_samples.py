@@ -1,10 +1,20 @@
 """Samples: what derives from them, and the messages an episode begins with."""
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.agent.samples import Prompt, Sample, derive_seed, derive_seeds, make_group_id, make_rollout_id
+from reward_kit.agent.samples import (
+    Prompt,
+    PromptError,
+    Sample,
+    derive_seed,
+    derive_seeds,
+    make_group_id,
+    make_rollout_id,
+)
 from reward_kit.environments.config import merged_config
 from reward_kit.errors import ConfigError
 from tests.agent.worlds import task_of
@@ -40,6 +50,12 @@ class TestTemplates:
     def test_a_template_that_fails_in_any_way_is_a_config_error(self, template):
         with pytest.raises(ConfigError, match="sample 's1': message template"):
             render({"n": 1}, initial_user_prompt=template)
+
+    def test_what_is_wrong_with_a_template_crosses_to_another_process(self):
+        with pytest.raises(PromptError) as caught:
+            render({}, initial_user_prompt="{{ n.x }}")
+        crossed = pickle.loads(pickle.dumps(caught.value))
+        assert (str(crossed), crossed.key) == (str(caught.value), ("initial_user_prompt",))
 
     def test_a_template_that_does_not_compile_is_refused_at_once(self):
         with pytest.raises(ConfigError, match="task 'task': message template"):

@@ -114,10 +114,26 @@ def test_another_shell_is_refused(folder: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_a_real_bash_completes_with_the_script(folder: Path) -> None:
-    line = "reward-kit credit runs/n"
+    assert completed_by_bash(folder, "reward-kit credit runs/n") == "runs/new\n"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_a_name_that_a_shell_would_act_on_is_escaped(tmp_path: Path, folder: Path) -> None:
+    shutil.copy(folder / "completion.bash", tmp_path)
+    for name in ("$(touch acted)", "a b;touch acted", "two\nlines"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.json").write_text("{}")
+    said = completed_by_bash(tmp_path, "reward-kit credit runs/").splitlines()
+    assert sorted(said) == [r"runs/\$\(touch\ acted\)", r"runs/a\ b\;touch\ acted"]
+    words = subprocess.run(["bash", "-c", f"printf '%s|' {' '.join(sorted(said))}"], cwd=tmp_path, capture_output=True)
+    assert words.stdout == b"runs/$(touch acted)|runs/a b;touch acted|" and not (tmp_path / "acted").exists()
+
+
+def completed_by_bash(folder: Path, line: str) -> str:
     script = BASH.format(python=sys.executable, line=line, point=len(line))
     done = subprocess.run(["bash", "--norc", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("runs/new\n", "")
+    assert not done.stderr, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,7 @@ class TestEndpoints:
             (503, "", "failing", "is there and fails: HTTP 503"),
             (200, "<html>", "foreign", "answers, and not as OpenAI's API does"),
             (200, "[]", "foreign", "answers, and not as OpenAI's API does"),
+            (200, "[" * 200_000, "foreign", "answers, and not as OpenAI's API does"),
             (200, '{"data": []}', "ok", "answers, 0 models"),
         ],
     )
@@ -195,6 +196,25 @@ class TestEndpoints:
         code, told = self.told("--base-url", refused, "--base-url", "http://nosuch.invalid/v1")
         assert [one["outcome"] for one in told] == ["refused", "unknown_host"]
         assert code == 1 and all(one["seconds"] is None for one in told)
+
+    @pytest.mark.parametrize(
+        ("head", "words"),
+        [
+            ("HTTP/1.1 500 \x1b[31mred", r"HTTP 500 \x1b[31mred"),
+            ("HTTP/1.1 302 Found\r\nLocation: http://e\u202evil/", r"redirects to e\u202evil (HTTP 302)"),
+        ],
+    )
+    def test_what_a_server_says_does_nothing_to_a_terminal(self, head, words):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+
+            def answer() -> None:
+                with server.accept()[0] as connection:
+                    connection.recv(65536)
+                    connection.sendall(f"{head}\r\nContent-Length: 0\r\n\r\n".encode())
+
+            threading.Thread(target=answer, daemon=True).start()
+            _, (one,) = self.told("--base-url", f"http://127.0.0.1:{server.getsockname()[1]}/v1")
+        assert words in one["told"] and one["told"].isprintable()
 
     def test_what_does_not_speak_http_is_told(self):
         with socket.create_server(("127.0.0.1", 0)) as server:

@@ -205,6 +205,7 @@ def test_a_limit_on_cost_that_cannot_be_kept_is_refused(project: Project) -> Non
     done = project.call(*arguments)
     assert done.returncode == 2 and not project.runs()
     assert "the price of openai/m is not known; name a price_file that has it" in done.stderr
+    assert "policy: {type: openai, price_file: prices.yaml}" in done.stderr and "is_free" not in done.stderr
     (project.folder / "prices.yaml").write_text("m: {input: 1, output: 1}\n")
     known = project.call(*arguments, "-T", "policy={type: openai, price_file: prices.yaml}", "--dry-run")
     assert known.returncode == 0, known.stderr

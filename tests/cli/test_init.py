@@ -76,5 +76,7 @@ def test_nothing_is_overwritten(project: Path) -> None:
 
 def test_a_folder_with_other_files_is_taken(tmp_path: Path) -> None:
     (tmp_path / "LICENSE").write_text("mine")
-    assert command_line.call("init", ".", cwd=tmp_path).returncode == 0
+    done = command_line.call("init", ".", cwd=tmp_path)
+    assert done.returncode == 0 and "  reward-kit run task.yaml\n" in done.stdout
+    assert "cd " not in done.stdout
     assert (tmp_path / "LICENSE").read_text() == "mine" and (tmp_path / "agent.py").is_file()

@@ -240,6 +240,34 @@ def test_a_dry_run_writes_nothing(project: Project) -> None:
     assert not project.runs()
 
 
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        (("--model", "openai/gpt-5-mini"), "set OPENAI_API_KEY"),
+        (("-T", "policy={type: openai, model: m, api_key_env: MY_KEY}"), "set MY_KEY"),
+    ],
+)
+def test_a_dry_run_needs_no_key_and_says_that_it_is_missing(project: Project, how: tuple[str, str], named: str) -> None:
+    done = project.call("run", "task.yaml", *how, "--dry-run")
+    assert done.returncode == 0 and "episodes: 6" in done.stdout, done.stderr
+    assert done.stderr.startswith("note: no API key for https://api.openai.com/v1") and named in done.stderr
+    real = project.call("run", "task.yaml", *how)
+    assert real.returncode == 2 and "error: " in real.stderr and named in real.stderr
+    assert not project.runs()
+
+
+def test_a_dry_run_of_a_task_with_a_judge_needs_no_key(project: Project) -> None:
+    judge = "from reward_kit import with_options\nfrom reward_kit.rewards import llm_judge\n"
+    (project.folder / "judge.py").write_text(f"{judge}judge = with_options(llm_judge, model='judge')\n")
+    project.write_task(
+        reward_function_path="judge.py:judge",
+        evaluation_criteria={"rubric": {"manners": "Polite."}},
+        sandbox={"level": "in_process"},
+    )
+    done = project.call("run", "task.yaml", "--dry-run")
+    assert done.returncode == 0 and "note: no API key" in done.stderr, done.stderr
+
+
 def test_a_task_without_a_reward_is_collected_unscored(project: Project) -> None:
     project.write_task(reward_function_path=None)
     done = project.call("run", "task.yaml")

@@ -33,7 +33,17 @@ def test_a_train_file_becomes_a_run_that_is_listed_and_goes_on(tmp_path: Path) -
     assert [(one["task"], one["status"]) for one in listed] == [("tiny-lake", "complete")]
     assert listed[0]["scores"] == {"best": summary["best"], "last": summary["last"]}
     its_episodes_cannot_be_checked(tmp_path)
+    a_resume_of_what_is_finished_says_so(tmp_path)
     a_resume_is_refused_where_something_changed_unless_forced(tmp_path)
+
+
+def a_resume_of_what_is_finished_says_so(folder: Path) -> None:
+    run = run_path(folder).relative_to(folder)
+    done = command_line.call("train", "--resume", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert f"{run} is finished: it has made its 2 updates. To train further, raise updates:" in done.stderr
+    assert f"reward-kit train --resume {run} -T updates=4" in done.stderr
+    assert [line["update"] for line in metrics_of(folder / run)] == [0, 1, 2]
 
 
 def its_episodes_cannot_be_checked(folder: Path) -> None:

@@ -52,6 +52,22 @@ def test_one_without_a_conversation_shows_its_steps() -> None:
     assert "0 steps" in harmless(SingleAgentEpisode("new")._repr_html_()).text
 
 
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def test_a_value_that_cannot_be_written_costs_its_cell_alone() -> None:
+    nested: list[object] = []
+    for _ in range(5_000):
+        nested = [nested]
+    episode = SingleAgentEpisode(observations=["start", nested], actions=[Unspeakable()], rewards=[1.0],
+                                 len_lookback_buffer=0)  # fmt: skip
+    assert "Unspeakable whose text cannot be read: RuntimeError" in harmless(episode._repr_html_()).text
+    actions = SingleAgentEpisode(observations=["start", "end"], actions=[nested], rewards=[1.0], len_lookback_buffer=0)
+    assert "list whose text cannot be read: RecursionError" in harmless(actions._repr_html_()).text
+
+
 def test_a_chunk_shows_its_own_steps() -> None:
     whole = talked(6)
     chunk = whole[2:4]

@@ -103,6 +103,12 @@ def test_the_policies_are_told_apart(task: Path, tmp_path: Path) -> None:
         ({"rollouts": 0}, "rollouts: expected a whole number above 0, got 0"),
         ({"sample_ids": ["x"]}, "no sample 'x'"),
         ({"overrides": {"nam": "t"}}, "nam: unknown key"),
+        (
+            {"overrides": {"limits.reward_times": 3}},
+            r"^overrides: limits\.reward_times: .* mean 'reward_time_s'",
+        ),
+        ({"overrides": {"limts.cost": 3}}, "^overrides: limts: unknown key; did you mean 'limits'"),
+        ({"overrides": {"name.x": 3}}, r"^overrides=\{'name\.x': …\}: 'name' is no mapping"),
         ({"policies": "expret"}, "expret"),
         ({"rollouts": "3"}, "rollouts: expected a whole number above 0, got '3'"),
         ({"policies": [3]}, "policies is a name or a list of names; an int is none"),
@@ -133,7 +139,7 @@ def test_transcripts_are_scored(task: Path, tmp_path: Path, monkeypatch: pytest.
     Path("said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = score_transcripts("said.jsonl", "reward.py:right")
     assert (run.score, run.path.parent, len(run.rows)) == (0.5, Path("runs"), 2)
-    with pytest.raises(ConfigError, match="reward_options, and no other"):
+    with pytest.raises(ConfigError, match=r"^overrides policy: .* reward_options, and no other"):
         score_transcripts("said.jsonl", "reward.py:right", overrides={"policy": "x"})
 
 

@@ -9,11 +9,13 @@ import linecache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.environments.python_state import PythonStateResource
 from reward_kit.environments.tools import ToolRegistry
+from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.runs.evaluation import evaluate, evaluate_async
@@ -28,6 +30,8 @@ ROWS = [
     {"id": "i", "country": "Italy", "ground_truth": "Rome"},
 ]
 PROMPT = "The capital of {{ country }}?"
+_SELF: dict[str, Any] = {}
+_SELF["itself"] = _SELF
 
 
 @reward_function
@@ -116,6 +120,14 @@ def test_the_run_says_what_no_file_does(tmp_path: Path) -> None:
     assert any("in_process, without walls" in note for note in run.notes) and "without walls" in run._repr_html_()
 
 
+def test_rows_are_kept_with_values_that_only_python_has(tmp_path: Path) -> None:
+    row = {**ROWS[0], "counts": np.arange(2), "pairs": {(1, 2): "ü"}}
+    run = capitals(dataset=[row]).run(log_dir=tmp_path)
+    (kept,) = (run.path / "inputs" / "dataset.jsonl").read_text("utf-8").splitlines()
+    found = from_json_value(json.loads(kept))
+    assert found["counts"].tolist() == [0, 1] and found["pairs"] == row["pairs"] and "ü" in kept
+
+
 def test_such_a_run_is_not_resumed(tmp_path: Path) -> None:
     run = capitals().run(log_dir=tmp_path)
     with pytest.raises(
@@ -178,6 +190,10 @@ def test_the_first_messages_can_be_looked_at() -> None:
         ({"reward": right, "reward_function_path": "reward.py:right"}, "reward and reward_function_path are two names"),
         ({"dataset": [1]}, r"dataset\[0\]: a row is a dict of fields with names, this one is 1"),
         ({"dataset": []}, "dataset: the list has no rows"),
+        ({"dataset": [{**ROWS[0], "at": object()}]}, r"dataset\[0\]: an object has no JSON form"),
+        ({"dataset": [{**ROWS[0], "in": _SELF}]}, r"dataset\[0\]: it is nested too deeply, or contains itself"),
+        ({"resource": "python_state", "base_resource_config": _SELF}, "Task 'capitals': Circular reference"),
+        ({"base_resource_config": {(1, 2): 3}}, "Task 'capitals': keys must be str.*not tuple"),
         ({"dataset": {"id": 1}}, "dataset: expected a file's path or a list of rows, got a dict"),
         ({"dataset": [ROWS[0], ROWS[0]]}, r"dataset\[1\]: sample id 'f' is used already at dataset\[0\]"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -228,7 +229,13 @@ class TestSeveralResources:
 
     async def test_a_part_that_cannot_be_made_is_named_before_the_run(self, tmp_path: Path) -> None:
         path = write(tmp_path, MINIMAL + "resources:\n  - {type: sqlite, config: {seed_sq: x}}\n")
-        with pytest.raises(ConfigError, match=r"resources: part 'sqlite': sqlite resource: seed_sq: unknown key"):
+        where = re.escape(f"{path}:3: ")
+        with pytest.raises(ConfigError, match=rf"{where}resources: part 'sqlite': sqlite resource: seed_sq: unknown"):
+            await check(load_task(path))
+
+    async def test_a_resource_that_lacks_its_configuration_is_told_with_its_own_line(self, tmp_path: Path) -> None:
+        path = write(tmp_path, MINIMAL + "resource_type: gymnasium\n")
+        with pytest.raises(ConfigError, match=re.escape(f"{path}:3: resource 'gymnasium': env_id: missing")):
             await check(load_task(path))
 
     async def test_a_row_configures_its_resources_by_name(self, tmp_path: Path) -> None:

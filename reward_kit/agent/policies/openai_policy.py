@@ -18,12 +18,11 @@ from reward_kit.models import Message
 from reward_kit.providers.chat import ChatEndpoint
 from reward_kit.providers.completion import ChatCompletion
 from reward_kit.providers.encoding import EncodedMessages, encode_json
-from reward_kit.providers.environment import resolve_endpoint
 from reward_kit.providers.options import check_number
 from reward_kit.providers.prices import load_prices
 from reward_kit.providers.rates import Rates
 from reward_kit.providers.retry import RetryPolicy
-from reward_kit.providers.traffic import Traffic
+from reward_kit.providers.traffic import Traffic, endpoint_for
 
 _SEED_RANGE = 2**31  # servers keep seeds in a signed 32-bit integer
 _OWN_KEYS = ("model", "messages", "tools", "stream", "stream_options", "seed")
@@ -103,8 +102,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         for name, value in {**times, "retry_budget_s": retry_budget_s, "retry_base_s": retry_base_s}.items():
             check_number(name, value)
         check_number("max_attempts", max_attempts, whole=True)
-        needs_key = traffic is None or not traffic.is_replaying
-        settings = resolve_endpoint(base_url, api_key, api_key_env, needs_key=needs_key)
+        settings = endpoint_for(traffic, base_url, api_key, api_key_env)
         self._prices = load_prices(price_file) if price_file is not None else None
         self._endpoint = ChatEndpoint(
             settings.base_url,

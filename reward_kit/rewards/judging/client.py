@@ -18,11 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError, RewardKitError
 from reward_kit.providers.chat import ChatEndpoint
-from reward_kit.providers.environment import resolve_endpoint
 from reward_kit.providers.prices import load_prices
 from reward_kit.providers.rates import Rates
 from reward_kit.providers.retry import RetryPolicy
-from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
+from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic, endpoint_for
 from reward_kit.rewards.judging.cache import Answer, AnswerCache, key_of
 from reward_kit.rewards.judging.options import ClientOptions, client_options
 from reward_kit.rewards.judging.questions import Question, prompt_of, verdict_of
@@ -137,8 +136,7 @@ class JudgeClient:
     def __init__(
         self, model: str, base_url: str | None, cache: AnswerCache, options: ClientOptions, traffic: Traffic | None
     ) -> None:
-        needs_key = traffic is None or not traffic.is_replaying
-        settings = resolve_endpoint(base_url, None, options.api_key_env, needs_key=needs_key)
+        settings = endpoint_for(traffic, base_url, None, options.api_key_env)
         self._model, self._options, self._url = model, options, settings.base_url
         self._cache = AnswerCache() if traffic is not None and traffic.cassette is not None else cache
         self._is_schema_refused = False

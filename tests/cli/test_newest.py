@@ -1,0 +1,96 @@
+"""RUN left out: the newest run is taken, and it is told which."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.project import Project
+from tests.runs.stored_run import episode, make_run, score
+
+COMMANDS = {
+    "credit": ["credit"],
+    "report": ["report"],
+    "rescore": ["rescore", "--reward", "own.py:fair"],
+    "export": ["export", "--format", "csv", "--table", "episodes", "-o", "-"],
+}
+
+
+def stored(folder: Path, name: str, day: int, **header: object) -> Path:
+    """A run of two scored episodes that began on a day of January."""
+    folder.mkdir(exist_ok=True)
+    episodes = [episode("a", ["s0"]), episode("b", ["s0"], index=1)]
+    made = make_run(folder.parent / f"making {name}", episodes, [score("a", 1.0), score("b", 0.0)])
+    made = made.rename(folder / name)
+    document = json.loads((made / "run.json").read_text())
+    started = datetime.datetime(2026, 1, day, tzinfo=datetime.UTC).isoformat()
+    changed = {**document, **header, "timing": {**document["timing"], "started_at": started}}
+    (made / "run.json").write_text(json.dumps(changed))
+    return made
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """Three runs that can be read, a training run that is newer than they, and a damaged one."""
+    made = Project(tmp_path)
+    reward = (
+        "from reward_kit import reward_function\n\n@reward_function\ndef fair(messages):\n    return {'score': 0.5}\n"
+    )
+    (tmp_path / "own.py").write_text(reward)
+    runs = tmp_path / "runs"
+    stored(runs, "middle", 2)
+    stored(runs, "newest", 3)
+    stored(runs, "oldest", 1)
+    stored(runs, "training", 4, training={"train_path": "train.yaml"})
+    (runs / "damaged").mkdir()
+    (runs / "damaged" / "run.json").write_text("{")
+    return made
+
+
+@pytest.mark.parametrize("verb", ["credit", "rescore", "export"])
+def test_the_newest_run_with_episodes_is_taken_and_told(project: Project, verb: str) -> None:
+    done = project.call(*COMMANDS[verb])
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("the newest run: runs/newest\n")
+
+
+def test_a_report_may_be_of_training(project: Project) -> None:
+    done = project.call("report")
+    assert done.stderr.startswith("the newest run: runs/training\n")
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_where_there_is_none_it_says_so(project: Project, verb: str) -> None:
+    done = project.call(*COMMANDS[verb], "--log-dir", "elsewhere")
+    assert done.returncode == 2 and "no run in elsewhere; make one with `reward-kit run`" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_the_help_says_so(project: Project, verb: str) -> None:
+    told = " ".join(project.call(verb, "--help").stdout.split())
+    assert "[RUN]" in told and "Without RUN, the newest is taken." in told and "--log-dir" in told
+
+
+def test_what_is_being_made_is_not_taken_for_its_own_source(project: Project) -> None:
+    first = project.call(*COMMANDS["rescore"], "-o", "runs/again")
+    again = project.call(*COMMANDS["rescore"], "-o", "runs/again")
+    assert first.returncode == again.returncode == 0, again.stderr
+    assert again.stderr.startswith("the newest run: runs/newest\n")
+
+
+def test_compare_takes_the_two_newest_of_one_task_the_older_first(project: Project) -> None:
+    stored(project.folder / "runs", "of_another_task", 2, task_name="another")
+    done = project.call("compare", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "runs/middle (the baseline) and runs/newest\n" in done.stderr
+
+
+def test_compare_says_what_is_missing(project: Project) -> None:
+    stored(project.folder / "runs", "alone", 9, task_name="alone")
+    done = project.call("compare")
+    assert done.returncode == 2 and "one run of task 'alone', runs/alone; name the runs to compare" in done.stderr
+    none = project.call("compare", "--log-dir", "elsewhere")
+    assert none.returncode == 2 and "no run in elsewhere" in none.stderr
