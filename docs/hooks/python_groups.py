@@ -33,7 +33,7 @@ GROUPS = (
                 "reward_kit.runs.evaluation:evaluate",
                 "reward_kit.runs.evaluation:evaluate_async",
                 "reward_kit.runs.evaluation:score_transcripts",
-                "reward_kit.runs.evaluation:FinishedRun",
+                "reward_kit.runs.finished:FinishedRun",
                 "reward_kit.runs.python_tasks:Task",
                 "reward_kit.models:TaskDefinitionModel",
                 "reward_kit.runs.tasks:load_task",
