@@ -17,6 +17,7 @@ from click.core import ParameterSource
 
 from reward_kit.cli import completing
 from reward_kit.cli.engine_flags import EngineFlags, where_it_is_collected
+from reward_kit.cli.going_on import LATEST, goes_on
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.resumed_secrets import told_of_hidden
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic
     from reward_kit.runs.engine import Engine
     from reward_kit.runs.redaction import Redaction
-
-_LATEST = "latest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,21 +142,7 @@ class Ready(NamedTuple):
 )
 @where_it_runs("the task's")
 @where_it_is_collected()
-@click.option(
-    "--log-dir",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Where the new run's folder is made; with --resume, where the latest is looked for.",
-)
-@click.option(
-    "--resume",
-    is_flag=False,
-    flag_value=_LATEST,
-    metavar="[RUN]",
-    shell_complete=completing.runs,
-    help="Go on; default: the latest run.",
-)
+@goes_on
 @click.option("--only-failed", is_flag=True, help="With --resume: run again what broke, and nothing else.")
 @click.option("--force", is_flag=True, help="With --resume: go on though the task's files changed.")
 @click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop at X US dollars.")
@@ -347,7 +332,7 @@ def _record(path: Path | None, traffic: Traffic, dry_run: bool) -> None:
 
 
 def _run_to_resume(resume: str, task: Path | None, log_dir: Path) -> Path:
-    if resume != _LATEST:
+    if resume != LATEST:
         return Path(resume)
     return latest_run(log_dir, load_task(task).definition.name if task is not None else None)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from reward_kit.cli import completing
+from reward_kit.cli.going_on import goes_on
 from reward_kit.cli.learning import needs_to_learn
 
 
@@ -22,21 +22,7 @@ from reward_kit.cli.learning import needs_to_learn
     metavar="KEY=VALUE",
     help="Set a key of the train file (dotted for inner; task.KEY for one of the task).",
 )
-@click.option(
-    "--log-dir",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Where the new run's folder is made; with --resume, where the latest is looked for.",
-)
-@click.option(
-    "--resume",
-    is_flag=False,
-    flag_value="latest",
-    metavar="[RUN]",
-    shell_complete=completing.runs,
-    help="Go on; default: the latest run.",
-)
+@goes_on
 @click.option("--force", is_flag=True, help="With --resume: go on though the files changed.")
 @click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal.")
 @click.option(

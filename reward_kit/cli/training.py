@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import click
 
+from reward_kit.cli.going_on import LATEST
 from reward_kit.cli.outcome import (
     allow_many_connections,
     display_kind,
@@ -47,9 +48,6 @@ from reward_kit.runs.resources import check_world
 from reward_kit.runs.store import new_run_path
 from reward_kit.runs.training_files import METRICS
 from reward_kit.shown_text import counted
-
-LATEST = "latest"
-"""What `--resume` means where it names no run."""
 
 
 @dataclass(frozen=True, slots=True)
