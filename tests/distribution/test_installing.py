@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.distribution.building import Built, new_environment, pythons, run, size_of
+from tests.distribution.building import ROOT, Built, new_environment, pythons, run, size_of
+from tests.pages.parts import read_page
+from tests.pages.running import run_page
 
 pytestmark = pytest.mark.campaign
 
@@ -61,3 +64,13 @@ def test_the_projects_own_tests_pass_there(core: dict[str, object], tmp_path: Pa
     run(core["bin"] / "pip", "install", "--quiet", "pytest")
     run(core["bin"] / "reward-kit", "init", "mine", cwd=tmp_path)
     assert " passed" in run(core["bin"] / "python", "-m", "pytest", "-q", cwd=tmp_path / "mine")
+
+
+def test_the_first_tutorial_goes_from_an_empty_folder_to_its_end(built: Built, tmp_path: Path) -> None:
+    began = time.monotonic()
+    programs = new_environment(tmp_path / "environment", Path(next(iter(pythons().values()))))
+    run(programs / "pip", "install", "--quiet", built.wheel, "pytest")
+    installed_s = time.monotonic() - began
+    (tmp_path / "reader").mkdir()
+    run_page(read_page(ROOT / "docs/tutorials/first_evaluation.md"), tmp_path / "reader", programs)
+    print(f"{installed_s:.0f} s to install, {time.monotonic() - began - installed_s:.0f} s for the page")
