@@ -37,8 +37,8 @@ docs: $(VENV)/.docs  ## Build the docs site; a broken link fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The site is in site/; to look at it: $(BIN)/python -m http.server --directory site"
 
-test-docs: $(VENV)/.dev .integrations/.learners .integrations/.ray  ## Run every block of every page, those that train too (5 min)
-	@$(BIN)/python -m pytest -m "" tests/pages
+test-docs: $(VENV)/.dev .integrations/.learners .integrations/.ray  ## Run every block of every page, those that train too (8 min)
+	@$(BIN)/python -m pytest -n 2 -m "" tests/pages
 
 bench: $(VENV)/.dev .integrations/.learners .integrations/.ray  ## Run the benchmarks, beside inspect-ai, verifiers, RLlib and TRL
 	@$(BIN)/python benchmarks/transport.py
