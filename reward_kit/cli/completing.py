@@ -14,9 +14,6 @@ from typing import Any
 import click
 from click.shell_completion import BashComplete, CompletionItem, split_arg_string
 
-VARIABLE = "_REWARD_KIT_COMPLETE"
-"""Set by the script of a shell, when it asks."""
-
 _MOST_RUNS = 50
 _ACTED_ON, _BACKSLASHED = re.compile(r"[^\w@%+=:,./-]"), r"\\\g<0>"
 _BASH = """\

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from reward_kit.cli import completing
+from reward_kit.cli.log_dir import log_dir_option
 
 LATEST = "latest"
 """What `--resume` is where no run is named behind it."""
@@ -23,11 +23,5 @@ def goes_on(command: Any) -> Any:
         shell_complete=completing.runs,
         help="Go on; default: the latest run.",
     )
-    folder = click.option(
-        "--log-dir",
-        type=click.Path(path_type=Path),
-        default=Path("runs"),
-        show_default=True,
-        help="Where the new run's folder is made; with --resume, where the latest is looked for.",
-    )
+    folder = log_dir_option("Where the new run's folder is made; with --resume, where the latest is looked for.")
     return folder(resume(command))

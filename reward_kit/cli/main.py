@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _PREFIX = "REWARD_KIT"
-_COMPLETE = "_REWARD_KIT_COMPLETE"  # set by the script of a shell, when it asks
+COMPLETE_VARIABLE = "_REWARD_KIT_COMPLETE"  # set by the script of a shell, when it asks
 VERBS: dict[str, str] = {
     "init": "Write a small project that works, to be changed into your own.",
     "run": "Run a task file: collect episodes, score them, show a table.",
@@ -142,7 +142,7 @@ def main() -> None:
     """The console entry point, which exits with one of `EXIT_CODES`."""
     _complete_whole_words()
     try:
-        code = program(auto_envvar_prefix=_PREFIX, complete_var=_COMPLETE, standalone_mode=False)
+        code = program(auto_envvar_prefix=_PREFIX, complete_var=COMPLETE_VARIABLE, standalone_mode=False)
     except RewardKitError as error:
         click.echo(f"error: {error}", err=True)
         _leave(error.exit_code)
@@ -162,7 +162,7 @@ def main() -> None:
 
 def _complete_whole_words() -> None:
     """Have click answer bash in our way, where it is bash that asks."""
-    if _COMPLETE in os.environ:
+    if COMPLETE_VARIABLE in os.environ:
         from click.shell_completion import add_completion_class
 
         from reward_kit.cli.completing import WholeWords

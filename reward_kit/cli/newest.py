@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from reward_kit.cli.log_dir import log_dir_option
 from reward_kit.errors import ConfigError
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.store import newest_runs
@@ -19,13 +20,7 @@ def where_runs_are(what: str = "the newest run is") -> Callable[[Any], Any]:
     Args:
         what: what is looked for there, for the help.
     """
-    return click.option(
-        "--log-dir",
-        type=click.Path(path_type=Path),
-        default=Path("runs"),
-        show_default=True,
-        help=f"Where {what} looked for, when no RUN is named.",
-    )
+    return log_dir_option(f"Where {what} looked for, when no RUN is named.")
 
 
 def run_or_newest(run: Path | None, log_dir: Path, *, besides: Path | None = None, with_training: bool = False) -> Path:

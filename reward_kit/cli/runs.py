@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from reward_kit.cli.log_dir import log_dir_option
 from reward_kit.cli.numbers import WholeNumber
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.runs.shelf import StoredRun, remove, stored_runs, to_remove
@@ -17,13 +18,7 @@ from reward_kit.runs.tables import figure
 
 _AGE = re.compile(r"(\d+)([dhm])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
-_LOG_DIR = click.option(
-    "--log-dir",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="The folder of the runs.",
-)
+_LOG_DIR = log_dir_option("The folder of the runs.")
 
 
 @click.group(name="runs")

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from reward_kit.cli import completing
+from reward_kit.cli.log_dir import log_dir_option
 from reward_kit.cli.numbers import Number
 from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
 from reward_kit.runs.overrides import parse_override
@@ -52,8 +53,22 @@ def scoring_flags(verb: str) -> Callable[[Any], Any]:
     Args:
         verb: of the command, for the names of environment variables.
     """
+
+    def add(command: Callable[..., None]) -> Any:
+        def gathered(**given: Any) -> None:
+            command(asked=_asked(given), **given)
+
+        flagged: Any = functools.wraps(command)(gathered)
+        for flag in reversed(_flags(verb)):
+            flagged = flag(flagged)
+        return flagged
+
+    return add
+
+
+def _flags(verb: str) -> tuple[Callable[[Any], Any], ...]:
     named = f"REWARD_KIT_{verb.upper()}"
-    flags = (
+    return (
         click.option(
             "--reward",
             required=True,
@@ -83,13 +98,7 @@ def scoring_flags(verb: str) -> Callable[[Any], Any]:
         click.option(
             "--pass-threshold", type=Number(), help="A score of this or more passes; default 1, or the run's."
         ),
-        click.option(
-            "--log-dir",
-            type=click.Path(path_type=Path),
-            default=Path("runs"),
-            show_default=True,
-            help=f"Where the new run's folder is made{_ALSO_LOOKED_IN.get(verb, '')}.",
-        ),
+        log_dir_option(f"Where the new run's folder is made{_ALSO_LOOKED_IN.get(verb, '')}."),
         click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 where a mean score is below X."),
         click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal."),
         click.option(
@@ -100,17 +109,6 @@ def scoring_flags(verb: str) -> Callable[[Any], Any]:
             help="Print the summary as JSON on standard output.",
         ),
     )
-
-    def add(command: Callable[..., None]) -> Any:
-        def gathered(**given: Any) -> None:
-            command(asked=_asked(given), **given)
-
-        flagged: Any = functools.wraps(command)(gathered)
-        for flag in reversed(flags):
-            flagged = flag(flagged)
-        return flagged
-
-    return add
 
 
 def _asked(given: dict[str, Any]) -> Asked:

@@ -23,7 +23,7 @@ from reward_kit.agent.policies.hf.constraints import Choices
 from reward_kit.agent.policies.hf.conversation import Conversation, tools_given
 from reward_kit.agent.policies.hf.engine import Engine
 from reward_kit.agent.policies.hf.json_grammar import JsonGrammar
-from reward_kit.agent.policies.hf.loading import Origin, device_of, dtype_of, place_of
+from reward_kit.agent.policies.hf.loading import Origin
 from reward_kit.agent.policies.hf.merged_weights import merged_state_dict
 from reward_kit.agent.policies.hf.options import check_options, check_room
 from reward_kit.agent.policies.hf.recognition import action_format as recognised
@@ -124,14 +124,9 @@ class HFAgentPolicy(AgentPolicy):
         self.sampling = Sampling(temperature, top_p, top_k).check()
         self.lockstep = lockstep
         self._max_new_tokens, self._constrains = max_new_tokens, constrain
-        self._origin: Origin | None = None
-        self._given: nn.Module | None = None
         self._has_value = value_head or isinstance(model, PolicyWithValue)
-        if isinstance(model, str | Path):
-            where = device_of(device)
-            self._origin = Origin(place_of(model), download, where, dtype_of(dtype, where))
-        else:
-            self._given = self._with_head(model)
+        self._origin = Origin.of(model, download, device, dtype) if isinstance(model, str | Path) else None
+        self._given = None if isinstance(model, str | Path) else self._with_head(model)
         self.tokenizer = self._tokenizer(tokenizer)
         said = {"action_format": None if action_format == "auto" else action_format}
         self.taught = settled(self.tokenizer, {**said, "tools_in_prompt": tools_in_prompt, "tool_role": tool_role})

@@ -31,7 +31,7 @@ class Keys:
     def __init__(self, keys: Iterable[str]) -> None:
         texts = list(dict.fromkeys(keys))
         if not texts:
-            raise ConfigError("a reward server needs a key")
+            raise ConfigError("a reward server needs a key, such as secrets.token_urlsafe(32) makes")
         for number, text in enumerate(texts, 1):
             check_key(text, f"key {number}")
         self._digests = [_digest(text) for text in texts]

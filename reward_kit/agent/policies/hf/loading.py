@@ -33,6 +33,16 @@ class Origin(NamedTuple):
     device: torch.device
     dtype: torch.dtype
 
+    @classmethod
+    def of(cls, model: str | Path, may_download: bool, device: str, dtype: str) -> Origin:
+        """As a policy's options say it.
+
+        Raises:
+            ConfigError: the folder, the device or the type is none.
+        """
+        where = device_of(device)
+        return cls(place_of(model), may_download, where, dtype_of(dtype, where))
+
     def model(self) -> PreTrainedModel:
         """The model, read anew.
 
