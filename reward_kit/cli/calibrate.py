@@ -20,6 +20,7 @@ from rich.text import Text
 from reward_kit.cli import completing
 from reward_kit.cli.numbers import WholeNumber
 from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
+from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
@@ -90,6 +91,7 @@ def _columns(command: Any) -> Any:
     "--json", "as_json", is_flag=True, envvar="REWARD_KIT_CALIBRATE_JSON", help="Print it as JSON on standard output."
 )
 @_columns
+@trust_option
 def command(
     labels: Path,
     reward: str,
@@ -122,6 +124,7 @@ def command(
     settings = Settings(threshold, _levels(levels), seed, resamples)
     names = Columns(**{name.removesuffix("_column"): value for name, value in columns.items()})
     rows = read_labels(labels, names, data=data, pairs=pairs)
+    require_trust_in([reward])
     walls = keys_of_walls(sandbox, sandbox_back_end, install_requirements)
     loaded, deadline_s = _loaded(reward, labels.stem, walls, options)
     requests = [request for row in rows for request in row.requests]

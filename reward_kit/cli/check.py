@@ -16,6 +16,7 @@ from reward_kit.cli import completing
 from reward_kit.cli.check_reward import FAIL_ON, Asked, check_rewards, is_reward, prove_task, why_not_free
 from reward_kit.cli.check_run import check_file, check_run, is_foreign_file, is_run
 from reward_kit.cli.numbers import Number, WholeNumber
+from reward_kit.cli.trust import described, require_trust_in, require_trust_in_file, trust_option
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.checker import check_resource
 from reward_kit.environments.registry import resource_class
@@ -26,7 +27,8 @@ from reward_kit.reward_checks.source_facts import rewards_in
 from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.preparation import prepare
 from reward_kit.runs.resources import check_world
-from reward_kit.runs.tasks import load_task
+from reward_kit.runs.tasks import load_task, read_task
+from reward_kit.runs.trust import code_of_file
 from reward_kit.shown_text import counted
 from reward_kit.tokens.checking.foreign import FORMATS
 
@@ -37,7 +39,7 @@ _FOR = {
         ("options", "data", "ground_truth", "gold", "against", "sandbox", "read_path", "deadline"), ("reward",)
     ),
     **dict.fromkeys(("sandbox_back_end", "install_requirements"), ("reward",)),
-    **dict.fromkeys(("limit", "gold_policy"), ("task file",)),
+    **dict.fromkeys(("limit", "gold_policy", "no_run"), ("task file",)),
     **dict.fromkeys(("fail_on", "as_json"), ("reward", "task file", "run", "file of rollouts")),
     "seed": ("reward", "task file", "resource"),
     "form": ("file of rollouts",),
@@ -137,6 +139,8 @@ _FOR = {
     help="File of rollouts: of which trainer.",
 )
 @click.option("--seed", default=0, show_default=True, help="For everything random.")
+@click.option("--no-run", is_flag=True, help="Task file: read it and its dataset, show what would run, run nothing.")
+@trust_option
 def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more: Any) -> None:
     """Check TARGET: a task file, a reward, a resource (a built-in name, module:Class or file.py:Class), or a run.
 
@@ -164,6 +168,10 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
     """
     if target.endswith((".yaml", ".yml")):
         _refuse_options_not_for("task file")
+        if more["no_run"]:
+            _read_task(Path(target))
+            return
+        require_trust_in_file(Path(target), {"--gold-policy": more["gold_policy"]})
         _check_task(Path(target), _asked(more, seed))
     elif is_run(target):
         _refuse_options_not_for("run")
@@ -173,9 +181,11 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
         check_file(target, more["form"], fail_on=more["fail_on"], as_json=more["as_json"])
     elif is_reward(target):
         _refuse_options_not_for("reward")
+        require_trust_in([one for one in (target, more["against"]) if one])
         check_rewards(target, _asked(more, seed))
     else:
         _refuse_options_not_for("resource")
+        require_trust_in([target])
         _check_resource(target, dict(parse_override(item, "-c") for item in config), steps, seed)
 
 
@@ -209,6 +219,15 @@ def _refuse_options_not_for(kind: str) -> None:
             raise click.UsageError(
                 f"{parameter.opts[-1]} is for a {' or a '.join(kinds)} and has no effect on a {kind}"
             )
+
+
+def _read_task(path: Path) -> None:
+    """Check a task file and its dataset without importing or executing anything that they name."""
+    _, samples = read_task(path)
+    code = code_of_file(path)
+    click.echo(f"{path}: the file is ok as far as reading shows. {counted(len(samples), 'sample')}.")
+    click.echo("\n".join(["It would run:", *described(code)]) if code.files else "It names no code to run.")
+    click.echo("Nothing was run.")
 
 
 def _check_task(path: Path, asked: Asked) -> None:

@@ -34,7 +34,7 @@ _ENOUGH_DESCRIPTORS = 1024
 _FOR_CONTRIBUTORS = ("dev", "docs")
 _ENGINES = ("docker", "podman")
 _ENGINE_S = 15
-_ELSEWHERE = "run it elsewhere with sandbox: {back_end: docker:IMAGE} or ssh:HOST, see docs/concepts/sandbox.md"
+_ELSEWHERE = "run it elsewhere with --sandbox-back-end docker:IMAGE or ssh:HOST, see docs/concepts/sandbox.md"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-]+)['\"]")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from reward_kit.cli.learning import needs_to_learn
+from reward_kit.cli.trust import require_trust_in_file, trust_option
 from reward_kit.runs.overrides import parse_override
 
 
@@ -23,6 +24,7 @@ from reward_kit.runs.overrides import parse_override
     metavar="KEY=VALUE",
     help="Set a key of the train file (dotted for inner; task.KEY for one of the task).",
 )
+@trust_option
 def command(config: Path, overrides: tuple[str, ...]) -> None:
     """Say what CONFIG, a train file, comes to: batches, credit and loss in words and formulas, with their values.
 
@@ -39,8 +41,10 @@ def command(config: Path, overrides: tuple[str, ...]) -> None:
         from reward_kit.rl.training.explain import explained, notes
         from reward_kit.rl.training.plan import load_plan
         from reward_kit.rl.training.policy_checks import check_policy
+    given = dict(parse_override(item) for item in overrides)
+    require_trust_in_file(config, given)
     with contextlib.redirect_stdout(sys.stderr):
-        plan = load_plan(config, dict(parse_override(item) for item in overrides))
+        plan = load_plan(config, given)
         check_policy(plan)
         for note in [*plan.task.notes, *notes(plan)]:
             click.echo(note, err=True)

@@ -16,6 +16,7 @@ import click
 from reward_kit.cli import completing
 from reward_kit.cli.newest import run_or_newest, where_runs_are
 from reward_kit.cli.numbers import Number
+from reward_kit.cli.trust import require_trust_in_file, trust_option
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.export.chats import Unfit, chat_of
 from reward_kit.runs.export.columns import STEPS, TABLES, rows_of
@@ -70,6 +71,7 @@ CHATS = "openai-jsonl"
     metavar="FILE.json",
     help=f"Of {CHATS}: the tools, a list in OpenAI's form. Default: those of the run's task.",
 )
+@trust_option
 def command(
     run: Path | None,
     form: str,
@@ -251,6 +253,10 @@ def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | Non
     wanted = replace(selection, left_out=Counter(), seen=set())  # what it counts is counted when they are written
     if not any(message.get("tool_calls") for one in selected(run, wanted) for message in one.episode["messages"]):
         return []
+    if (task_path := header.task_path or (header.rescored_from or {}).get("task_path")) is not None and Path(
+        task_path
+    ).is_file():
+        require_trust_in_file(Path(task_path), stored=header.overrides)
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
         found = tools_of_task(header)
     if found.changed:

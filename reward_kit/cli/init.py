@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from reward_kit.cli.schema import task_schema
+from reward_kit.cli.trust import trust_new_folder
 from reward_kit.errors import ConfigError
 from reward_kit.runs.files import told_of, write_atomically
 
@@ -45,6 +46,7 @@ def command(directory: Path) -> None:
         with told_of("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode("utf-8"))
+    trust_new_folder(directory)
     click.echo(f"Wrote {len(texts)} files to {directory}. Next:")
     is_here = directory.resolve() == Path.cwd()
     there = [] if is_here else [f"cd {shlex.quote(str(directory))}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +22,7 @@ from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.resumed_secrets import told_of_hidden
 from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
+from reward_kit.cli.trust import require_trust_in_file, trust_option
 from reward_kit.errors import ConfigError
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.overrides import parse_override
@@ -31,7 +32,8 @@ from reward_kit.runs.redaction import is_hidden
 from reward_kit.runs.request import Request, changes_since, header_to_resume
 from reward_kit.runs.resources import check_world
 from reward_kit.runs.store import RunStore, latest_run
-from reward_kit.runs.tasks import LoadedTask, load_task
+from reward_kit.runs.tasks import LoadedTask, load_task, read_definition
+from reward_kit.runs.yaml_lines import LocatedYaml
 from reward_kit.shown_text import counted
 from reward_kit.task_parts import RunLimitsModel
 from reward_kit.validation import describe_validation_error
@@ -159,6 +161,7 @@ class Ready(NamedTuple):
     help="Print the summary as JSON on standard output.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, show what would run, write nothing.")
+@trust_option
 def command(**given: Any) -> None:
     """Run TASK, a YAML file: collect episodes, score them, write them down, show a table.
 
@@ -192,9 +195,13 @@ def _made_ready(asked: Asked) -> Ready:
         path = _run_to_resume(asked.resume, asked.task, asked.log_dir)
         header = header_to_resume(path)
         request = _as_it_was_asked(header, parsed, asked.base_url)
+        named = _named(header.policies, None if asked.base_url else header.base_url)
+        typed = {**parsed, **_named((), asked.base_url)}
+        require_trust_in_file(request.task_path, typed, {**header.overrides, **named})
     elif asked.task is not None:
         parsed |= keys_of_walls(asked.sandbox, asked.sandbox_back_end, asked.install_requirements)
         request = asked.request(asked.task, parsed)
+        require_trust_in_file(asked.task, {**parsed, **_named(asked.policies, asked.base_url)})
     else:
         raise click.UsageError("name a task file, or give --resume")
     _refuse_what_goes_with_resume(asked.resume, only_failed=asked.only_failed, force=asked.force)
@@ -210,6 +217,11 @@ def _made_ready(asked: Asked) -> Ready:
     anyio.run(check_world, loaded.definition, loaded.samples, loaded.located)
     _record(asked.record, traffic, asked.dry_run)  # opened last, so that bad input leaves none behind
     return Ready(loaded, request, plan, redaction, traffic, engine, path)
+
+
+def _named(policies: Sequence[str], base_url: str | None) -> dict[str, Any]:
+    """The options besides -T that name code or an endpoint, as keys for the question of trust."""
+    return {"--policy": list(policies), **({"--base-url": base_url} if base_url is not None else {})}
 
 
 def _carried_out(ready: Ready, asked: Asked) -> int:
@@ -334,7 +346,7 @@ def _record(path: Path | None, traffic: Traffic, dry_run: bool) -> None:
 def _run_to_resume(resume: str, task: Path | None, log_dir: Path) -> Path:
     if resume != LATEST:
         return Path(resume)
-    return latest_run(log_dir, load_task(task).definition.name if task is not None else None)
+    return latest_run(log_dir, read_definition(LocatedYaml(task)).name if task is not None else None)
 
 
 def _check_unchanged(path: Path, header: RunHeader, task: LoadedTask, force: bool) -> None:

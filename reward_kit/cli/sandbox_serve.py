@@ -11,7 +11,7 @@ from reward_kit.sandbox.serving import serve_here
 def command() -> int:
     """Run calls of confined code for the host that started this, over standard input and output.
 
-    Nobody types this: `sandbox: {back_end: ssh:HOST}` in a task file starts it on HOST, and `docker:IMAGE` in a
+    Nobody types this: `--sandbox-back-end ssh:HOST` starts it on HOST, and `docker:IMAGE` in a
     container. It ends with its input, and everything it started ends with it.
 
     \b

@@ -16,6 +16,7 @@ from reward_kit.cli import completing
 from reward_kit.cli.log_dir import log_dir_option
 from reward_kit.cli.numbers import Number
 from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
+from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.runs.overrides import parse_override
 from reward_kit.runs.scoring_given import Origin, Ready, ready_to_score
 
@@ -93,7 +94,7 @@ def _flags(verb: str) -> tuple[Callable[[Any], Any], ...]:
             multiple=True,
             envvar=f"{named}_SET",
             metavar="KEY=VALUE",
-            help="Set sandbox.KEY or limits.reward_time_s, as in a task file.",
+            help="Set sandbox.KEY, limits.reward_time_s or redact, as in a task file.",
         ),
         click.option(
             "--pass-threshold", type=Number(), help="A score of this or more passes; default 1, or the run's."
@@ -108,6 +109,7 @@ def _flags(verb: str) -> tuple[Callable[[Any], Any], ...]:
             envvar=f"{named}_JSON",
             help="Print the summary as JSON on standard output.",
         ),
+        trust_option,
     )
 
 
@@ -127,6 +129,8 @@ def made_ready(origin: Origin, asked: Asked) -> Ready:
     Raises:
         ConfigError: the reward or what redacts cannot be loaded, or a flag is wrong.
     """
+    hook = asked.changes.get("redact")
+    require_trust_in([asked.reward, *([hook] if isinstance(hook, str) else [])])
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
         ready = ready_to_score(origin, asked.reward, asked.changes, asked.pass_threshold)
     for note in ready.notes:

@@ -16,6 +16,7 @@ import click
 from reward_kit.cli import completing, operator_log
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.reward_flags import where_it_runs
+from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.levels import SandboxChoice
 from reward_kit.reward_agent.remote_client import KEY_VARIABLE
@@ -95,6 +96,7 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
     metavar="S",
     help="At the end: for what is in flight.",
 )
+@trust_option
 def command(rewards: tuple[str, ...], **given: Any) -> None:
     """Serve reward functions over HTTP. Every request needs a key; rewards run behind their walls.
 
@@ -116,6 +118,7 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
         install_requirements=given.pop("install_requirements"),
         back_end=given.pop("sandbox_back_end"),
     )
+    require_trust_in([one.rpartition("=")[2] for one in rewards])
     key_file = given.pop("api_key_file")
     limits = _limits(given)
     keys, made = _keys(key_file)

@@ -9,6 +9,7 @@ import click
 
 from reward_kit.cli.going_on import goes_on
 from reward_kit.cli.learning import needs_to_learn
+from reward_kit.cli.trust import trust_option
 
 
 @click.command(name="train")
@@ -33,6 +34,7 @@ from reward_kit.cli.learning import needs_to_learn
     help="Print the summary as JSON on standard output.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, say what would be trained, write nothing.")
+@trust_option
 def command(**given: Any) -> None:
     """Train a policy as CONFIG, a YAML file, says. Ctrl-C stops after the update at hand; --resume goes on.
 

@@ -26,6 +26,7 @@ from reward_kit.cli.outcome import (
     write_page,
 )
 from reward_kit.cli.resumed_secrets import told_of_hidden
+from reward_kit.cli.trust import require_trust_in_file
 from reward_kit.errors import ConfigError
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.rl.learner.crew import Crew, crew_of_processes
@@ -119,12 +120,15 @@ def _planned(asked: Asked) -> tuple[Path | None, TrainingPlan]:
     """What is trained, and the folder of the run that goes on."""
     given = dict(parse_override(item) for item in asked.overrides)
     if asked.resume is not None:
+        if asked.config is not None:
+            require_trust_in_file(asked.config, given)
         path = _run_to_resume(asked.resume, asked.config, asked.log_dir)
         return path, _plan_to_resume(path, given, asked.force)
     if asked.config is None:
         raise click.UsageError("name a train file, or give --resume")
     if asked.force:
         raise click.UsageError("--force goes with --resume")
+    require_trust_in_file(asked.config, given)
     return None, load_plan(asked.config, given)
 
 
@@ -151,6 +155,7 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
     """
     header = RunHeader.read(path)
     training = training_of(header, path)
+    require_trust_in_file(Path(training.train_path), given, training.overrides)
     hidden = told_of_hidden(training.overrides, given)
     for key in given:
         if key.partition(".")[0] not in CHANGEABLE and key not in hidden:

@@ -50,7 +50,7 @@ _NOTHING_INSTALLED = (
 )
 _CALLS_OUT = (
     "reward {0!r} asks a model, or has a sandbox of its own, and can do neither at the level {1}: run it with "
-    "--sandbox in_process, or with sandbox: {{level: in_process}} in the task file"
+    "--sandbox in_process"
 )
 _ALONE = "it sees the packages that it requires, and no others: name what it imports in requirements=[…] too"
 
@@ -281,7 +281,7 @@ def _described(
     elif choice.level is None and facts.sandbox == "in_process":
         notes += (
             f"reward {facts.id!r} asks for in_process and runs {level}: code cannot take down its own walls; allow it "
-            "with --sandbox in_process, or with sandbox: {level: in_process} in the task file",
+            "with --sandbox in_process",
         )
     place = (environment, choice.back_end, _files_here(sources, read_paths, choice), dict(options))
     reward = ConfinedReward(ready_to_score(program, facts), origin, facts, level, limits, output, *place)

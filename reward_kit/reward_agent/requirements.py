@@ -89,8 +89,8 @@ def check_installed(texts: Sequence[str], what: str) -> None:
     wanted = " ".join(repr(text) for text, _ in unmet)
     raise ConfigError(
         f"{what} {told}; install it yourself (python -m pip install {wanted}), or have an environment made of this "
-        "reward's requirements, which asks your package index: --install-requirements, or "
-        "sandbox: {install_requirements: true} in the task file, at the level warm or isolated"
+        "reward's requirements, which asks your package index: --install-requirements, at the "
+        "level warm or isolated"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.overrides import given_by, overlaid
+from reward_kit.runs.overrides import as_given, given_by, overlaid
 from reward_kit.runs.plan import Plan
 from reward_kit.runs.redaction import Redaction, redaction_of
 from reward_kit.runs.request import environment_of
@@ -24,7 +25,7 @@ from reward_kit.runs.transcripts import read_transcripts
 from reward_kit.shown_text import counted
 from reward_kit.validation import describe_validation_error
 
-_OF_REWARD = ("sandbox", "reward_options")
+_OF_REWARD = ("sandbox", "reward_options", "redact")
 
 
 class Origin(NamedTuple):
@@ -74,19 +75,22 @@ def ready_to_score(
         reward: FILE.py:FUNCTION.
         changes: dotted keys of a task file, with their values.
         pass_threshold: a score of this or more passes; None leaves the task's.
-        folder: what the reward's file is relative to; by default the working directory.
+        folder: what the files of the reward and of `redact` are relative to; by default the working directory.
 
     Raises:
         ConfigError: one of them cannot be loaded, or a key is wrong.
     """
+    if (hook := origin.task.get("redact")) is not None and "redact" not in changes:
+        raise ConfigError(
+            f"the texts of this run were redacted by {hook!r}, which its run.json names and which is therefore not "
+            f"executed; give {as_given('redact', shlex.quote(str(hook)))} to redact the new scores by it, or "
+            f"{as_given('redact', 'null')} to write them as they are"
+        )
     definition = definition_for_scores(origin.task, reward, changes, pass_threshold)
-    loaded = load_tasks_reward(definition, (folder or Path.cwd()).resolve())
+    folder = (folder or Path.cwd()).resolve()
+    loaded = load_tasks_reward(definition, folder)
     assert loaded is not None  # the definition names it
-    try:
-        redaction = redaction_of(definition, origin.folder)
-    except ConfigError as error:
-        raise ConfigError(f"the run's redact: {error}; nothing is written unredacted") from error
-    return Ready(definition, loaded.reward, redaction, loaded.notes)
+    return Ready(definition, loaded.reward, redaction_of(definition, folder), loaded.notes)
 
 
 class ScoringRun(NamedTuple):
@@ -146,7 +150,7 @@ def definition_for_scores(
     for key in changes:
         if key != "limits.reward_time_s" and key.partition(".")[0] not in _OF_REWARD:
             raise ConfigError(
-                f"{given_by()} {key}: a score has limits.reward_time_s, sandbox and reward_options, and no other"
+                f"{given_by()} {key}: only limits.reward_time_s, sandbox, reward_options and redact apply here"
             )
     named: dict[str, Any] = {"reward_function_path": reward}
     if pass_threshold is not None:

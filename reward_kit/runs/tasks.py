@@ -7,7 +7,9 @@ the line, the key and the value, and the command leaves with exit code 2.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +21,7 @@ from reward_kit.agent.samples import Prompt, PromptError, Sample
 from reward_kit.earlier_tasks import notes_on
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
-from reward_kit.loading import load_module, load_object
+from reward_kit.loading import is_built_in, load_module, load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
 from reward_kit.reward_agent.remote_client import check_named_by_file, is_address
@@ -109,7 +111,7 @@ def task_of(located: LocatedYaml, overrides: Mapping[str, Any] | None = None, gi
     """
     path, given = located.path, given or Given()
     given.refuse(overrides or {})
-    definition = validated(located, overrides or {}, TaskDefinitionModel, "a task file")
+    definition = read_definition(located, overrides)
     has_dataset = definition.dataset_path is not None or given.rows is not None
     _refuse_unused(located, definition, has_dataset)
     if definition.credit is not None:
@@ -140,8 +142,63 @@ def task_of(located: LocatedYaml, overrides: Mapping[str, Any] | None = None, gi
         notes=(*notes_on(located.data), *_notes_on_prompts(definition, samples), *notes),
         given=given,
     )
-    _check_prompts(task)
+    _check_prompts(definition, located, samples)
     return task
+
+
+def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:
+    """Read a task file and its dataset, without importing or executing anything that they name.
+
+    Raises:
+        ConfigError: a key, a row or a template is wrong.
+    """
+    located = LocatedYaml(path)
+    definition = read_definition(located)
+    _refuse_unused(located, definition, definition.dataset_path is not None)
+    samples = tuple(read_samples(definition, path.resolve().parent))
+    _check_prompts(definition, located, samples)
+    return definition, samples
+
+
+def read_definition(located: LocatedYaml, overrides: Mapping[str, Any] | None = None) -> TaskDefinitionModel:
+    """The keys of a task file, checked without loading or executing anything that they name.
+
+    Args:
+        located: the document.
+        overrides: keys laid over it.
+
+    Raises:
+        ConfigError: a key is unknown, a value is wrong, or the file loosens the sandbox.
+    """
+    definition = validated(located, overrides or {}, TaskDefinitionModel, "a task file")
+    _refuse_looser_sandbox(located, definition, overrides or {})
+    return definition
+
+
+def _refuse_looser_sandbox(located: LocatedYaml, definition: TaskDefinitionModel, overrides: Mapping[str, Any]) -> None:
+    """Reject what a task file asks for beyond the default sandbox; only the command line and Python code may ask."""
+    from reward_kit.sandbox.limits import Limits
+
+    if not located.is_written:
+        return
+    sandbox, usual, folder = definition.sandbox, Limits(), located.path.resolve().parent
+    is_built_in_reward = is_built_in(definition.reward_function_path or "")
+    looser: dict[tuple[str, ...], Any] = {
+        ("level",): sandbox.level if sandbox.level == "in_process" and not is_built_in_reward else None,
+        ("back_end",): sandbox.back_end,
+        ("install_requirements",): sandbox.install_requirements or None,
+        ("read_paths",): [one for one in sandbox.read_paths if not (folder / one).resolve().is_relative_to(folder)],
+    }
+    for name, value in sandbox.limits.model_dump(exclude_none=True, exclude={"cpu_s"}).items():
+        looser["limits", name] = value if value > getattr(usual, name) else None
+    for keys, value in looser.items():
+        dotted = ".".join(("sandbox", *keys))
+        if value and not any(f"{dotted}.".startswith(f"{key}.") for key in overrides):
+            value = json.dumps(value) if not isinstance(value, str) else value
+            raise ConfigError(
+                f"{located.where(('sandbox', *keys))}: {dotted}: {value} loosens the sandbox, which a task file cannot "
+                f"do; remove it and give {as_given(dotted, shlex.quote(value))} (of `train`: -T task.{dotted}=…)"
+            )
 
 
 def load_tasks_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedReward | None:
@@ -300,12 +357,12 @@ def load_tools(location: str, folder: Path) -> ToolRegistry:
     return next(iter(registries.values()))
 
 
-def _check_prompts(task: LoadedTask) -> None:
+def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, samples: Sequence[Sample]) -> None:
     """Render every sample's messages once: a missing field is found before the run, not in its middle."""
-    prompt, located = Prompt(task.definition), task.located
+    prompt = Prompt(definition)
     problems: list[str] = []
     unfit: dict[str, list[str]] = {}  # what is wrong with a template is told once, whomever it fails on
-    for sample in task.samples:
+    for sample in samples:
         try:
             messages = prompt.render(sample)
         except PromptError as error:
@@ -316,10 +373,10 @@ def _check_prompts(task: LoadedTask) -> None:
         except pydantic.ValidationError as error:
             problems += [f"{sample.where}: messages.{line}" for line in describe_validation_error(error)]
         else:
-            user = task.definition.user
+            user = definition.user
             user_opens = user is not None and user.opens is not False
-            if not messages and task.definition.resource_type is None and not user_opens:
-                raise ConfigError(f"{task.path}: nothing to begin with; give messages or initial_user_prompt")
+            if not messages and definition.resource_type is None and not user_opens:
+                raise ConfigError(f"{located.path}: nothing to begin with; give messages or initial_user_prompt")
     for told, places in unfit.items():
         others = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
         problems.append(f"{told}{' In' if told.endswith('?') else '; in'} {places[0]}{others}")

@@ -75,7 +75,7 @@ class Project:
 
     def environment(self, **variables: str) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "REWARD_KIT_"))}
-        return {**kept, "NO_COLOR": "1", **variables}
+        return {**kept, "NO_COLOR": "1", "REWARD_KIT_TRUST": "1", **variables}
 
     def call(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return command_line.call(*arguments, cwd=self.folder, env=self.environment(**variables))

@@ -62,8 +62,9 @@ def test_a_calibration_runs_there_too_and_so_would_a_check(project: Project, rea
 
 
 def test_a_back_end_that_cannot_be_used_ends_the_run_before_it_begins(project: Project) -> None:
-    project.write_task(sandbox={"back_end": "docker:image"})
-    done = project.call("run", "task.yaml", REWARD_KIT_CONTAINER_ENGINE="no-such-engine")
+    done = project.call(
+        "run", "task.yaml", "--sandbox-back-end", "docker:image", REWARD_KIT_CONTAINER_ENGINE="no-such-engine"
+    )
     assert done.returncode == 2
     assert "no-such-engine, which REWARD_KIT_CONTAINER_ENGINE names, is not found" in done.stderr
     assert not (project.folder / "runs").exists()

@@ -468,7 +468,6 @@ class TestOneLineAndNoTraceback:
         (project.folder / "reward.py").write_text(
             "import time\nfrom pathlib import Path\nPath('loading').touch()\ntime.sleep(60)\n"
         )
-        project.write_task(sandbox={"level": "in_process"})
         with Watched(project) as watched:
             watched.wait_until(lambda: (project.folder / "loading").exists())
             watched.process.send_signal(signal.SIGINT)
@@ -491,7 +490,7 @@ class TestOneLineAndNoTraceback:
         assert status(project.run_path()) == "interrupted"
 
     def test_ctrl_c_after_the_last_episode_changes_nothing(self, project: Project) -> None:
-        project.write_task(reward_function_path="mine.py:when_allowed", sandbox={"level": "in_process"})
+        project.write_task(reward_function_path="mine.py:when_allowed")
         with Watched(project) as watched:
             watched.wait_until(lambda: bool(project.runs()) and len(list(read_episodes(project.run_path()))) == 6)
             watched.process.send_signal(signal.SIGINT)
@@ -512,7 +511,7 @@ class Watched:
             self.process = subprocess.Popen(
                 project.command("run", "task.yaml", "--display", "plain"),
                 cwd=project.folder,
-                env=project.environment(PYTHONUNBUFFERED="1"),
+                env=project.environment(PYTHONUNBUFFERED="1", REWARD_KIT_RUN_SANDBOX="in_process"),
                 stdout=subprocess.DEVNULL,
                 stderr=file,
             )

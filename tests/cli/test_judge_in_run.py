@@ -24,18 +24,35 @@ async def test_a_run_is_judged_by_the_tasks_rubric_recorded_and_replayed(tmp_pat
         tmp_path,
         reward_function_path="judge.py:judge",
         evaluation_criteria=criteria,
-        sandbox={"level": "in_process"},
     )
     async with ChatServer(fair(grades(4))) as server:
         (tmp_path / "judge.py").write_text(REWARD.format(url=server.base_url))
-        done = await asyncio.to_thread(project.call, "run", "task.yaml", "--record", "tape.jsonl", "--log-dir", "one")
+        done = await asyncio.to_thread(
+            project.call,
+            "run",
+            "task.yaml",
+            "--record",
+            "tape.jsonl",
+            "--log-dir",
+            "one",
+            REWARD_KIT_RUN_SANDBOX="in_process",
+        )
         assert done.returncode == 0, done.stderr
         asked = [block_of(body)[1] for body in server.bodies]
     # Six episodes of three questions and two ground truths, answered alike: three different requests.
     assert len(asked) == 3 and {data["answer"] for data in asked} == {"done"}
     assert "- manners: It is polite." in json.dumps(server.bodies[0])
     assert {score["score"] for score in scores(tmp_path / "one")} == {0.75}
-    done = await asyncio.to_thread(project.call, "run", "task.yaml", "--replay", "tape.jsonl", "--log-dir", "two")
+    done = await asyncio.to_thread(
+        project.call,
+        "run",
+        "task.yaml",
+        "--replay",
+        "tape.jsonl",
+        "--log-dir",
+        "two",
+        REWARD_KIT_RUN_SANDBOX="in_process",
+    )
     assert done.returncode == 0, done.stderr
     assert {score["score"] for score in scores(tmp_path / "two")} == {0.75}
 

@@ -208,10 +208,10 @@ class TestAForkIsAsANewProcess:
         assert done.returncode == 2 and "'--seed': 'x'" in done.stderr
 
     def test_a_call_that_does_not_end_is_killed(self, tmp_path: Path) -> None:
-        project = Project(tmp_path, sandbox={"level": "in_process"})
+        project = Project(tmp_path)
         (tmp_path / "reward.py").write_text("import time\ntime.sleep(600)\n")
         with pytest.raises(subprocess.TimeoutExpired):
-            command_line.call("run", "task.yaml", cwd=project.folder, timeout_s=2)
+            command_line.call("run", "task.yaml", "--sandbox", "in_process", cwd=project.folder, timeout_s=2)
         assert command_line.call("schema", cwd=project.folder).returncode == 0
 
 

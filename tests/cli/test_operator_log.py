@@ -153,8 +153,9 @@ def test_one_part_of_the_package_can_say_more(project: Project) -> None:
 
 
 def test_the_run_s_own_log_keeps_its_tracebacks_whatever_is_shown(project: Project) -> None:
-    project.write_task(reward_function_path="reward.py:broken", sandbox={"level": "in_process"})
-    done = project.call("run", "task.yaml", REWARD_KIT_LOG="error", OPENAI_API_KEY=SECRET)
+    project.write_task(reward_function_path="reward.py:broken")
+    here = {"REWARD_KIT_RUN_SANDBOX": "in_process"}
+    done = project.call("run", "task.yaml", REWARD_KIT_LOG="error", OPENAI_API_KEY=SECRET, **here)
     assert done.returncode == 3 and "reward_kit." not in done.stderr
     assert "ZeroDivisionError" in (project.run_path() / "run.log").read_text()
 

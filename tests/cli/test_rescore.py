@@ -220,7 +220,7 @@ def test_texts_are_scored_as_they_are_stored(project: Project) -> None:
     header["task_path"] = str(project.folder / "task.yaml")
     (run / "run.json").write_text(json.dumps(header))
     (project.folder / "privacy.py").write_text("def blot(text):\n    return text.replace('Question', 'Q')\n")
-    asked = ["rescore", str(run), "--reward", "other.py:lenient", "-o", "again"]
+    asked = ["rescore", str(run), "--reward", "other.py:lenient", "-o", "again", "-T", "redact=privacy.py:blot"]
     done = project.call(*asked, OPENAI_API_KEY="sk-a-long-secret-0123")
     assert done.returncode == 0, done.stderr
     assert "privacy.py:blot when they were stored; they are scored as stored" in done.stderr

@@ -194,8 +194,8 @@ def test_a_run_in_which_every_episode_broke_exits_3(project: Project) -> None:
 
 
 def test_a_users_exception_shows_their_frame_first_in_15_lines_and_the_rest_in_the_log(project: Project) -> None:
-    project.write_task(reward_function_path="reward.py:broken", sandbox={"level": "in_process"})
-    done = project.call("run", "task.yaml")
+    project.write_task(reward_function_path="reward.py:broken")
+    done = project.call("run", "task.yaml", "--sandbox", "in_process")
     shown = done.stdout[done.stdout.index("first error") :].strip().splitlines()
     assert len(shown) <= 15
     assert "ZeroDivisionError" in shown[0] and "reward.py:11" in shown[1] and "return 1 / 0" in shown[2]
@@ -262,9 +262,8 @@ def test_a_dry_run_of_a_task_with_a_judge_needs_no_key(project: Project) -> None
     project.write_task(
         reward_function_path="judge.py:judge",
         evaluation_criteria={"rubric": {"manners": "Polite."}},
-        sandbox={"level": "in_process"},
     )
-    done = project.call("run", "task.yaml", "--dry-run")
+    done = project.call("run", "task.yaml", "--dry-run", "--sandbox", "in_process")
     assert done.returncode == 0 and "note: no API key" in done.stderr, done.stderr
 
 
@@ -449,8 +448,7 @@ def test_a_run_stopped_while_it_scores_is_not_complete_and_resume_scores_the_res
         "    while not pathlib.Path('go').exists():\n        time.sleep(0.05)\n"
         "    return {'score': 1.0}\n"
     )
-    project.write_task(sandbox={"level": "in_process"})
-    process = project.start("run", "task.yaml")
+    process = project.start("run", "task.yaml", "--sandbox", "in_process")
     wait_for_lines(project, 4)
     time.sleep(0.3)
     for _ in range(2):

@@ -79,7 +79,7 @@ class TestLevels:
         (line,) = lines(project.run_path() / "scores.jsonl")
         assert line["sandbox"]["level"] == "warm"
         done = project.call("score", "data.jsonl", "--reward", "reward.py:right", "-T", "policy.type=x")
-        assert done.returncode == 2 and "-T policy.type: a score has limits.reward_time_s" in done.stderr
+        assert done.returncode == 2 and "-T policy.type: only limits.reward_time_s" in done.stderr
         done = project.call("score", "data.jsonl", "--reward", "reward.py:right", "-T", "sandbox.limits.memory=64")
         assert done.returncode == 2 and "did you mean 'memory_mb'?" in done.stderr
 

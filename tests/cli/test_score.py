@@ -98,15 +98,15 @@ def test_the_redact_function_of_a_run_holds_where_its_episodes_are_scored_from_e
     elsewhere = project.folder / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "reward.py").write_text("def right(messages):\n    return {'score': 1.0}\n")
-    command = project.command("score", str(episodes), "--reward", "reward.py:right")
+    arguments = ("score", str(episodes), "--reward", "reward.py:right")
+    refused = subprocess.run(project.command(*arguments), cwd=elsewhere, env=project.environment(), capture_output=True)
+    assert refused.returncode == 2 and not (elsewhere / "runs").exists(), "nothing is written unredacted"
+    command = project.command(*arguments, "-T", f"redact={project.folder / 'privacy.py'}:blot")
     done = subprocess.run(command, cwd=elsewhere, env=project.environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (again,) = (elsewhere / "runs").iterdir()
     assert "REDACTED" in (again / "episodes.jsonl").read_text()
     assert "Question" not in (again / "episodes.jsonl").read_text()
-    (project.folder / "privacy.py").unlink()
-    done = project.call("score", str(episodes), "--reward", "reward.py:right")
-    assert done.returncode == 2 and "redact: no such file" in done.stderr, "nothing is written unredacted"
 
 
 def test_a_limit_that_a_run_reached_does_not_stop_the_scoring_of_its_episodes(project: Project) -> None:

@@ -270,7 +270,6 @@ messages: [{{role: user, content: "{{{{ observation }}}}"}}]
 dataset_path: locks.jsonl
 max_episode_steps: 3
 reward_function_path: {locks}:opened
-sandbox: {{level: in_process}}
 credit: {{estimator: gigpo, omega: 0.25, step_rewards: environment}}
 """
 

@@ -46,7 +46,6 @@ def test_the_episodes_of_a_run_on_disk_are_learned_from(tmp_path: Path) -> None:
         "resource_type": "gymnasium",
         "base_resource_config": {"env_id": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}},
         "reward_function_path": "reward.py:odd",
-        "sandbox": {"level": "in_process"},
         "num_rollouts": 4,
         "max_episode_steps": 3,
         "policy": {"type": "hf", **options_of_policy},

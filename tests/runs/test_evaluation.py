@@ -139,7 +139,7 @@ def test_transcripts_are_scored(task: Path, tmp_path: Path, monkeypatch: pytest.
     Path("said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = score_transcripts("said.jsonl", "reward.py:right")
     assert (run.score, run.path.parent, len(run.rows)) == (0.5, Path("runs"), 2)
-    with pytest.raises(ConfigError, match=r"^overrides policy: .* reward_options, and no other"):
+    with pytest.raises(ConfigError, match=r"^overrides policy: .* reward_options and redact apply here"):
         score_transcripts("said.jsonl", "reward.py:right", overrides={"policy": "x"})
 
 

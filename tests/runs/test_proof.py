@@ -66,7 +66,6 @@ def task_file(folder: Path, rows: list[dict[str, Any]], **keys: Any) -> Path:
         "dataset_path": "rows.jsonl",
         "reward_function_path": "reward.py:said",
         "messages": [{"role": "user", "content": "What is it?"}],
-        "sandbox": {"level": "in_process"},
     }
     path = folder / "task.yaml"
     path.write_text(
@@ -76,7 +75,7 @@ def task_file(folder: Path, rows: list[dict[str, Any]], **keys: Any) -> Path:
 
 
 def proved(path: Path, **more: Any) -> list[SampleProof]:
-    task = load_task(path)
+    task = load_task(path, {"sandbox.level": "in_process"})
     return anyio.run(lambda: prove(task, task.samples, **more))
 
 

@@ -83,11 +83,12 @@ def test_it_leaves_what_the_same_task_leaves_that_a_file_describes(tmp_path: Pat
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (tmp_path / "task.yaml").write_text(
         f"name: capitals\ndataset_path: rows.jsonl\ninitial_user_prompt: '{PROMPT}'\n"
-        f"reward_function_path: {__name__}:right\nsandbox: {{level: in_process}}\n"
+        f"reward_function_path: {__name__}:right\n"
     )
     here = capitals().run(log_dir=tmp_path / "here", seed=7)
-    of_file = Task.from_file(tmp_path / "task.yaml").run(policies=Says, log_dir=tmp_path / "file", seed=7)
-    assert evaluate(tmp_path / "task.yaml", policies=[Says()], log_dir=tmp_path / "third", seed=7).score == 0.5
+    asked = {"policies": Says, "seed": 7, "overrides": {"sandbox.level": "in_process"}}
+    of_file = Task.from_file(tmp_path / "task.yaml").run(log_dir=tmp_path / "file", **asked)
+    assert evaluate(tmp_path / "task.yaml", log_dir=tmp_path / "third", **asked).score == 0.5
     for name in ("episodes.jsonl", "scores.jsonl"):
         told = [[json.loads(line) for line in (run.path / name).read_text().splitlines()] for run in (here, of_file)]
         for one in (line for lines in told for line in lines):

@@ -21,7 +21,7 @@ _CLIENTS = frozenset(
 )
 _ASKS = (
     "reward {0!r}: {1} imports {2}, which asks the network, and there is none at the level {3}: run it with "
-    "--sandbox in_process, or with sandbox: {{level: in_process}} in the task file"
+    "--sandbox in_process"
 )
 
 

@@ -129,7 +129,6 @@ class Counting:
             "resource_type": "world.py:Tally",
             "policy": {"type": "mine.py:Adds"},
             "reward_function_path": "reward.py:long_enough",
-            "sandbox": {"level": "in_process"},
             "max_episode_steps": 12,
             **keys,
         }

@@ -127,9 +127,10 @@ score = as_reward_function(sums())
     (tmp_path / "rewards.py").write_text(source)
     policy = "policy: {type: scripted, actions: [{type: text, content: '4'}]}"
     task = f"name: sums\ndataset_path: sums.jsonl\nreward_function_path: rewards.py:score\n{policy}\n"
-    (tmp_path / "task.yaml").write_text(f"{task}sandbox: {{level: in_process}}\n")
+    (tmp_path / "task.yaml").write_text(task)
     ended = CliRunner().invoke(
-        program, ["run", str(tmp_path / "task.yaml"), "--log-dir", str(tmp_path / "runs"), "--json"]
+        program,
+        ["run", str(tmp_path / "task.yaml"), "--log-dir", str(tmp_path / "runs"), "--json", "--sandbox", "in_process"],
     )
     assert ended.exit_code == 0, ended.output
     (scores,) = tmp_path.glob("runs/*/scores.jsonl")

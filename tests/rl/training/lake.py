@@ -39,7 +39,6 @@ TRAIN: dict[str, Any] = {
         "dataset_path": "lakes.jsonl",
         "max_episode_steps": 5,
         "reward_function_path": "reward.py:walked",
-        "sandbox": {"level": "in_process"},
     },
     "policy": {"type": "policy.py:TinyPolicy", "seed": 1},
     "updates": 2,

@@ -1,0 +1,141 @@
+"""Asks once per folder before a command runs code from it: the `--trust` option, the prompt and the refusal."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from reward_kit.errors import ConfigError, StoreError
+from reward_kit.shown_text import counted, shown
+
+if TYPE_CHECKING:  # what reads task files is loaded by the commands that need it
+    from reward_kit.runs.trust import PlannedCode
+
+VARIABLE = "REWARD_KIT_TRUST"
+_META = "reward_kit.trust"
+_LINES = 20
+_LINE_CHARS = 200
+
+
+def trust_option(command: Callable[..., Any]) -> Any:
+    """Add `--trust` to a command that runs a user's code."""
+
+    def remember(context: click.Context, option: click.Parameter, is_given: bool) -> None:
+        source = context.get_parameter_source(option.name or "")
+        context.meta[_META] = is_given
+        context.meta[f"{_META}.typed"] = is_given and source is click.core.ParameterSource.COMMANDLINE
+
+    return click.option(
+        "--trust",
+        is_flag=True,
+        envvar=VARIABLE,
+        expose_value=False,
+        callback=remember,
+        help=f"Run the code that is named here without asking, and do not ask again; {VARIABLE}=1 does it for CI.",
+    )(command)
+
+
+def require_trust_in_file(
+    path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
+) -> None:
+    """Return if the user trusts what a task or train file would run, after asking where that is possible.
+
+    Args:
+        path: the YAML file.
+        typed: keys laid over the file's, from the command line of this call.
+        stored: keys laid over the file's, from a `run.json`.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not trusted; nothing of it has run.
+    """
+    from reward_kit.runs.trust import code_of_file
+
+    _require(code_of_file(path, typed, stored), str(path))
+
+
+def require_trust_in(references: Sequence[str], folder: Path | None = None) -> None:
+    """Return if the user trusts the code of `file.py:name` references, after asking where that is possible.
+
+    Args:
+        references: as typed on the command line.
+        folder: what file paths are relative to, by default the working directory.
+
+    Raises:
+        ConfigError: a file is not trusted; nothing of it has run.
+    """
+    from reward_kit.runs.trust import code_of_references
+
+    _require(code_of_references(references, folder or Path.cwd()), ", ".join(references))
+
+
+def trust_new_folder(folder: Path) -> None:
+    """Record that the user made a folder, so that nothing in it is asked about."""
+    from reward_kit.runs.trust import PlannedCode, trust
+
+    try:
+        trust(PlannedCode(folder.resolve()), always=True)
+    except StoreError as error:
+        click.echo(f"note: {error}; the first run will ask whether to trust {folder}", err=True)
+
+
+def _require(code: PlannedCode, what: str) -> None:
+    from reward_kit.runs.trust import untrusted
+
+    meta = click.get_current_context().meta
+    files, settings = untrusted(code)
+    is_granted = meta.get(_META, False)
+    if (files or settings) and not is_granted:
+        _ask(code, files, what)
+    elif meta.get(f"{_META}.typed") or (code.typed and not is_granted):
+        _record(code)
+
+
+def _ask(code: PlannedCode, files: Sequence[Path], what: str) -> None:
+    lines = "\n".join(described(replace(code, files={file: code.files[file] for file in files})))
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(
+            f"{what} would run code that you have not agreed to yet; nothing was run:\n{lines}\n"
+            f"If you trust it, add --trust to this command:\n  {shlex.join(['reward-kit', *sys.argv[1:], '--trust'])}\n"
+            f"or set {VARIABLE}=1, e.g. in CI"
+        )
+    click.echo(f"{what} would run code that you have not agreed to yet:\n{lines}", err=True)
+    answer = click.prompt(
+        "Run it?  y: yes, ask again if it changes   a: always in this folder   n: no",
+        type=click.Choice(["y", "a", "n"]),
+        default="n",
+        show_choices=False,
+        err=True,
+    )
+    if answer == "n":
+        raise ConfigError(f"{what} is not trusted; nothing was run")
+    _record(code, always=answer == "a")
+
+
+def described(code: PlannedCode) -> Iterator[str]:
+    """The lines that name what would run: settings, then files."""
+    lines = [*code.settings, *_file_lines(code)]
+    yield f"  in {shown(str(code.folder), _LINE_CHARS)}"
+    yield from (f"    {shown(line, _LINE_CHARS)}" for line in lines[:_LINES])
+    if len(lines) > _LINES:
+        yield f"    … and {counted(len(lines) - _LINES, 'line')} more"
+
+
+def _file_lines(code: PlannedCode) -> Iterator[str]:
+    for file in code.files:
+        name = str(file.relative_to(code.folder) if file.is_relative_to(code.folder) else file)
+        yield f"file: {name if name.isprintable() else repr(name)}"
+
+
+def _record(code: PlannedCode, *, always: bool = False) -> None:
+    from reward_kit.runs.trust import trust
+
+    try:
+        trust(code, always=always)
+    except StoreError as error:
+        click.echo(f"note: {error}; it will be asked again", err=True)

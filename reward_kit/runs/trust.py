@@ -1,0 +1,276 @@
+"""Folder trust: what a task file would run, and whether the user agreed to it.
+
+A task file is code. It names tools, rewards, policies, resources and commands, and loading it runs them. A command
+therefore asks once per folder before it loads anything, as direnv and VS Code do. Nothing here imports or executes what
+it reads.
+
+An agreement is kept outside the folder, below `$XDG_STATE_HOME/reward-kit/trust` (default `~/.local/state`), and holds
+the SHA-256 of every file that would run. A changed or a new file is asked about again, unless the user said "always".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reward_kit.errors import StoreError
+from reward_kit.loading import is_built_in, module_name_of
+from reward_kit.reward_agent.sources import find_module
+from reward_kit.runs.files import write_atomically
+from reward_kit.runs.inputs import digest_of, own_modules
+from reward_kit.runs.overrides import overlaid
+from reward_kit.runs.yaml_lines import LocatedYaml
+
+_COMMANDS = ("command", "start_command")
+_ENVIRONMENT = ("env", "pass_env", "headers_env", "api_key_env")
+_ADDRESSES = ("base_url", "url", "--base-url")
+_TEXTS = (
+    *("name", "description", "messages", "initial_user_prompt", "goal_description", "evaluation_criteria"),
+    *("ground_truth", "instructions", "nudge", "dataset_path"),
+)
+"""Keys whose values are never loaded or executed."""
+_REFERENCE = re.compile(r"(?P<location>[^\s:]+\.py|[A-Za-z_][\w.]*)(:(?P<name>[A-Za-z_][\w.]*))?\Z")
+_MODULE_KEYS = ("tools_module_path", "path")
+"""Keys whose value may be the name of a module alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCode:
+    """What a command would run.
+
+    Attributes:
+        folder: the folder of the task, train or code file; agreements are recorded for it.
+        files: SHA-256 of every file that would run and of every file that names one; empty if nothing would run.
+        settings: what names them, such as `tools_module_path: tools.py`, for the user to read.
+        typed: those of the settings that the user typed on the command line.
+        stored: those that come from the `run.json` of a run, which the user may have received from someone else.
+    """
+
+    folder: Path
+    files: Mapping[Path, str] = field(default_factory=dict)
+    settings: Sequence[str] = ()
+    typed: Sequence[str] = ()
+    stored: Sequence[str] = ()
+
+
+def code_of_file(
+    path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
+) -> PlannedCode:
+    """Find what a task or train file would run, without running any of it.
+
+    Args:
+        path: the YAML file.
+        typed: keys laid over the file's, from the command line of this call.
+        stored: keys laid over the file's, from a `run.json`.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    typed, stored = typed or {}, stored or {}
+    path, document = path.resolve(), LocatedYaml(path).data
+    searches = []
+    for overrides in ({}, typed, {**stored, **typed}):
+        search = _Search()
+        search.visit_document(path, document, overrides)
+        searches.append(search)
+    of_file, with_typed, whole = ([*search.settings] for search in searches)
+    from_line = [one for one in with_typed if one not in of_file]
+    from_run = [one for one in whole if one not in with_typed]
+    runs_code = searches[-1].runs_code
+    return PlannedCode(path.parent, searches[-1].digests() if runs_code else {}, whole, from_line, from_run)
+
+
+def code_of_references(references: Sequence[str], folder: Path) -> PlannedCode:
+    """Find what `file.py:name` or `package.module:name` would run, without running it.
+
+    Args:
+        references: as typed on the command line.
+        folder: what file paths are relative to.
+    """
+    search, folder = _Search(), folder.resolve()
+    for reference in references:
+        search.visit_text("code", reference, folder)
+    if not search.runs_code:
+        return PlannedCode(folder)
+    folder = min(search.code).parent if search.code else folder
+    return PlannedCode(folder, search.digests(), [*search.settings], [*search.settings])
+
+
+class _Search:
+    """Everything executable that documents name: settings in reading order, and the files behind them."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, None] = {}
+        self.documents: set[Path] = set()
+        self.code: dict[Path, str] = {}  # each with the name of its module
+        self.runs_code = False
+
+    def visit_document(self, path: Path, document: Any, overrides: Mapping[str, Any]) -> None:
+        """Visit a task or train file, and the task files that a train file names."""
+        if path in self.documents or not isinstance(document, Mapping):
+            return
+        self.documents.add(path)
+        for_task = {key: value for key, value in overrides.items() if key.startswith("task.")}
+        is_inline = isinstance(document.get("task"), Mapping)
+        own = overrides if is_inline else {key: one for key, one in overrides.items() if key not in for_task}
+        inner = {} if is_inline else {key.removeprefix("task."): value for key, value in for_task.items()}
+        for key, value in overlaid(document, own).items():
+            self._visit_value(str(key), value, path.parent, inner)
+
+    def _visit_value(self, key: str, value: Any, folder: Path, for_task: Mapping[str, Any]) -> None:
+        last = re.sub(r"\[\d+\]", "", key.rpartition(".")[2])
+        if last in _TEXTS:
+            return
+        if last in _COMMANDS and value:
+            self._visit_command(key, value, folder)
+        elif (last in (*_ENVIRONMENT, *_ADDRESSES) and value) or f".{key}".startswith((".sandbox.", ".task.sandbox.")):
+            self._add(key, value)
+        elif isinstance(value, Mapping):
+            for inner, one in value.items():
+                self._visit_value(f"{key}.{inner}", one, folder, for_task)
+        elif isinstance(value, list | tuple):
+            for index, one in enumerate(value):
+                self._visit_value(f"{key}[{index}]", one, folder, for_task)
+        elif isinstance(value, str) and last == "task" and (file := folder / value).is_file():
+            self.visit_document(file.resolve(), LocatedYaml(file).data, for_task)
+        elif isinstance(value, str):
+            self.visit_text(key, value, folder, is_module=last in _MODULE_KEYS)
+
+    def _visit_command(self, key: str, value: Any, folder: Path) -> None:
+        words = [str(word) for word in value] if isinstance(value, list | tuple) else _words(str(value))
+        self._add(key, shlex.join(words))
+        self.runs_code = True
+        for word in words:
+            if len(word) < 256 and "\0" not in word and (file := folder / word).is_file():
+                self.code.setdefault(file.resolve(), "")
+
+    def visit_text(self, key: str, text: str, folder: Path, *, is_module: bool = False) -> None:
+        """Add the code that a text names, if it names some."""
+        found = _REFERENCE.match(text) if len(text) < 1024 else None
+        if found is None or is_built_in(location := found["location"]):
+            return
+        if location.endswith(".py"):
+            file = (folder / location).resolve()
+            if not file.is_file():
+                return
+        elif (found["name"] or is_module or "." in location) and (module := _find_module(location)):
+            file, location = module
+        else:
+            return
+        self._add(key, text)
+        self.runs_code = True
+        if text.partition(":")[0].endswith(".py") or _is_beside(file, folder):
+            self.code.setdefault(file, "" if location.endswith(".py") else location)
+
+    def _add(self, key: str, value: Any) -> None:
+        is_plain = isinstance(value, str) and value.isprintable()
+        self.settings[f"{key}: {value if is_plain else json.dumps(value, default=str)}"] = None
+
+    def digests(self) -> dict[Path, str]:
+        """SHA-256 of the documents, of the code and of the user's own modules that it imports."""
+        files = {*self.documents, *self.code}
+        for file, module in self.code.items():
+            if file.suffix == ".py":
+                imported = (one.resolve() for one in own_modules(file, module or module_name_of(file)))
+                files.update(one for one in imported if _is_beside(one, file.parent))
+        return {file: digest_of(file) for file in sorted(files) if file.is_file()}
+
+
+def _is_beside(file: Path, folder: Path) -> bool:
+    """Whether a file came with the folder, or with the working directory; a package installed elsewhere did not."""
+    return file.is_relative_to(folder) or file.is_relative_to(Path.cwd())
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # refused later, with its line
+        return [command]
+
+
+def _find_module(location: str) -> tuple[Path, str] | None:
+    """The file and the name of the module that a dotted name names, or is in; None if there is none."""
+    parts = location.split(".")
+    for end in range(len(parts), 0, -1):
+        name = ".".join(parts[:end])
+        if (file := find_module(name)) is not None:
+            return file.resolve(), name
+    is_built_in = parts[0] in sys.builtin_module_names
+    return (Path(parts[0]), parts[0]) if is_built_in else None
+
+
+# The record of what was agreed to.
+
+
+def untrusted(code: PlannedCode) -> tuple[list[Path], list[str]]:
+    """The files and settings that the user has not agreed to yet.
+
+    Returns:
+        The files that are new or changed since the agreement, and the settings from a `run.json` that were neither
+        agreed to nor typed before; both are empty if all is trusted.
+    """
+    record = _read_record(code.folder)
+    is_always = any(_read_record(folder)["always"] for folder in (code.folder, *code.folder.parents))
+    files = [file for file, digest in code.files.items() if not is_always and record["files"].get(str(file)) != digest]
+    return files, [one for one in code.stored if one not in record["settings"]]
+
+
+def trust(code: PlannedCode, *, always: bool = False) -> None:
+    """Record that the user agreed to run this code.
+
+    Args:
+        code: what was shown.
+        always: also after its files change.
+
+    Raises:
+        StoreError: the record cannot be written.
+    """
+    before = _read_record(code.folder)
+    files = {str(file): digest for file, digest in code.files.items()}
+    record = {
+        "folder": str(code.folder),
+        "always": before["always"] or always,
+        "files": {**before["files"], **files},
+        "settings": sorted({*before["settings"], *code.typed, *code.stored}),
+    }
+    if record != before:
+        _write_record(code.folder, record)
+
+
+def record_folder() -> Path:
+    """The folder of the records; removing a file of it takes an agreement back."""
+    state = os.environ.get("XDG_STATE_HOME") or ""
+    base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return base / "reward-kit" / "trust"
+
+
+def _record_path(folder: Path) -> Path:
+    return record_folder() / f"{hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]}.json"
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    empty: dict[str, Any] = {"folder": str(folder), "always": False, "files": {}, "settings": []}
+    try:
+        record = json.loads(_record_path(folder).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return empty
+    kinds = {key: type(value) for key, value in empty.items()}
+    is_whole = isinstance(record, dict) and all(isinstance(record.get(key), kind) for key, kind in kinds.items())
+    return record if is_whole and record["folder"] == str(folder) else empty
+
+
+def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    path = _record_path(folder)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StoreError(f"cannot make {path.parent}: {error.strerror}") from error
+    write_atomically(path, json.dumps(record, indent=1).encode() + b"\n")
