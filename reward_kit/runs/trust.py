@@ -13,11 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,18 @@ from reward_kit.runs.files import write_atomically
 from reward_kit.runs.inputs import digest_of, own_modules
 from reward_kit.runs.overrides import overlaid
 from reward_kit.runs.yaml_lines import LocatedYaml
+from reward_kit.sandbox.program import library_path
 
 _COMMANDS = ("command", "start_command")
 _ENVIRONMENT = ("env", "pass_env", "headers_env", "api_key_env")
 _ADDRESSES = ("base_url", "url", "--base-url")
+_LONGEST_REFERENCE = 1024
 _TEXTS = (
     *("name", "description", "messages", "initial_user_prompt", "goal_description", "evaluation_criteria"),
-    *("ground_truth", "instructions", "nudge", "dataset_path"),
+    *("ground_truth", "user.instructions", "nudge", "dataset_path", "evaluation.dataset_path"),
 )
 """Keys whose values are never loaded or executed."""
-_REFERENCE = re.compile(r"(?P<location>[^\s:]+\.py|[A-Za-z_][\w.]*)(:(?P<name>[A-Za-z_][\w.]*))?\Z")
-_MODULE_KEYS = ("tools_module_path", "path")
+_MODULE_KEYS = ("tools_module_path", "custom_reward_function.path")
 """Keys whose value may be the name of a module alone."""
 
 
@@ -126,8 +127,8 @@ class _Search:
             self._visit_value(str(key), value, path.parent, inner)
 
     def _visit_value(self, key: str, value: Any, folder: Path, for_task: Mapping[str, Any]) -> None:
-        last = re.sub(r"\[\d+\]", "", key.rpartition(".")[2])
-        if last in _TEXTS:
+        last = key.rpartition(".")[2].partition("[")[0]
+        if key.removeprefix("task.") in _TEXTS:
             return
         if last in _COMMANDS and value:
             self._visit_command(key, value, folder)
@@ -142,7 +143,7 @@ class _Search:
         elif isinstance(value, str) and last == "task" and (file := folder / value).is_file():
             self.visit_document(file.resolve(), LocatedYaml(file).data, for_task)
         elif isinstance(value, str):
-            self.visit_text(key, value, folder, is_module=last in _MODULE_KEYS)
+            self.visit_text(key, value, folder, is_module=key.removeprefix("task.") in _MODULE_KEYS)
 
     def _visit_command(self, key: str, value: Any, folder: Path) -> None:
         words = [str(word) for word in value] if isinstance(value, list | tuple) else _words(str(value))
@@ -150,43 +151,47 @@ class _Search:
         self.runs_code = True
         for word in words:
             if len(word) < 256 and "\0" not in word and (file := folder / word).is_file():
-                self.code.setdefault(file.resolve(), "")
+                self.code.setdefault(file.resolve(), module_name_of(file.resolve()))
 
     def visit_text(self, key: str, text: str, folder: Path, *, is_module: bool = False) -> None:
-        """Add the code that a text names, if it names some."""
-        found = _REFERENCE.match(text) if len(text) < 1024 else None
-        if found is None or is_built_in(location := found["location"]):
+        """Add the code that a text names, if it names some, in any of the forms that `load_object` takes."""
+        if "\0" in text or len(text) > _LONGEST_REFERENCE:
             return
-        if location.endswith(".py"):
-            file = (folder / location).resolve()
-            if not file.is_file():
+        locations = [text.rpartition(":")[0], "" if ":" in text else text.rpartition(".")[0]]
+        if is_module or text.endswith(".py"):
+            locations.append(text)
+        for location in filter(None, locations):
+            if is_built_in(location):
                 return
-        elif (found["name"] or is_module or "." in location) and (module := _find_module(location)):
-            file, location = module
-        else:
-            return
-        self._add(key, text)
-        self.runs_code = True
-        if text.partition(":")[0].endswith(".py") or _is_beside(file, folder):
-            self.code.setdefault(file, "" if location.endswith(".py") else location)
+            if location.endswith(".py") and (file := folder / location).is_file():
+                file = file.resolve()
+                self.code.setdefault(file, module_name_of(file))
+            elif (found := _find_module(location, folder)) is not None:
+                module, file = found
+                if _came_with(file, folder):
+                    self.code.setdefault(file, module)
+            else:
+                continue
+            self._add(key, text)
+            self.runs_code = True
 
     def _add(self, key: str, value: Any) -> None:
         is_plain = isinstance(value, str) and value.isprintable()
         self.settings[f"{key}: {value if is_plain else json.dumps(value, default=str)}"] = None
 
     def digests(self) -> dict[Path, str]:
-        """SHA-256 of the documents, of the code and of the user's own modules that it imports."""
+        """SHA-256 of the documents, of the code, and of the modules beside it that it imports."""
         files = {*self.documents, *self.code}
         for file, module in self.code.items():
-            if file.suffix == ".py":
-                imported = (one.resolve() for one in own_modules(file, module or module_name_of(file)))
-                files.update(one for one in imported if _is_beside(one, file.parent))
+            imported = own_modules(file, module) if file.suffix == ".py" else ()
+            files.update(one.resolve() for one in imported if _came_with(one.resolve(), file.parent))
         return {file: digest_of(file) for file in sorted(files) if file.is_file()}
 
 
-def _is_beside(file: Path, folder: Path) -> bool:
-    """Whether a file came with the folder, or with the working directory; a package installed elsewhere did not."""
-    return file.is_relative_to(folder) or file.is_relative_to(Path.cwd())
+def _came_with(file: Path, folder: Path) -> bool:
+    """Whether a file is part of a folder, or of the working directory, and not of a package that the user installed."""
+    is_within = file.is_relative_to(folder) or file.is_relative_to(Path.cwd())
+    return is_within and not any(file.is_relative_to(entry) for entry in library_path())
 
 
 def _words(command: str) -> list[str]:
@@ -196,15 +201,20 @@ def _words(command: str) -> list[str]:
         return [command]
 
 
-def _find_module(location: str) -> tuple[Path, str] | None:
-    """The file and the name of the module that a dotted name names, or is in; None if there is none."""
+def _find_module(location: str, folder: Path) -> tuple[str, Path] | None:
+    """The name and the file of the module that a dotted name names or is in, found without importing it."""
     parts = location.split(".")
+    if "/" in location or not all(parts):
+        return None
     for end in range(len(parts), 0, -1):
-        name = ".".join(parts[:end])
-        if (file := find_module(name)) is not None:
-            return file.resolve(), name
-    is_built_in = parts[0] in sys.builtin_module_names
-    return (Path(parts[0]), parts[0]) if is_built_in else None
+        beside = folder.joinpath(*parts[:end])
+        for file in (find_module(".".join(parts[:end])), beside.with_suffix(".py"), beside / "__init__.py"):
+            if file is not None and file.is_file():
+                return ".".join(parts[:end]), file.resolve()
+    with suppress(ImportError, ValueError):
+        if (spec := find_spec(parts[0])) is not None:  # compiled, built in, or found by a hook of an editable install
+            return parts[0], Path(spec.origin if spec.has_location and spec.origin else parts[0])
+    return None
 
 
 # The record of what was agreed to.

@@ -116,6 +116,9 @@ def test_code_of_an_untrusted_folder_does_not_run(tmp_path: Path, state: Path, a
         ("tools_module_path", "world.py"),
         ("custom_reward_function", {"path": "world.py"}),
         ("policy", {"type": "own_agent", "agent": "world.py:agent"}),
+        ("redact", "world.py.hide"),
+        ("resource_type", "./world.py:World"),
+        ("reward_options", {"resources": ["world.py:judge"]}),
     ],
 )
 def test_every_key_that_names_code_is_asked_about(tmp_path: Path, state: Path, key: str, value: Any) -> None:
@@ -144,6 +147,28 @@ def test_a_command_is_asked_about(tmp_path: Path, state: Path, kind: str, config
         done = command_line.call(verb, "task.yaml", cwd=tmp_path)
         assert done.returncode == 2 and "command: touch canary" in done.stderr
     assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["a b.py:World", "a:b.py:World", "world-1.py:World", "in/world.py:World", "world:World"]
+)
+def test_odd_names_are_asked_about(tmp_path: Path, state: Path, name: str) -> None:
+    file = tmp_path / (name.rpartition(":")[0].removesuffix(".py") + ".py")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(CANARY)
+    task = {"name": "t", "messages": [{"role": "user", "content": "hello"}], "policy": name}
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
+    done = command_line.call("run", "task.yaml", cwd=tmp_path)
+    assert done.returncode == 2 and f"file: {file.relative_to(tmp_path)}" in done.stderr, done.stderr
+    assert not any(tmp_path.rglob("canary"))
+
+
+@pytest.mark.parametrize("name", ["os:remove", "subprocess.getoutput", "json.tool:main", "builtins:exec"])
+def test_an_installed_function_is_asked_about(tmp_path: Path, state: Path, name: str) -> None:
+    task = {"name": "t", "messages": [{"role": "user", "content": "hello"}], "policy": "random", "redact": name}
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
+    done = command_line.call("run", "task.yaml", cwd=tmp_path)
+    assert done.returncode == 2 and f"redact: {name}" in done.stderr, done.stderr
 
 
 def test_a_task_without_code_is_not_asked_about(tmp_path: Path, state: Path) -> None:
