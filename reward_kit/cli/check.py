@@ -16,6 +16,7 @@ from reward_kit.cli import completing
 from reward_kit.cli.check_reward import FAIL_ON, Asked, check_rewards, is_reward, prove_task, why_not_free
 from reward_kit.cli.check_run import check_file, check_run, is_foreign_file, is_run
 from reward_kit.cli.numbers import Number, WholeNumber
+from reward_kit.cli.reward_flags import keys_of_walls
 from reward_kit.cli.trust import described, require_trust_in, require_trust_in_file, trust_option
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.checker import check_resource
@@ -35,10 +36,8 @@ from reward_kit.tokens.checking.foreign import FORMATS
 _FOR = {
     "config": ("resource",),
     "steps": ("resource",),
-    **dict.fromkeys(
-        ("options", "data", "ground_truth", "gold", "against", "sandbox", "read_path", "deadline"), ("reward",)
-    ),
-    **dict.fromkeys(("sandbox_back_end", "install_requirements"), ("reward",)),
+    **dict.fromkeys(("options", "data", "ground_truth", "gold", "against", "read_path", "deadline"), ("reward",)),
+    **dict.fromkeys(("sandbox", "sandbox_back_end", "install_requirements"), ("reward", "task file")),
     **dict.fromkeys(("limit", "gold_policy", "no_run"), ("task file",)),
     **dict.fromkeys(("fail_on", "as_json"), ("reward", "task file", "run", "file of rollouts")),
     "seed": ("reward", "task file", "resource"),
@@ -87,18 +86,18 @@ _FOR = {
 @click.option(
     "--sandbox",
     type=click.Choice(["in_process", "warm", "isolated"]),
-    help="Reward: behind which walls; default: warm for a file of one's own.",
+    help="Reward, task file: where the reward runs; default: warm for a file of your own.",
 )
 @click.option(
     "--sandbox-back-end",
     metavar="docker:IMAGE|ssh:HOST",
-    help="Reward: run it in a container or on another machine; default: here.",
+    help="Reward, task file: run the reward in a container or on another machine; default: here.",
 )
 @click.option("--read-path", multiple=True, metavar="PATH", help="Reward: a file or folder that it may read.")
 @click.option(
     "--install-requirements",
     is_flag=True,
-    help="Reward: install what it requires, by pip, in an environment of its own; else it is only checked.",
+    help="Reward, task file: install the requirements of the reward by pip, in an environment of its own.",
 )
 @click.option(
     "--deadline",
@@ -231,7 +230,7 @@ def _read_task(path: Path) -> None:
 
 
 def _check_task(path: Path, asked: Asked) -> None:
-    task = load_task(path)
+    task = load_task(path, keys_of_walls(asked.sandbox, asked.back_end, asked.install_requirements))
     prepared = prepare(task, needs_policy=False)
     for note in task.notes:
         click.echo(note, err=True)

@@ -173,7 +173,9 @@ def test_the_example_with_a_judge_is_proved_with_its_stand_in() -> None:
             found = re.search(r"http://\S+/v1", stand_in.stdout.readline())
             assert found is not None
             env = {**os.environ, "JUDGE_BASE_URL": found[0]}
-            done = command_line.call("check", "task.yaml", "--fail-on", "never", "--json", cwd=folder, env=env)
+            done = command_line.call(
+                "check", "task.yaml", "--sandbox", "in_process", "--fail-on", "never", "--json", cwd=folder, env=env
+            )
         finally:
             stand_in.terminate()
     assert done.returncode == 0, done.stderr

@@ -148,4 +148,5 @@ def test_what_is_no_gold_is_refused_with_its_line(tmp_path: Path, row: dict[str,
 
 def test_a_task_without_a_reward_cannot_be_proved(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="names no reward"):
-        proved(task_file(tmp_path, [{"id": "one"}], reward_function_path=None, sandbox=None))
+        task = load_task(task_file(tmp_path, [{"id": "one"}], reward_function_path=None))
+        anyio.run(prove, task, task.samples)
