@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
-
 from reward_kit.cli.check_run_files import check_header, check_summary, combination_rule
+from reward_kit.cli.echo import echo, echo_json
 from reward_kit.episodes.record import attempt_of, environment_return, episode_from_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, boundary, did_you_mean
@@ -154,10 +153,10 @@ def check_file(target: str, form: str | None, *, fail_on: str, as_json: bool) ->
 
 def _report(tally: Tally, target: str, what: str, fail_on: str, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(tally.to_json(target, f"{what}s"), indent=2))
+        echo_json(tally.to_json(target, f"{what}s"), indent=2)
     else:
         for line in tally.lines(target, what):
-            click.echo(line)
+            echo(line)
     fails = {"error": ("error",), "warning": ("error", "warning"), "info": ("error", "warning"), "never": ()}[fail_on]
     if any(tally.count(level) for level in fails):
         sys.exit(1)
@@ -341,9 +340,9 @@ class _Progress:
         if time.monotonic() < self._next:
             return
         self._next, self._said = time.monotonic() + _SECONDS_BETWEEN, True
-        click.echo(f"{counted(number, 'episode')}, {self._read / self._size:.0%}", err=True)
+        echo(f"{counted(number, 'episode')}, {self._read / self._size:.0%}", err=True)
 
     def done(self) -> None:
         """The last line of one that was told of."""
         if self._said:
-            click.echo("100%", err=True)
+            echo("100%", err=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from reward_kit.cli.echo import echo
 from reward_kit.cli.learning import needs_to_learn
 from reward_kit.runs.overrides import parse_override
 
@@ -43,5 +44,5 @@ def command(config: Path, overrides: tuple[str, ...]) -> None:
         plan = load_plan(config, dict(parse_override(item) for item in overrides))
         check_policy(plan)
         for note in [*plan.task.notes, *notes(plan)]:
-            click.echo(note, err=True)
-    click.echo(explained(plan))
+            echo(note, err=True)
+    echo(explained(plan))

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from reward_kit.cli import completing
+from reward_kit.cli.echo import echo
 from reward_kit.cli.newest import run_or_newest, where_runs_are
 from reward_kit.cli.numbers import Number
 from reward_kit.errors import ConfigError, StoreError, boundary
@@ -196,10 +197,10 @@ def _write_chats(run: Path, header: RunHeader, selection: Selection, target: Pat
             raise ConfigError(f"no episode can be written: {chats.reasons}")
     _say(f"{chats.count:,} chats", target)
     for name, times in chats.dropped.items():
-        click.echo(f"the format has no place for: {name} ({times:,} times)", err=True)
+        echo(f"the format has no place for: {name} ({times:,} times)", err=True)
     _tell_left_out(selection.left_out)
     if chats.unfit:
-        click.echo(f"{sum(chats.unfit.values()):,} episodes cannot be said in it: {chats.reasons}", err=True)
+        echo(f"{sum(chats.unfit.values()):,} episodes cannot be said in it: {chats.reasons}", err=True)
 
 
 class _Chats:
@@ -255,15 +256,15 @@ def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | Non
         found = tools_of_task(header)
     if found.changed:
         told = f"the tools may be others than in the run, since these changed: {', '.join(found.changed)}"
-        click.echo(told, err=True)
+        echo(told, err=True)
     return found.tools
 
 
 def _say(told: str, path: Path) -> None:
-    click.echo(f"{told}: {'standard output' if path == STDOUT else path}", err=True)
+    echo(f"{told}: {'standard output' if path == STDOUT else path}", err=True)
 
 
 def _tell_left_out(left_out: Counter[str]) -> None:
     if left_out:
         told = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
-        click.echo(f"left out: {told}", err=True)
+        echo(f"left out: {told}", err=True)

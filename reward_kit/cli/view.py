@@ -11,6 +11,7 @@ import anyio.to_thread
 import click
 
 from reward_kit.cli import completing
+from reward_kit.cli.echo import echo
 from reward_kit.errors import ConfigError
 from reward_kit.runs.header import FILE
 from reward_kit.runs.viewer.catalogue import Catalogue
@@ -61,8 +62,8 @@ async def _serve(catalogue: Catalogue, port: int, opens: bool) -> None:
 
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with serving(catalogue, port) as address:
-            click.echo(address)
-            click.echo("Ctrl-C ends it. Whoever has this address can read these runs, on this machine alone.", err=True)
+            echo(address)
+            echo("Ctrl-C ends it. Whoever has this address can read these runs, on this machine alone.", err=True)
             if opens:
                 await anyio.to_thread.run_sync(webbrowser.open, address)
             await anext(signals)

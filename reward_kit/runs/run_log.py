@@ -7,8 +7,9 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from reward_kit.log_format import SafeFormatter
 from reward_kit.runs import events
-from reward_kit.runs.redaction import RedactingFormatter, Redaction
+from reward_kit.runs.redaction import Redaction
 
 
 class _LogFile(logging.FileHandler):
@@ -30,7 +31,7 @@ def log_handler(path: Path, redaction: Redaction) -> logging.Handler:
         redaction: keeps secrets out of it.
     """
     handler = _LogFile(path, encoding="utf-8", errors="backslashreplace", delay=True)
-    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", redaction))
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", redaction.of_text))
     handler.addFilter(lambda record: record.name != events.NAME)  # the run's own files say it already
     return handler
 
