@@ -45,7 +45,7 @@ def command(directory: Path) -> None:
         path = directory / name
         with told_of("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode("utf-8"))
+        write_atomically(path, text.encode("utf-8"), is_private=False)
     echo(f"Wrote {len(texts)} files to {directory}. Next:")
     is_here = directory.resolve() == Path.cwd()
     there = [] if is_here else [f"cd {shlex.quote(str(directory))}"]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pydantic_core
 
 from reward_kit.errors import StoreError
+from reward_kit.private_files import private_opener
+from reward_kit.undoing import undone_on_error
 
 
 @contextmanager
@@ -80,12 +83,32 @@ def cut_torn_line(path: Path) -> None:
             file.truncate(position)
 
 
-def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
+def open_part(part: Path, path: Path, *, is_private: bool) -> IO[bytes]:
+    """Open a new file for writing, which is to replace another.
+
+    Args:
+        part: the new file.
+        path: the file that it becomes.
+        is_private: a new file is its owner's alone, and one that is replaced keeps its permissions; False creates it
+            as the umask allows.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    file = open(part, "xb", opener=private_opener if is_private else None)  # noqa: SIM115 - takes an opener
+    with undone_on_error(file.close):
+        if is_private and path.is_file() and not path.is_symlink():
+            part.chmod(stat.S_IMODE(path.stat().st_mode))
+    return file
+
+
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, is_private: bool = True) -> None:
     """Replace a file as a whole; a kill leaves the old one or the new one.
 
     Args:
         path: the file.
         data: its content, or parts of it that are made one after the other.
+        is_private: as of `open_part`.
 
     Raises:
         StoreError: it cannot be written; what was there stays.
@@ -93,7 +116,7 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with told_of("write", path):
         try:
-            with part.open("wb") as file:
+            with open_part(part, path, is_private=is_private) as file:
                 file.writelines([data] if isinstance(data, bytes) else data)
             part.replace(path)
         finally:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.runs.files import told_of, write_atomically
+from reward_kit.private_files import make_private_folder
+from reward_kit.runs.files import open_part, told_of, write_atomically
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.redaction import HIDDEN, Redaction
 from reward_kit.runs.results import Places, places_of, read_results
@@ -127,11 +128,12 @@ def _copy_state(run: Path, target: Path, name: str, rollout_id: str) -> None:
     if place.exists():
         return
     with told_of("write", place):
-        place.parent.mkdir(exist_ok=True)
+        make_private_folder(place.parent, exist_ok=True)
         with contextlib.suppress(OSError):
             os.link(file, place)
             return
-        shutil.copyfile(file, place)
+        with file.open("rb") as source, open_part(place, place, is_private=True) as copy:
+            shutil.copyfileobj(source, copy)
 
 
 class Counts(NamedTuple):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 
 from reward_kit.log_format import SafeFormatter
+from reward_kit.private_files import private_opener
 from reward_kit.runs import events
 from reward_kit.runs.redaction import Redaction
 
@@ -18,6 +20,10 @@ class _LogFile(logging.FileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # the file is opened with the first record
             super().emit(record)
+
+    def _open(self) -> TextIOWrapper:
+        arguments = {"encoding": self.encoding, "errors": self.errors, "opener": private_opener}
+        return open(self.baseFilename, self.mode, **arguments)  # type: ignore[call-overload, no-any-return] # noqa: PTH123
 
     def handleError(self, record: logging.LogRecord) -> None:
         return

@@ -27,6 +27,7 @@ from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.record_text import episode_to_text
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, StoreError, boundary
+from reward_kit.private_files import make_private_folder, private_opener
 from reward_kit.processes import lock_for_this_process
 from reward_kit.runs.files import cut_torn_line, read_line, told_of, write_atomically
 from reward_kit.runs.header import FILE, RunHeader
@@ -118,7 +119,7 @@ class RunStore:
             StoreError: `run.json` cannot be written.
         """
         try:
-            path.mkdir(parents=True)
+            make_private_folder(path, parents=True)
         except OSError as error:
             raise ConfigError(
                 f"cannot make the run directory {path}: {error.strerror}; choose another --log-dir"
@@ -149,7 +150,7 @@ class RunStore:
 
     def _open(self, name: str, flags: int, opened: ExitStack) -> int:
         with told_of("open", self.path / name):
-            descriptor = os.open(self.path / name, os.O_CREAT | flags, 0o644)
+            descriptor = private_opener(self.path / name, os.O_CREAT | flags)
         opened.callback(os.close, descriptor)
         return descriptor
 
@@ -196,7 +197,7 @@ class RunStore:
             path = self.path / "states" / f"{digest}.{snapshot.kind}"
             if not path.exists():
                 with told_of("write", path):
-                    path.parent.mkdir(exist_ok=True)
+                    make_private_folder(path.parent, exist_ok=True)
                 write_atomically(path, snapshot.payload)
             self._states.add((digest, snapshot.kind))
         return {"kind": snapshot.kind, "sha256": digest}

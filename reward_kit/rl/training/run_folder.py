@@ -24,6 +24,7 @@ import pydantic
 from pydantic_core import to_jsonable_python
 
 from reward_kit.errors import ConfigError, StoreError
+from reward_kit.private_files import make_private_folder, private_opener
 from reward_kit.processes import lock_for_this_process
 from reward_kit.rl.training.plan import TrainingPlan, resolved
 from reward_kit.runs.files import told_of, write_atomically
@@ -146,7 +147,7 @@ class RunFolder:
             ConfigError: it cannot be made.
         """
         try:
-            path.mkdir(parents=True)
+            make_private_folder(path, parents=True)
         except OSError as error:
             raise ConfigError(f"cannot make {path}: {error.strerror}; choose another --log-dir") from error
         folder = cls(path, redaction)
@@ -160,7 +161,7 @@ class RunFolder:
 
     def __enter__(self) -> Self:
         with told_of("open", self.path / ".lock"):
-            self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+            self._lock = private_opener(self.path / ".lock", os.O_CREAT | os.O_RDWR)
         try:
             lock_for_this_process(self._lock)
         except OSError:
