@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -99,6 +100,24 @@ def test_warnings_of_loggers_without_a_handler_are_printed_escaped() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines() == ["it sent \\x1b]0;title\\x07\\x1b[2J\\x9b31m\\u202e\\nforged"]
     assert logging.lastResort is not None
+
+
+def test_an_export_to_a_terminal_is_escaped_and_to_a_pipe_is_not(project: Project) -> None:
+    run = run_named(project, "run")
+    (run / "episodes.jsonl").write_text(json.dumps(episode("a", stop_reason=f"said{HOSTILE}")) + "\n")
+    command = project.command("export", "runs/run", "--format", "csv", "--table", "episodes", "-o", "-")
+    reader, terminal = os.openpty()
+    options = {"cwd": project.folder, "env": project.environment(), "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, stdout=terminal, **options) as process:
+        os.close(terminal)
+        seen = b""
+        with contextlib.suppress(OSError):  # the end of a terminal that nobody writes to any more
+            while part := os.read(reader, 65_536):
+                seen += part
+    os.close(reader)
+    assert process.returncode == 0
+    assert harmless(seen.decode().replace("\r\n", "\n")) and "said\\x1b]0;title" in seen.decode()
+    assert f"said{HOSTILE}" in project.call(*command[command.index("export") :]).stdout
 
 
 def test_json_output_is_plain_ascii_and_still_json(project: Project) -> None:

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, cast
 
 from reward_kit.errors import ConfigError, how_to_install
 from reward_kit.runs.export.columns import Cell, Row, Table
 from reward_kit.runs.files import open_part, told_of
+from reward_kit.shown_text import printable
 
 STDOUT = Path("-")
 _BATCH_ROWS = 2_000
@@ -109,6 +110,13 @@ class ParquetSink:
         self._writer.close()
 
 
+class _Terminal:
+    """Standard output where it is a terminal, on which untrusted text could act: control characters are escaped."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(printable(text.replace("\r\n", "\n")))
+
+
 @contextmanager
 def opened(
     path: Path, form: str, table: Table, told: dict[str, str], *, is_raw: bool = False, is_private: bool = False
@@ -141,7 +149,7 @@ def opened(
 def text_file(path: Path, newline: str = "\n", *, is_private: bool = False) -> Iterator[IO[str]]:
     """A file of text, in the place of an earlier one once it is whole; "-" is standard output."""
     if path == STDOUT:
-        yield sys.stdout
+        yield cast(IO[str], _Terminal()) if sys.stdout.isatty() else sys.stdout
         sys.stdout.flush()
         return
     with (
