@@ -16,9 +16,9 @@ from reward_kit.cli.check_run_files import check_header, check_summary, combinat
 from reward_kit.cli.echo import echo, echo_json
 from reward_kit.episodes.record import attempt_of, environment_return, episode_from_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, boundary, did_you_mean
+from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, StoreError, boundary, did_you_mean
 from reward_kit.reward_checks.report import shown
-from reward_kit.runs.files import told_of
+from reward_kit.runs.files import state_file, told_of
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.store import read_scores
 from reward_kit.shown_text import counted
@@ -243,8 +243,15 @@ def _check_record(found: Found, run: Path, record: Mapping[str, Any], episode: S
             "changed afterwards",
         )
     state = record.get("final_state")
-    if state and not (run / "states" / f"{state.get('sha256')}.{state.get('kind')}").is_file():
+    if state and not _has_state(run, state):
         found.error("final-state", "its final state is not in states/; the run was copied without it")
+
+
+def _has_state(run: Path, state: Mapping[str, Any]) -> bool:
+    try:
+        return state_file(run, "", state).is_file()
+    except StoreError:
+        return False
 
 
 def _are_close(one: float, two: float) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -16,6 +17,9 @@ import pydantic_core
 from reward_kit.errors import StoreError
 from reward_kit.private_files import private_opener
 from reward_kit.undoing import undone_on_error
+
+STATES = "states"
+_STATE_NAME = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_-]{1,64}")
 
 
 @contextmanager
@@ -29,6 +33,68 @@ def told_of(verb: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"cannot {verb} {path}: {error.strerror or error}") from error
+
+
+def refuse_links_out(run: Path) -> None:
+    """Refuse a run folder from which a symbolic link leads out, since the folder may have been received from others.
+
+    Links within the folder are fine, and so is one that leads to the folder itself. Final states are not looked at
+    here: what is read of them has to have the digest that names them.
+
+    Raises:
+        StoreError: a link leads out of the folder, or an entry of it is neither a file nor a folder.
+    """
+    root = os.path.realpath(run)
+    for entry in _entries(root):
+        if not (entry.is_symlink() or entry.is_file() or entry.is_dir()):
+            raise StoreError(f"{run / entry.name} is neither a file nor a folder; remove it")
+        is_folder = entry.is_dir(follow_symlinks=False) and entry.name != STATES
+        for one in (entry, *(_entries(entry.path) if is_folder else ())):
+            if one.is_symlink() and not os.path.realpath(one.path).startswith(f"{root}{os.sep}"):
+                place = run / os.path.relpath(one.path, root)
+                raise StoreError(
+                    f"{place} is a symbolic link that leads out of the run's folder, and is not followed; put what it "
+                    "leads to there, or remove it"
+                )
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing if it cannot be read, which its reader reports."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except OSError:
+        return []
+
+
+def state_name(stored: Mapping[str, Any]) -> str:
+    """Return the name that a final state has in `states/`.
+
+    Args:
+        stored: of an episode's line, with `kind` and `sha256`.
+
+    Raises:
+        StoreError: these are not what a state is named by, such as a path that leads elsewhere.
+    """
+    name = f"{stored.get('sha256')}.{stored.get('kind')}"
+    if not _STATE_NAME.fullmatch(name):
+        raise StoreError(f"a final state is named by its SHA-256 and its kind; got {name!r:.100}")
+    return name
+
+
+def state_file(run: Path, rollout_id: str, stored: Mapping[str, Any]) -> Path:
+    """Return the file of a final state, which lies in the run's folder.
+
+    Raises:
+        StoreError: its name leads elsewhere, it is a symbolic link, or it is missing.
+    """
+    try:
+        file = run / STATES / state_name(stored)
+    except StoreError as error:
+        raise StoreError(f"episode {rollout_id}: {error}; edited by hand?") from None
+    if file.is_symlink() or not file.is_file():
+        raise StoreError(f"episode {rollout_id}: its final state {file} is missing")
+    return file
 
 
 def read_json(path: Path) -> dict[str, Any]:

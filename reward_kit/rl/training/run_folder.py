@@ -27,7 +27,7 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.private_files import make_private_folder, private_opener
 from reward_kit.processes import lock_for_this_process
 from reward_kit.rl.training.plan import TrainingPlan, resolved
-from reward_kit.runs.files import told_of, write_atomically
+from reward_kit.runs.files import refuse_links_out, told_of, write_atomically
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.redaction import Redaction, without_secrets
 from reward_kit.runs.training_files import METRICS
@@ -160,6 +160,7 @@ class RunFolder:
         return self.path / CHECKPOINTS
 
     def __enter__(self) -> Self:
+        refuse_links_out(self.path)
         with told_of("open", self.path / ".lock"):
             self._lock = private_opener(self.path / ".lock", os.O_CREAT | os.O_RDWR)
         try:
