@@ -31,6 +31,7 @@ import anyio
 
 from reward_kit import process_guardian
 from reward_kit.errors import ConfigError
+from reward_kit.private_files import FILE_MODE, make_private_folder
 from reward_kit.process_guardian import MARK
 
 SECRET_NAME = re.compile(
@@ -268,12 +269,12 @@ async def start_process(
 
 def _new_log(folder: Path, name: str) -> Path:
     """A new file, numbered where there is one of that name."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder, parents=True, exist_ok=True)
     while True:
         number = _log_numbers[folder / name] = _log_numbers.get(folder / name, 0) + 1
         path = folder / (f"{name}.log" if number == 1 else f"{name}-{number}.log")
         try:
-            path.touch(exist_ok=False)
+            path.touch(FILE_MODE, exist_ok=False)
         except FileExistsError:
             continue  # an earlier process of the same run made it
         return path

@@ -17,10 +17,10 @@ PACKAGE = Path(reward_kit.__file__).parent
 
 # Lowest first. A unit imports from rows above it, and from units to its left in its own row.
 LAYERS = [
-    ["errors", "lazy", "differences", "findings", "strict_json", "undoing", "shown_text", "notebook_html"],
+    ["errors", "lazy", "differences", "strict_json", "undoing", "private_files", "shown_text", "notebook_html"],
     ["task_parts", "earlier_tasks", "validation", "models", "returned", "loading", "process_guardian", "processes"],
-    ["typed_interface", "reward_options", "reward_calls", "providers", "episodes", "environments"],
-    ["agent", "sandbox"],
+    ["findings", "typed_interface", "reward_options", "reward_calls", "providers", "episodes", "environments"],
+    ["console", "log_format", "agent", "sandbox"],
     ["rewards", "tokens", "reward_agent", "reward_checks", "credit", "rl_helpers", "rl_processing"],
     ["runs"],
     ["rl"],
@@ -158,3 +158,15 @@ def test_the_fixed_names_are_at_home() -> None:
 def test_public_docstrings_open_every_module() -> None:
     for name, tree in MODULES.items():
         assert ast.get_docstring(tree) or not tree.body, f"{name} does not say why it exists"
+
+
+def test_commands_print_through_what_escapes_untrusted_text() -> None:
+    for name, tree in MODULES.items():
+        if name in ("reward_kit.cli.echo", "reward_kit.console"):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in ("click.echo", "click.secho"), f"{name}:{node.lineno}: call `cli.echo.echo`"
+                assert called not in ("Console", "rich.print"), f"{name}:{node.lineno}: take `console.SafeConsole`"
+                assert not called.endswith(("from_markup", "render_markup")), f"{name}:{node.lineno}: no markup"

@@ -284,6 +284,8 @@ async def test_logs_of_a_run_are_kept_under_names_of_their_own(tmp_path: Path) -
         await until(lambda child=child: child.returncode is not None)
         await child.end()
     assert (tmp_path / "logs" / "child.log").read_text() == "0\n"
+    assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "logs" / "child.log").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "logs" / "child-2.log").read_text() == "1\n"
 
 

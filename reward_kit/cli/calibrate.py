@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,14 +12,15 @@ import anyio
 import click
 import pydantic
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from reward_kit.cli import completing
+from reward_kit.cli.echo import echo, echo_json
 from reward_kit.cli.numbers import WholeNumber
 from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
 from reward_kit.cli.trust import require_trust_in, trust_option
+from reward_kit.console import SafeConsole
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
@@ -140,7 +140,7 @@ def command(
     done = anyio.run(run)
     if as_json:
         facts = {"labels": str(labels), "reward": id_, "threshold": threshold, "confidence": settings.confidence}
-        click.echo(json.dumps({**facts, "seed": seed, "resamples": resamples, **done.to_json()}))
+        echo_json({**facts, "seed": seed, "resamples": resamples, **done.to_json()})
         return
     _show(done, f"{id_} against {labels.name}")
 
@@ -168,13 +168,13 @@ def _loaded(reward: str, name: str, walls: Mapping[str, Any], options: tuple[str
         loaded = load_tasks_reward(definition, Path.cwd())
     assert loaded is not None  # the definition names it
     for note in loaded.notes:
-        click.echo(note, err=True)
+        echo(note, err=True)
     check_parameters(loaded.reward)
     return loaded.reward, definition.limits.reward_time_s
 
 
 def _show(done: Calibration, title: str) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console = SafeConsole(width=None if sys.stdout.isatty() else 120)
     table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
     table.add_column("", style="dim", no_wrap=True)
     table.add_column("figure", justify="right")

@@ -15,6 +15,7 @@ from reward_kit.agent.plain_json import as_text
 from reward_kit.cli import completing
 from reward_kit.cli.check_reward import FAIL_ON, Asked, check_rewards, is_reward, prove_task, why_not_free
 from reward_kit.cli.check_run import check_file, check_run, is_foreign_file, is_run
+from reward_kit.cli.echo import echo
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.reward_flags import keys_of_walls
 from reward_kit.cli.trust import described, require_trust_in, require_trust_in_file, trust_option
@@ -224,19 +225,19 @@ def _read_task(path: Path) -> None:
     """Check a task file and its dataset without importing or executing anything that they name."""
     _, samples = read_task(path)
     code = code_of_file(path)
-    click.echo(f"{path}: the file is ok as far as reading shows. {counted(len(samples), 'sample')}.")
-    click.echo("\n".join(["It would run:", *described(code)]) if code.files else "It names no code to run.")
-    click.echo("Nothing was run.")
+    echo(f"{path}: the file is ok as far as reading shows. {counted(len(samples), 'sample')}.")
+    echo("\n".join(["It would run:", *described(code)]) if code.files else "It names no code to run.")
+    echo("Nothing was run.")
 
 
 def _check_task(path: Path, asked: Asked) -> None:
     task = load_task(path, keys_of_walls(asked.sandbox, asked.back_end, asked.install_requirements))
     prepared = prepare(task, needs_policy=False)
     for note in task.notes:
-        click.echo(note, err=True)
+        echo(note, err=True)
     if not anyio.run(check_world, task.definition, task.samples, task.located) and task.tools is None:
         kind = task.definition.resource_type
-        click.echo(f"warning: resource {kind!r} offers no tools, and an agent can only write texts", err=asked.as_json)
+        echo(f"warning: resource {kind!r} offers no tools, and an agent can only write texts", err=asked.as_json)
     episodes = len(task.samples) * task.rollouts_per_sample
     reward = f"scored by {task.reward.id}" if task.reward else "not scored"
     by = (
@@ -245,9 +246,9 @@ def _check_task(path: Path, asked: Asked) -> None:
         else "by the policy that you name"
     )
     size = f"{counted(len(task.samples), 'sample')}, {counted(episodes, 'episode')}"
-    click.echo(f"{path}: the file is ok. {size} {by}, {reward}.", err=asked.as_json)
+    echo(f"{path}: the file is ok. {size} {by}, {reward}.", err=asked.as_json)
     if task.reward is not None and (why := why_not_free(task, prepared)):
-        click.echo(f"not checked: that what is right scores 1 and nothing scores 0: {why}", err=asked.as_json)
+        echo(f"not checked: that what is right scores 1 and nothing scores 0: {why}", err=asked.as_json)
     elif task.reward is not None:
         prove_task(task, prepared, asked)
 
@@ -271,10 +272,10 @@ def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) 
 
     findings, look = anyio.run(check)
     for line in (*(f"{finding.level}: {finding.message}" for finding in findings), *look):
-        click.echo(line)
+        echo(line)
     errors = sum(finding.level == "error" for finding in findings)
     verdict = counted(errors, "error") if errors else "ok"
-    click.echo(f"{target}: {verdict} ({kind.fork_kind_for(config)} fork, {steps} steps)")
+    echo(f"{target}: {verdict} ({kind.fork_kind_for(config)} fork, {steps} steps)")
     if errors:
         sys.exit(1)
 

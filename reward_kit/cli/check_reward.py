@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import click
 
 from reward_kit.agent.policies import make_policy
+from reward_kit.cli.echo import echo, echo_json
 from reward_kit.errors import ConfigError
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice
@@ -114,11 +114,11 @@ def check_rewards(target: str, asked: Asked) -> None:
     with _Progress() as progress:
         report = anyio.run(check_reward, plan, loaded, other, progress.tell)
     for note in loaded.notes:
-        click.echo(note, err=True)
+        echo(note, err=True)
     if asked.as_json:
-        click.echo(json.dumps(report.to_json(), indent=2))
+        echo_json(report.to_json(), indent=2)
     else:
-        click.echo("\n".join(report.lines()))
+        echo("\n".join(report.lines()))
     sys.exit(exit_code([report], asked.fail_on))
 
 
@@ -154,7 +154,7 @@ def prove_task(task: LoadedTask, prepared: Prepared, asked: Asked) -> None:
         report = _reward_report(task, proofs, asked, progress)
     wrong = [proof for proof in proofs if proof.problems]
     if asked.as_json:
-        click.echo(json.dumps(_to_json(task, proofs, report), indent=2))
+        echo_json(_to_json(task, proofs, report), indent=2)
     else:
         _print(task, proofs, report)
     sys.exit(1 if wrong and asked.fail_on != "never" else exit_code([report], asked.fail_on))
@@ -183,18 +183,18 @@ def _reward_report(task: LoadedTask, proofs: Sequence[SampleProof], asked: Asked
 def _print(task: LoadedTask, proofs: Sequence[SampleProof], report: Report) -> None:
     unknown = [proof for proof in proofs if proof.gold is None]
     for line in report.lines():
-        click.echo(line)
+        echo(line)
     # Behind the verdict on the reward, which counts its own findings and not these.
     for proof in proofs:
         where = proof.sample.where or proof.sample.id
         for problem in proof.problems:
-            click.echo(f"error:   {where}: sample {proof.sample.id!r}: {shown(problem, 300)}")
+            echo(f"error:   {where}: sample {proof.sample.id!r}: {shown(problem, 300)}")
     if unknown:
-        click.echo(
+        echo(
             f"not checked: that what is right scores 1, for {len(unknown)} of {len(proofs)} samples: nobody says what "
             "is right; give rows a gold_answer or gold_actions, the resource an expert_action, or name --gold-policy"
         )
-    click.echo(f"{task.path}: {_verdict(proofs)}")
+    echo(f"{task.path}: {_verdict(proofs)}")
 
 
 def _verdict(proofs: Sequence[SampleProof]) -> str:
@@ -243,9 +243,9 @@ class _Progress:
 
     def __exit__(self, *_: object) -> None:
         if self._is_shown:
-            click.echo("\r\x1b[K", nl=False, err=True)
+            echo(nl=False, err=True, redraw=True)
 
     def tell(self, what: str) -> None:
         """Show what is being asked now."""
         if self._is_shown:
-            click.echo(f"\r\x1b[Kchecking {shown(what, 60)} …", nl=False, err=True)
+            echo(f"checking {shown(what, 60)} …", nl=False, err=True, redraw=True)

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
-
 from reward_kit.cli.check_run_files import check_header, check_summary, combination_rule
+from reward_kit.cli.echo import echo, echo_json
 from reward_kit.episodes.record import attempt_of, environment_return, episode_from_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, boundary, did_you_mean
+from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, StoreError, boundary, did_you_mean
 from reward_kit.reward_checks.report import shown
-from reward_kit.runs.files import told_of
+from reward_kit.runs.files import state_file, told_of
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.store import read_scores
 from reward_kit.shown_text import counted
@@ -154,10 +153,10 @@ def check_file(target: str, form: str | None, *, fail_on: str, as_json: bool) ->
 
 def _report(tally: Tally, target: str, what: str, fail_on: str, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(tally.to_json(target, f"{what}s"), indent=2))
+        echo_json(tally.to_json(target, f"{what}s"), indent=2)
     else:
         for line in tally.lines(target, what):
-            click.echo(line)
+            echo(line)
     fails = {"error": ("error",), "warning": ("error", "warning"), "info": ("error", "warning"), "never": ()}[fail_on]
     if any(tally.count(level) for level in fails):
         sys.exit(1)
@@ -244,8 +243,15 @@ def _check_record(found: Found, run: Path, record: Mapping[str, Any], episode: S
             "changed afterwards",
         )
     state = record.get("final_state")
-    if state and not (run / "states" / f"{state.get('sha256')}.{state.get('kind')}").is_file():
+    if state and not _has_state(run, state):
         found.error("final-state", "its final state is not in states/; the run was copied without it")
+
+
+def _has_state(run: Path, state: Mapping[str, Any]) -> bool:
+    try:
+        return state_file(run, "", state).is_file()
+    except StoreError:
+        return False
 
 
 def _are_close(one: float, two: float) -> bool:
@@ -341,9 +347,9 @@ class _Progress:
         if time.monotonic() < self._next:
             return
         self._next, self._said = time.monotonic() + _SECONDS_BETWEEN, True
-        click.echo(f"{counted(number, 'episode')}, {self._read / self._size:.0%}", err=True)
+        echo(f"{counted(number, 'episode')}, {self._read / self._size:.0%}", err=True)
 
     def done(self) -> None:
         """The last line of one that was told of."""
         if self._said:
-            click.echo("100%", err=True)
+            echo("100%", err=True)

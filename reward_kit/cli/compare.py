@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,11 @@ import click
 from rich.console import Console
 
 from reward_kit.cli import completing
+from reward_kit.cli.echo import echo_json
 from reward_kit.cli.newest import two_newest, where_runs_are
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.outcome import note_console
+from reward_kit.console import SafeConsole
 from reward_kit.runs.comparison.comparing import Comparison, compare, to_json
 from reward_kit.runs.comparison.gates import Gate, regression_gates, under_gate
 from reward_kit.runs.comparison.sides import read_sides
@@ -103,7 +104,7 @@ def command(
     if fail_under is not None:
         gates.append(under_gate(comparison.sides[-1], fail_under, by_lower_bound=lower_bound))
     if as_json:
-        click.echo(json.dumps({**to_json(comparison), "gates": [gate._asdict() for gate in gates]}, allow_nan=False))
+        echo_json({**to_json(comparison), "gates": [gate._asdict() for gate in gates]}, allow_nan=False)
     else:
         _console(display).print(comparison_table(comparison, plain=_is_plain(display)))
     _tell(comparison, gates, output)
@@ -117,8 +118,8 @@ def _is_plain(display: str | None) -> bool:
 def _console(display: str | None) -> Console:
     """Standard output; plain lines are not folded, so that other programs can read them."""
     if _is_plain(display):
-        return Console(width=10_000, highlight=False, no_color=True, markup=False, emoji=False)
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+        return SafeConsole(width=10_000, no_color=True)
+    return SafeConsole(width=None if sys.stdout.isatty() else 120)
 
 
 def _tell(comparison: Comparison, gates: list[Gate], output: Path | None) -> None:

@@ -6,6 +6,7 @@ import click
 from click.shell_completion import add_completion_class, get_completion_class
 
 from reward_kit.cli.completing import WholeWords
+from reward_kit.cli.echo import echo
 from reward_kit.cli.main import COMPLETE_VARIABLE
 
 _PROGRAM = "reward-kit"
@@ -30,4 +31,4 @@ def command(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None  # the three are click's own
     program = click.get_current_context().find_root().command
-    click.echo(kind(program, {}, _PROGRAM, COMPLETE_VARIABLE).source(), nl=False)
+    echo(kind(program, {}, _PROGRAM, COMPLETE_VARIABLE).source(), nl=False)

@@ -11,14 +11,15 @@ from typing import Any
 import click
 import pydantic
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from reward_kit.cli import completing
+from reward_kit.cli.echo import echo_json
 from reward_kit.cli.newest import run_or_newest, where_runs_are
 from reward_kit.cli.numbers import WholeNumber
 from reward_kit.cli.outcome import note_console, write_page
+from reward_kit.console import SafeConsole
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.runs.credit import RunCredit, assign_credit, extreme_steps, headline, write_section
 from reward_kit.runs.header import RunHeader
@@ -88,7 +89,7 @@ def command(
     write_section(run, credit)
     best, worst = ([_with_action(row, run, credit) for row in rows] for rows in extreme_steps(run, top))
     if as_json:
-        click.echo(json.dumps({"run": str(run), **credit.section, "best": best, "worst": worst}))
+        echo_json({"run": str(run), **credit.section, "best": best, "worst": worst})
     else:
         _show(credit, best, worst)
     note = note_console()
@@ -120,7 +121,7 @@ def _with_action(row: Mapping[str, Any], run: Path, credit: RunCredit) -> dict[s
 
 def _show(credit: RunCredit, best: Sequence[Mapping[str, Any]], worst: Sequence[Mapping[str, Any]]) -> None:
     # A file or a pipe is as wide as the table needs; a person's terminal is what it is.
-    console = Console(highlight=False, width=None if Console().is_terminal else 160)
+    console = SafeConsole(width=None if SafeConsole().is_terminal else 160)
     console.print(Text(headline(credit.section), "bold"))
     table = Table(box=None, show_header=False)
     for name, value in _facts(credit.section):

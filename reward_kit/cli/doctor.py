@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -18,6 +17,7 @@ from typing import Any
 import click
 
 from reward_kit.cli.doctor_endpoints import NONE_NAMED, asked
+from reward_kit.cli.echo import echo, echo_json
 from reward_kit.errors import ConfigError, how_to_install
 from reward_kit.processes import child_environment
 from reward_kit.sandbox.availability import STRENGTHS, Availability, best_strength, probe
@@ -65,7 +65,7 @@ def command(as_json: bool, sandbox_back_end: str | None, base_urls: tuple[str, .
     """
     found = asyncio.run(_examine(sandbox_back_end, base_urls))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        echo_json(found, indent=2)
     else:
         _show(found)
     confines = (found["back_end"] or found["sandbox"])["confines_model_code"]
@@ -219,32 +219,32 @@ def _read(path: str) -> str:
 
 def _show(found: dict[str, Any]) -> None:
     python, system, sandbox = found["python"], found["system"], found["sandbox"]
-    click.echo(f"Python     {python['version']}, {python['path']}")
-    click.echo(f"System     {system['name']} {system['kernel']}, {system['machine']}, user {system['user']}")
-    click.echo("Sandbox")
+    echo(f"Python     {python['version']}, {python['path']}")
+    echo(f"System     {system['name']} {system['kernel']}, {system['machine']}, user {system['user']}")
+    echo("Sandbox")
     for name in STRENGTHS:
         one = sandbox["strengths"][name]
         mark, text = ("yes", one["walls"]) if one["available"] else ("no", one["reason"])
-        click.echo(f"  {name:<12} {mark:<4} {text}")
+        echo(f"  {name:<12} {mark:<4} {text}")
     for name, value in found["kernel"].items():
-        click.echo(f"  {name.replace('_', ' '):<16} {value if value not in ('', 0) else 'none'}")
+        echo(f"  {name.replace('_', ' '):<16} {value if value not in ('', 0) else 'none'}")
     _show_back_ends(found)
     limits = found["limits"]
     few = "" if limits["open_files_at_most"] >= _ENOUGH_DESCRIPTORS else "; many episodes at once will not fit"
-    click.echo(f"Descriptors {limits['open_files']:,}, may be raised to {limits['open_files_at_most']:,}{few}")
+    echo(f"Descriptors {limits['open_files']:,}, may be raised to {limits['open_files_at_most']:,}{few}")
     _show_extras(found)
     _show_endpoints(found["endpoints"])
     if sandbox["strength"]:
-        click.echo(f"\nModel-written code is confined with {sandbox['strength']}.")
+        echo(f"\nModel-written code is confined with {sandbox['strength']}.")
     else:
-        click.echo(f"\nModel-written code is refused here: {sandbox['refusal']}; {_ELSEWHERE}.")
+        echo(f"\nModel-written code is refused here: {sandbox['refusal']}; {_ELSEWHERE}.")
     if tried := found["back_end"]:
         with_what = f"is confined with {tried['strength']}" if tried["strength"] else f"is refused: {tried['refusal']}"
-        click.echo(f"In {tried['name']} it {with_what}.")
+        echo(f"In {tried['name']} it {with_what}.")
 
 
 def _show_extras(found: dict[str, Any]) -> None:
-    click.echo("Extras")
+    echo("Extras")
     for extra, missing in found["extras"].items():
         if not missing:
             told = ", ".join(f"{name} {found['packages'][name]}" for name in _required()[extra])
@@ -252,21 +252,21 @@ def _show_extras(found: dict[str, Any]) -> None:
             continue
         else:
             told = f"missing: {', '.join(missing)}"
-        click.echo(f"  {extra:<12} {told}")
+        echo(f"  {extra:<12} {told}")
     if any(found["extras"].values()):
-        click.echo(f"  To add one, {how_to_install('NAME')}")
+        echo(f"  To add one, {how_to_install('NAME')}")
 
 
 def _show_endpoints(endpoints: Sequence[dict[str, Any]]) -> None:
-    click.echo("Endpoints")
+    echo("Endpoints")
     for one in endpoints:
         taken = "" if one["seconds"] is None else f"after {one['seconds'] * 1000:.0f} ms: "
-        click.echo(f"  {one['base_url']}  {taken}{one['told']}")
+        echo(f"  {one['base_url']}  {taken}{one['told']}")
     if not endpoints:
-        click.echo(f"  {NONE_NAMED}")
+        echo(f"  {NONE_NAMED}")
 
 
 def _show_back_ends(found: dict[str, Any]) -> None:
-    click.echo("Back ends")
+    echo("Back ends")
     for name, text in found["back_ends"].items():
-        click.echo(f"  {name:<12} {text}")
+        echo(f"  {name:<12} {text}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from reward_kit.cli.echo import echo
 from reward_kit.cli.learning import needs_to_learn
 from reward_kit.cli.trust import require_trust_in_file, trust_option
 from reward_kit.runs.overrides import parse_override
@@ -47,5 +48,5 @@ def command(config: Path, overrides: tuple[str, ...]) -> None:
         plan = load_plan(config, given)
         check_policy(plan)
         for note in [*plan.task.notes, *notes(plan)]:
-            click.echo(note, err=True)
-    click.echo(explained(plan))
+            echo(note, err=True)
+    echo(explained(plan))

@@ -14,10 +14,12 @@ from typing import Any
 import click
 
 from reward_kit.cli import completing
+from reward_kit.cli.echo import echo
 from reward_kit.cli.newest import run_or_newest, where_runs_are
 from reward_kit.cli.numbers import Number
 from reward_kit.cli.trust import require_trust_in_file, trust_option
 from reward_kit.errors import ConfigError, StoreError, boundary
+from reward_kit.private_files import make_private_folder
 from reward_kit.runs.export.chats import Unfit, chat_of
 from reward_kit.runs.export.columns import STEPS, TABLES, rows_of
 from reward_kit.runs.export.selection import CreditLines, Selection, header_of_run, selected
@@ -99,11 +101,12 @@ def command(
     header = header_of_run(run)
     selection = Selection(header.pass_threshold, min_score, only_passed, policies)
     if form == CHATS:
-        target = output or _folder(run / "export") / "chats.jsonl"
+        target = output or _folder(run / "export", is_private=True) / "chats.jsonl"
         _check_target(target)
-        _write_chats(run, header, selection, target, tools)
+        _write_chats(run, header, selection, target, tools, is_private=output is None)
     else:
-        _write_tables(run, selection, form, _targets(run, form, output, tables), is_raw=raw)
+        targets = _targets(run, form, output, tables)
+        _write_tables(run, selection, form, targets, is_raw=raw, is_private=output is None)
 
 
 def _refuse_useless(given: Mapping[str, Any], form: str) -> None:
@@ -113,9 +116,9 @@ def _refuse_useless(given: Mapping[str, Any], form: str) -> None:
             raise ConfigError(f"{flag} has no effect with --format {form}; it is for {' and '.join(of[flag])}")
 
 
-def _folder(path: Path) -> Path:
+def _folder(path: Path, *, is_private: bool) -> Path:
     try:
-        path.mkdir(exist_ok=True)
+        (make_private_folder if is_private else Path.mkdir)(path, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make {path}: {error.strerror}; name a file with -o") from None
     return path
@@ -142,16 +145,18 @@ def _targets(run: Path, form: str, output: Path | None, tables: Sequence[str]) -
         raise ConfigError(f"-o {output}: there is no folder {output.parent}; make it first")
     if output is not None and output.suffix in (".csv", ".parquet"):
         raise ConfigError(f"-o {output}: {len(chosen)} tables need a folder; or choose one with --table")
-    folder = _folder(output or run / "export")
+    folder = _folder(output or run / "export", is_private=output is None)
     return {name: folder / f"{name}.{form}" for name in chosen}
 
 
-def _write_tables(run: Path, selection: Selection, form: str, targets: Mapping[str, Path], *, is_raw: bool) -> None:
+def _write_tables(
+    run: Path, selection: Selection, form: str, targets: Mapping[str, Path], *, is_raw: bool, is_private: bool
+) -> None:
     credit = CreditLines(run) if STEPS.name in targets else None
     told, count, rows = {"run": run.name, "written_by": "reward-kit"}, 0, Counter[str]()
     with ExitStack() as files:
         sinks = {
-            name: files.enter_context(opened(path, form, TABLES[name], told, is_raw=is_raw))
+            name: files.enter_context(opened(path, form, TABLES[name], told, is_raw=is_raw, is_private=is_private))
             for name, path in targets.items()
         }
         for result in _some(selected(run, selection), selection):
@@ -188,9 +193,11 @@ def _some(results: Iterator[Result], selection: Selection) -> Iterator[Result]:
         raise ConfigError(f"no episode is left to export: {why}")
 
 
-def _write_chats(run: Path, header: RunHeader, selection: Selection, target: Path, given: Path | None) -> None:
+def _write_chats(
+    run: Path, header: RunHeader, selection: Selection, target: Path, given: Path | None, *, is_private: bool
+) -> None:
     chats = _Chats(_tools(run, header, selection, given))
-    with text_file(target) as file:
+    with text_file(target, is_private=is_private) as file:
         for result in _some(selected(run, selection), selection):
             if (line := chats.line_of(result)) is not None:
                 file.write(line)
@@ -198,10 +205,10 @@ def _write_chats(run: Path, header: RunHeader, selection: Selection, target: Pat
             raise ConfigError(f"no episode can be written: {chats.reasons}")
     _say(f"{chats.count:,} chats", target)
     for name, times in chats.dropped.items():
-        click.echo(f"the format has no place for: {name} ({times:,} times)", err=True)
+        echo(f"the format has no place for: {name} ({times:,} times)", err=True)
     _tell_left_out(selection.left_out)
     if chats.unfit:
-        click.echo(f"{sum(chats.unfit.values()):,} episodes cannot be said in it: {chats.reasons}", err=True)
+        echo(f"{sum(chats.unfit.values()):,} episodes cannot be said in it: {chats.reasons}", err=True)
 
 
 class _Chats:
@@ -261,15 +268,15 @@ def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | Non
         found = tools_of_task(header)
     if found.changed:
         told = f"the tools may be others than in the run, since these changed: {', '.join(found.changed)}"
-        click.echo(told, err=True)
+        echo(told, err=True)
     return found.tools
 
 
 def _say(told: str, path: Path) -> None:
-    click.echo(f"{told}: {'standard output' if path == STDOUT else path}", err=True)
+    echo(f"{told}: {'standard output' if path == STDOUT else path}", err=True)
 
 
 def _tell_left_out(left_out: Counter[str]) -> None:
     if left_out:
         told = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
-        click.echo(f"left out: {told}", err=True)
+        echo(f"left out: {told}", err=True)

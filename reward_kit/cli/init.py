@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from reward_kit.cli.echo import echo
 from reward_kit.cli.schema import task_schema
 from reward_kit.cli.trust import trust_new_folder
 from reward_kit.errors import ConfigError
@@ -45,13 +46,13 @@ def command(directory: Path) -> None:
         path = directory / name
         with told_of("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode("utf-8"))
+        write_atomically(path, text.encode("utf-8"), is_private=False)
     trust_new_folder(directory)
-    click.echo(f"Wrote {len(texts)} files to {directory}. Next:")
+    echo(f"Wrote {len(texts)} files to {directory}. Next:")
     is_here = directory.resolve() == Path.cwd()
     there = [] if is_here else [f"cd {shlex.quote(str(directory))}"]
     for line in (*there, "reward-kit run task.yaml", "pytest", "reward-kit view --open"):
-        click.echo(f"  {line}")
+        echo(f"  {line}")
 
 
 def _text(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from reward_kit.cli import operator_log
+from reward_kit.cli.echo import echo, show_exception
 from reward_kit.errors import RewardKitError, did_you_mean
 
 if TYPE_CHECKING:
@@ -141,17 +143,19 @@ def program() -> None:
 def main() -> None:
     """The console entry point, which exits with one of `EXIT_CODES`."""
     _complete_whole_words()
+    sys.excepthook = show_exception
     try:
         code = program(auto_envvar_prefix=_PREFIX, complete_var=COMPLETE_VARIABLE, standalone_mode=False)
     except RewardKitError as error:
-        click.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         _leave(error.exit_code)
     except ExceptionGroup as group:
         ours = _first_of_ours(group)
-        click.echo(f"error: {ours}", err=True)
+        echo(f"error: {ours}", err=True)
         _leave(ours.exit_code)
     except click.ClickException as error:
-        error.show()
+        error.show(shown := io.StringIO())  # it may quote arguments, such as names of files
+        echo(shown.getvalue(), err=True, nl=False)
         _leave(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         _leave(130)

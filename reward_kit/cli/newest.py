@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
-
+from reward_kit.cli.echo import echo
 from reward_kit.cli.log_dir import log_dir_option
 from reward_kit.errors import ConfigError
 from reward_kit.runs.header import RunHeader
@@ -40,7 +39,7 @@ def run_or_newest(run: Path | None, log_dir: Path, *, besides: Path | None = Non
     found = [path for path in newest_runs(log_dir, _fitting(with_training)) if path != besides]
     if not found:
         raise ConfigError(_told_of_none(log_dir))
-    click.echo(f"the newest run: {found[0]}", err=True)
+    echo(f"the newest run: {found[0]}", err=True)
     return found[0]
 
 
@@ -59,7 +58,7 @@ def two_newest(log_dir: Path) -> tuple[Path, Path]:
         raise ConfigError(
             f"{log_dir} has one run of task {name!r}, {newest}; name the runs to compare, or that one for its policies"
         )
-    click.echo(f"the two newest runs of task {name!r}: {earlier[0]} (the baseline) and {newest}", err=True)
+    echo(f"the two newest runs of task {name!r}: {earlier[0]} (the baseline) and {newest}", err=True)
     return earlier[0], newest
 
 

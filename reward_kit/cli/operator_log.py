@@ -10,14 +10,15 @@ import datetime
 import json
 import logging
 import os
-import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.log_format import SafeFormatter, indented, traceback_of
+from reward_kit.shown_text import one_line
 
 if TYPE_CHECKING:
     from reward_kit.runs.redaction import Redaction
@@ -34,7 +35,6 @@ ROOT, EVENTS = "reward_kit", "reward_kit.events"
 FORMATS = ("text", "json")
 # What every record has; the rest of it was given as `extra`.
 _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,17 @@ class OperatorHandler(logging.StreamHandler[Any]):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        line = _as_json(record) if self._form == "json" else _as_text(record)
-        for redaction in self._redactions:
-            line = redaction.of_text(line)
-            if self._form == "json":  # a secret may stand there escaped
-                line = redaction.of_line(line.encode("ascii")).decode("ascii")
+        if self._form == "text":
+            return _as_text(record, self._hidden)
+        line = self._hidden(_as_json(record))
+        for redaction in self._redactions:  # a secret may be escaped in it
+            line = redaction.of_line(line.encode("ascii")).decode("ascii")
         return line
+
+    def _hidden(self, text: str) -> str:
+        for redaction in self._redactions:
+            text = redaction.of_text(text)
+        return text
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
@@ -132,10 +137,6 @@ def _at(record: logging.LogRecord) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _traceback(record: logging.LogRecord) -> str:
-    return logging.Formatter().formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
-
-
 def _as_json(record: logging.LogRecord) -> str:
     document = {
         "at": _at(record),
@@ -145,24 +146,17 @@ def _as_json(record: logging.LogRecord) -> str:
         "pid": record.process,
         **{key: value for key, value in _extras(record).items() if value is not None},
     }
-    if trace := _traceback(record):
+    if trace := traceback_of(record):
         document["traceback"] = trace
     return json.dumps(document, default=repr)
 
 
-def _as_text(record: logging.LogRecord) -> str:
-    """One line, and a traceback below it, set in: nothing that a stranger says can look like another record."""
+def _as_text(record: logging.LogRecord, hide: Callable[[str], str]) -> str:
+    """One line, and a traceback indented below it, so that no message can look like another record."""
     extras = "".join(f" {key}={value}" for key, value in _extras(record).items() if value is not None)
-    said = _written_out(f"{record.getMessage()}{extras}")
-    line = f"{_at(record)} {record.levelname.lower():7} {record.name}  {said}"
-    trace = "".join(f"\n    {_written_out(part)}" for part in _traceback(record).splitlines())
-    return line + trace
-
-
-def _written_out(text: str) -> str:
-    """Control characters as their codes: they could end the line, or paint the terminal."""
-    shown = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
-    return shown.encode("utf-8", "backslashreplace").decode("utf-8")
+    message = one_line(hide(f"{record.getMessage()}{extras}"))
+    line = f"{_at(record)} {record.levelname.lower():7} {record.name}  {message}"
+    return hide(line + indented(hide(traceback_of(record))))
 
 
 _shown: OperatorHandler | None = None
@@ -183,6 +177,8 @@ def begin(verbose: int) -> None:
         ConfigError: a variable asks for what there is not.
     """
     global _shown
+    if logging.lastResort is not None:  # prints warnings of loggers without a handler, also those of other packages
+        logging.lastResort.setFormatter(SafeFormatter())
     logging.getLogger(EVENTS).setLevel(LEVELS["off"])
     asked = os.environ.get(VARIABLE, "").strip()
     form = os.environ.get(FORMAT_VARIABLE, "").strip().lower() or "text"

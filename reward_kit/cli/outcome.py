@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import shlex
 import signal
@@ -16,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import anyio
-import click
 from rich.console import Console, RenderableType
 
 from reward_kit.agent.tool_troubles import CURRENT_TROUBLES, ToolTroubles
 from reward_kit.cli import operator_log
+from reward_kit.cli.echo import echo_json
+from reward_kit.console import SafeConsole
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import RewardKitError, StoreError, boundary
 from reward_kit.processes import LOG_FOLDER
@@ -232,7 +232,7 @@ def close_run(store: RunStore, rows: Sequence[EpisodeRow], missing: int, control
     document |= {"credit": credited.section} if credited is not None else {}
     if ending.as_json:
         status = "interrupted" if missing else "complete"
-        click.echo(json.dumps({"run": str(store.path), "status": status, **document}))
+        echo_json({"run": str(store.path), "status": status, **document})
     elif summaries:
         _console().print(summary_table(summaries, ending.title), *([further.shown] if further is not None else []))
     if missing:
@@ -286,7 +286,7 @@ def _credited(store: RunStore, credit: CreditModel | None, note: Console) -> tup
 
 def note_console() -> Console:
     """For what is told beside the result, on standard error."""
-    return Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    return SafeConsole(stderr=True, soft_wrap=True)
 
 
 def write_page(path: Path, note: Console) -> None:
@@ -332,4 +332,4 @@ def _exit_code(
 
 def _console() -> Console:
     """Standard output; wide enough for the table where it is no terminal."""
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    return SafeConsole(width=None if sys.stdout.isatty() else 120)

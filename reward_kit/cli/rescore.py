@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.cli import completing
+from reward_kit.cli.echo import echo
 from reward_kit.cli.newest import run_or_newest
 from reward_kit.cli.outcome import Ending, FurtherPart, run_into
 from reward_kit.cli.scoring import Asked, made_ready, scoring_flags
@@ -39,7 +40,8 @@ from reward_kit.runs.rescoring import (
 )
 from reward_kit.runs.scoring_given import Origin, Ready, check_reward, origin_of
 from reward_kit.runs.store import RunStore, is_open_elsewhere, new_run_path
-from reward_kit.runs.tables import difference_text, figure, interval_text, printable
+from reward_kit.runs.tables import difference_text, figure, interval_text
+from reward_kit.shown_text import printable
 
 _MUST_HOLD = {"run": "episodes of another run", "files": "the run has changed since", "scorer": "another reward"}
 
@@ -151,10 +153,10 @@ def _fill(store: RunStore, source: Source, ready: Ready) -> None:
         return
     copied = copy_results(source, store.path, ready.redaction)
     if source.redact:
-        click.echo(f"the texts went through {source.redact} when they were stored; they are scored as stored", err=True)
+        echo(f"the texts went through {source.redact} when they were stored; they are scored as stored", err=True)
     if copied.blotted:
         of = f"{copied.blotted:,} of {copied.episodes:,} episodes"
-        click.echo(f"secrets are blotted out of {of}; they are scored as stored, with {HIDDEN!r} there", err=True)
+        echo(f"secrets are blotted out of {of}; they are scored as stored, with {HIDDEN!r} there", err=True)
 
 
 def _again(run: Path, asked: Asked, path: Path) -> list[str]:

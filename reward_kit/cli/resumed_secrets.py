@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import click
-
+from reward_kit.cli.echo import echo
 from reward_kit.runs.redaction import hidden_keys
 
 
@@ -21,5 +20,5 @@ def told_of_hidden(overrides: Mapping[str, Any], given: Mapping[str, Any], other
     hidden = list(hidden_keys(overrides))
     if missing := [key for key in hidden if key not in given]:
         keys = " ".join(f"-T {key}=…" for key in missing)
-        click.echo(f"{keys} is a secret, or holds one, and was not stored; give it again{otherwise}", err=True)
+        echo(f"{keys} is a secret, or holds one, and was not stored; give it again{otherwise}", err=True)
     return hidden

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import pydantic
 from click.core import ParameterSource
 
 from reward_kit.cli import completing
+from reward_kit.cli.echo import echo, echo_json
 from reward_kit.cli.engine_flags import EngineFlags, where_it_is_collected
 from reward_kit.cli.going_on import LATEST, goes_on
 from reward_kit.cli.numbers import Number, WholeNumber
@@ -175,7 +175,7 @@ def command(**given: Any) -> None:
     # What a user's code prints, when it is loaded too, must not mix with the summary on standard output.
     with contextlib.redirect_stdout(sys.stderr):
         ready = _made_ready(asked)
-    click.echo("".join(f"{note}\n" for note in ready.task.notes), err=True, nl=False)
+    echo("".join(f"{note}\n" for note in ready.task.notes), err=True, nl=False)
     if asked.dry_run:
         _show_plan(ready.plan, asked.as_json)
         return
@@ -276,7 +276,7 @@ def _refuse_options_with_resume() -> None:
         if source is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{parameter.opts[0]} cannot be changed by --resume; start a new run")
         if source is ParameterSource.ENVIRONMENT:
-            click.echo(f"{parameter.opts[0]} of the environment is not used: a resume keeps what was decided", err=True)
+            echo(f"{parameter.opts[0]} of the environment is not used: a resume keeps what was decided", err=True)
 
 
 def _as_it_was_asked(header: RunHeader, given: Mapping[str, Any], base_url: str | None) -> Request:
@@ -316,7 +316,7 @@ def _traffic(record: Path | None, replay: Path | None, dry_run: bool) -> Traffic
         raise click.UsageError("give --record or --replay, not both")
     traffic = Traffic(cassette=Cassette.replay(replay) if replay is not None else None, asks_nobody=dry_run)
     if dry_run:
-        traffic.notice = lambda line: click.echo(f"note: {line}; a dry run needs none", err=True)
+        traffic.notice = lambda line: echo(f"note: {line}; a dry run needs none", err=True)
     return traffic
 
 
@@ -340,7 +340,7 @@ def _record(path: Path | None, traffic: Traffic, dry_run: bool) -> None:
     traffic.cassette = Cassette.replay(path) if dry_run else Cassette.record(path)
     if held := traffic.cassette.held:
         count = "1 exchange that is" if held == 1 else f"{held} exchanges that are"
-        click.echo(f"--record {path} adds to {count} there", err=True)
+        echo(f"--record {path} adds to {count} there", err=True)
 
 
 def _run_to_resume(resume: str, task: Path | None, log_dir: Path) -> Path:
@@ -360,7 +360,7 @@ def _check_unchanged(path: Path, header: RunHeader, task: LoadedTask, force: boo
             f"{path} cannot go on, because its results would not belong together:\n{shown}\n"
             "Start a new run, undo the change, or go on all the same with --force"
         )
-    click.echo(f"--force: {path} goes on, though its results may not belong together:\n{shown}", err=True)
+    echo(f"--force: {path} goes on, though its results may not belong together:\n{shown}", err=True)
 
 
 def _show_plan(plan: Plan, as_json: bool) -> None:
@@ -376,8 +376,8 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         "tools": sorted(plan.tools.get_tools()) if plan.tools else [],
     }
     if as_json:
-        click.echo(json.dumps({"dry_run": True, **facts}))
+        echo_json({"dry_run": True, **facts})
         return
     for key, value in facts.items():
-        click.echo(f"{key + ':':<10}{', '.join(value) if isinstance(value, list) else value}")
-    click.echo("Nothing was written.")
+        echo(f"{key + ':':<10}{', '.join(value) if isinstance(value, list) else value}")
+    echo("Nothing was written.")

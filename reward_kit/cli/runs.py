@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from reward_kit.cli.echo import echo, echo_json
 from reward_kit.cli.log_dir import log_dir_option
 from reward_kit.cli.numbers import WholeNumber
 from reward_kit.errors import ConfigError, StoreError
@@ -47,15 +47,15 @@ def list_(log_dir: Path, as_json: bool) -> None:
     """
     runs = stored_runs(log_dir)
     if as_json:
-        click.echo(json.dumps([_as_json(run) for run in runs]))
+        echo_json([_as_json(run) for run in runs])
         return
     for run in runs:
         scores = ", ".join(
             f"{policy} {'unscored' if score is None else figure(score)}" for policy, score in run.scores.items()
         )
-        click.echo(f"{run.path}  {run.status:<11}  {_size(run.size):>8}  {scores}")
+        echo(f"{run.path}  {run.status:<11}  {_size(run.size):>8}  {scores}")
     if not runs:
-        click.echo(f"No run in {log_dir}.", err=True)
+        echo(f"No run in {log_dir}.", err=True)
 
 
 @command.command(name="prune")
@@ -76,15 +76,15 @@ def prune(log_dir: Path, keep: int | None, older_than: str | None, yes: bool, dr
         raise click.UsageError("say what to keep: --keep N, --older-than AGE, or both")
     chosen = to_remove(stored_runs(log_dir), keep, _age(older_than))
     for run in chosen:
-        click.echo(f"{run.path}  {run.status:<11}  {_size(run.size):>8}")
+        echo(f"{run.path}  {run.status:<11}  {_size(run.size):>8}")
     freed = _size(sum(run.size for run in chosen))
     if not chosen or dry_run:
-        click.echo(f"{len(chosen)} runs, {freed}. Nothing was removed." if chosen else "Nothing to remove.", err=True)
+        echo(f"{len(chosen)} runs, {freed}. Nothing was removed." if chosen else "Nothing to remove.", err=True)
         return
     if yes or click.confirm(f"Remove these {len(chosen)} runs ({freed})?", err=True):
         _remove_all(chosen)
     else:
-        click.echo("Nothing was removed.", err=True)
+        echo("Nothing was removed.", err=True)
 
 
 def _remove_all(chosen: Sequence[StoredRun]) -> None:
@@ -95,7 +95,7 @@ def _remove_all(chosen: Sequence[StoredRun]) -> None:
             remove(run)
         except StoreError as error:
             problems.append(str(error))
-    click.echo(f"{len(chosen) - len(problems)} runs removed.", err=True)
+    echo(f"{len(chosen) - len(problems)} runs removed.", err=True)
     if problems:
         raise StoreError("\n".join(problems))
 

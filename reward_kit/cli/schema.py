@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from reward_kit.cli.echo import echo
 from reward_kit.cli.learning import needs_to_learn
 
 
@@ -20,7 +21,7 @@ def command(kind: str) -> None:
       reward-kit schema > task.schema.json
       reward-kit schema train > train.schema.json
     """
-    click.echo(task_schema() if kind == "task" else train_schema(), nl=False)
+    echo(task_schema() if kind == "task" else train_schema(), nl=False)
 
 
 def task_schema() -> str:

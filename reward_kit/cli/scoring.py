@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from reward_kit.cli import completing
+from reward_kit.cli.echo import echo
 from reward_kit.cli.log_dir import log_dir_option
 from reward_kit.cli.numbers import Number
 from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
@@ -134,5 +135,5 @@ def made_ready(origin: Origin, asked: Asked) -> Ready:
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
         ready = ready_to_score(origin, asked.reward, asked.changes, asked.pass_threshold)
     for note in ready.notes:
-        click.echo(note, err=True)
+        echo(note, err=True)
     return ready

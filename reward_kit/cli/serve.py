@@ -14,6 +14,7 @@ import anyio
 import click
 
 from reward_kit.cli import completing, operator_log
+from reward_kit.cli.echo import echo
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.reward_flags import where_it_runs
 from reward_kit.cli.trust import require_trust_in, trust_option
@@ -152,7 +153,7 @@ def _keys(file: Path | None) -> tuple[Keys, str]:
 
     keys, note = found_keys(file)
     if note:
-        click.echo(f"warning: {note}", err=True)
+        echo(f"warning: {note}", err=True)
     made = "" if keys else new_key()
     texts = keys or [made]
     operator_log.also_keep_out(Redaction(texts))
@@ -167,7 +168,7 @@ async def _serve(named: Sequence[Named], keys: Keys, made: str, options: ServerO
             async with serving(named, keys, options) as running:
                 _tell(named, running.address, made, options.host)
                 await anext(signals)
-                click.echo("Answering what is in flight; Ctrl-C again stops now.", err=True)
+                echo("Answering what is in flight; Ctrl-C again stops now.", err=True)
                 tasks.start_soon(_stop_at, signals, running.stop)
             tasks.cancel_scope.cancel()
 
@@ -181,23 +182,23 @@ def _tell(named: Sequence[Named], address: str, made: str, host: str) -> None:
     """The address on standard output, and everything else on standard error."""
     for one in named:
         for note in one.notes:
-            click.echo(note, err=True)
-        click.echo(f"{one.name}: {one.reward.mode}, POST {address}/v1/rewards/{one.name}/score", err=True)
+            echo(note, err=True)
+        echo(f"{one.name}: {one.reward.mode}, POST {address}/v1/rewards/{one.name}/score", err=True)
     if made:
-        click.echo("A key for this start, shown once; REWARD_KIT_SERVE_API_KEY or --api-key-file keeps one:", err=True)
-        click.echo(f"  export {KEY_VARIABLE}={made}", err=True)
-    click.echo(
+        echo("A key for this start, shown once; REWARD_KIT_SERVE_API_KEY or --api-key-file keeps one:", err=True)
+        echo(f"  export {KEY_VARIABLE}={made}", err=True)
+    echo(
         f'Try it:\n  curl {address}/v1/rewards/{named[0].name}/score -H "Authorization: Bearer ${KEY_VARIABLE}" '
         f"-H 'Content-Type: application/json' -d '{_EXAMPLE}'",
         err=True,
     )
     if not _is_loopback(host):
-        click.echo(
+        echo(
             f"warning: {host} can be reached from other machines, and HTTP is not encrypted: whoever is on the way "
             "reads keys and rollouts. Put a proxy with TLS in front, or keep to 127.0.0.1 and forward the port by ssh",
             err=True,
         )
-    click.echo(address)
+    echo(address)
 
 
 def _is_loopback(host: str) -> bool:

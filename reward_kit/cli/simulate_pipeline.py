@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,11 +10,12 @@ from typing import Any, TypeVar
 import click
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from reward_kit.cli.echo import echo_json
 from reward_kit.cli.numbers import Number, WholeNumber
+from reward_kit.console import SafeConsole
 from reward_kit.reward_agent.overlap.latency import Latency, parse_latency
 from reward_kit.reward_agent.overlap.settings import PipelineSettings, Schedule
 from reward_kit.reward_agent.overlap.simulation import Overlap, ScheduleResult, draw_latencies, simulate_overlap
@@ -111,7 +111,7 @@ def command(
     drawn_from = parse_latency(latency)
     overlap = simulate_overlap(settings, draw_latencies(settings, drawn_from, seed))
     if as_json:
-        click.echo(json.dumps(_document(overlap, drawn_from, seed)))
+        echo_json(_document(overlap, drawn_from, seed))
     else:
         _show(overlap, drawn_from, seed)
 
@@ -149,7 +149,7 @@ def _facts(overlap: Overlap) -> dict[str, float]:
 
 
 def _show(overlap: Overlap, latency: Latency, seed: int) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console = SafeConsole(width=None if sys.stdout.isatty() else 120)
     settings, facts = overlap.settings, _facts(overlap)
     asked = f"{settings.calls_per_step:,} calls a step, {settings.max_concurrency:,} in flight, {latency} (seed {seed})"
     took = ", ".join(f"{name.removesuffix('_s')} {value:.1f} s" for name, value in facts.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import anyio
 import click
 
+from reward_kit.cli.echo import echo, echo_json
 from reward_kit.cli.going_on import LATEST
 from reward_kit.cli.outcome import (
     allow_many_connections,
@@ -101,8 +101,11 @@ def _as_first(asked: Asked, crew: Crew | None) -> int:
         check_policy(plan)
         _check_world(plan)
     if asked.dry_run:
-        click.echo(json.dumps({"dry_run": True, "run": plan.name}) if asked.as_json else explained(plan))
-        click.echo("Nothing was written.", err=True)
+        if asked.as_json:
+            echo_json({"dry_run": True, "run": plan.name})
+        else:
+            echo(explained(plan))
+        echo("Nothing was written.", err=True)
         return 0
     if path is None:
         path = new_run_path(asked.log_dir, plan.name)
@@ -135,7 +138,7 @@ def _planned(asked: Asked) -> tuple[Path | None, TrainingPlan]:
 def _check_world(plan: TrainingPlan) -> None:
     anyio.run(check_world, plan.task.definition, plan.samples, plan.task.located)
     for note in [*plan.task.notes, *notes(plan)]:
-        click.echo(note, err=True)
+        echo(note, err=True)
     if (held_out := plan.held_out) is not None:
         anyio.run(check_world, held_out.task.definition, held_out.samples, held_out.task.located)
 
@@ -166,17 +169,17 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
     plan = load_plan(Path(training.train_path), before)
     changes = changes_since(header, plan, path)
     for change in changes.allowed:
-        click.echo(f"{change}", err=True)
+        echo(f"{change}", err=True)
     if changes.refused:
         told = f"{path} cannot go on as it began, because these changed: {', '.join(changes.refused)}"
         if not force:
             raise ConfigError(f"{told}. Start a new run, undo the change, or go on all the same with --force")
-        click.echo(f"--force: {told}", err=True)
+        echo(f"--force: {told}", err=True)
     plan = load_plan(Path(training.train_path), {**before, **given}) if given else plan
     if header.status == "complete" and training.updates >= plan.config.updates:
         done = counted(training.updates, "update")
         more = shlex.join(["reward-kit", "train", "--resume", str(path), "-T", f"updates={2 * training.updates}"])
-        click.echo(f"{path} is finished: it has made its {done}. To train further, raise updates:  {more}", err=True)
+        echo(f"{path} is finished: it has made its {done}. To train further, raise updates:  {more}", err=True)
     return plan
 
 
@@ -235,13 +238,13 @@ def _write_page(path: Path) -> None:
 
 def _end(path: Path, outcome: Outcome, as_json: bool, called: Sequence[str]) -> int:
     if as_json:
-        click.echo(json.dumps({"run": str(path), "status": outcome.status, **outcome.summary}))
+        echo_json({"run": str(path), "status": outcome.status, **outcome.summary})
     elif (best := outcome.summary.get("best")) is not None:
         update = outcome.summary["best_update"]
         when = f"after update {update}" if update else "before the first update; none was better, so there is no model/"
-        click.echo(f"best {outcome.summary['metric']} {best:.3f} {when}")
-    click.echo(f"Written to {path}", err=True)
+        echo(f"best {outcome.summary['metric']} {best:.3f} {when}")
+    echo(f"Written to {path}", err=True)
     if outcome.status != INTERRUPTED:
         return 0
-    click.echo(f"Go on with:  {shlex.join([*called, 'train', '--resume', str(path)])}", err=True)
+    echo(f"Go on with:  {shlex.join([*called, 'train', '--resume', str(path)])}", err=True)
     return 130

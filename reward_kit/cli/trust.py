@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reward_kit.cli.echo import echo
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.shown_text import counted, shown
 
@@ -81,7 +82,7 @@ def trust_new_folder(folder: Path) -> None:
     try:
         trust(PlannedCode(folder.resolve()), always=True)
     except StoreError as error:
-        click.echo(f"note: {error}; the first run will ask whether to trust {folder}", err=True)
+        echo(f"note: {error}; the first run will ask whether to trust {folder}", err=True)
 
 
 def _require(code: PlannedCode, what: str) -> None:
@@ -104,7 +105,7 @@ def _ask(code: PlannedCode, files: Sequence[Path], what: str) -> None:
             f"If you trust it, add --trust to this command:\n  {shlex.join(['reward-kit', *sys.argv[1:], '--trust'])}\n"
             f"or set {VARIABLE}=1, e.g. in CI"
         )
-    click.echo(f"{what} would run code that you have not agreed to yet:\n{lines}", err=True)
+    echo(f"{what} would run code that you have not agreed to yet:\n{lines}", err=True)
     answer = click.prompt(
         "Run it?  y: yes, ask again if it changes   a: always in this folder   n: no",
         type=click.Choice(["y", "a", "n"]),
@@ -138,4 +139,4 @@ def _record(code: PlannedCode, *, always: bool = False) -> None:
     try:
         trust(code, always=always)
     except StoreError as error:
-        click.echo(f"note: {error}; it will be asked again", err=True)
+        echo(f"note: {error}; it will be asked again", err=True)

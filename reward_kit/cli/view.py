@@ -11,6 +11,7 @@ import anyio.to_thread
 import click
 
 from reward_kit.cli import completing
+from reward_kit.cli.echo import echo
 from reward_kit.errors import ConfigError
 from reward_kit.runs.header import FILE
 from reward_kit.runs.viewer.catalogue import Catalogue
@@ -57,12 +58,15 @@ def _catalogue_of(folder: Path) -> Catalogue:
 
 
 async def _serve(catalogue: Catalogue, port: int, opens: bool) -> None:
+    from reward_kit.runs.viewer.access import CODE, Access
     from reward_kit.runs.viewer.server import serving
 
+    access = Access()
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with serving(catalogue, port) as address:
-            click.echo(address)
-            click.echo("Ctrl-C ends it. Whoever has this address can read these runs, on this machine alone.", err=True)
-            if opens:
-                await anyio.to_thread.run_sync(webbrowser.open, address)
+        async with serving(catalogue, port, access) as address:
+            echo(address)
+            echo("Ctrl-C ends it. Whoever has this address can read these runs, on this machine alone.", err=True)
+            if opens:  # not this address, since other users can read the arguments of the browser's process
+                once = f"{address.partition('?')[0]}?{CODE}={access.one_time_code()}"
+                await anyio.to_thread.run_sync(webbrowser.open, once)
             await anext(signals)

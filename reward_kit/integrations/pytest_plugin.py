@@ -72,7 +72,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if mark is not None and (run := item.stash.get(_RUN, None)) is not None:
         gates = {**_GATES, **mark.kwargs}
         if missed := list(_missed(run, gates["threshold"], gates["lower_bound"], gates["max_errors"])):
-            pytest.fail("\n".join(missed), pytrace=False)
+            pytest.fail(_printable("\n".join(missed)), pytrace=False)
     return result
 
 
@@ -80,8 +80,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.when == "call" and report.failed and (run := item.stash.get(_RUN, None)) is not None:
-        report.sections.append(("reward-kit", _told(run)))
+        report.sections.append(("reward-kit", _printable(_told(run))))
     return report
+
+
+def _printable(text: str) -> str:
+    from reward_kit.shown_text import printable
+
+    return printable(text)
 
 
 def _log_dir(request: pytest.FixtureRequest) -> Path:
@@ -122,7 +128,7 @@ def _run_of(mark: pytest.Mark, folder: Path, log_dir: Path) -> FinishedRun:
 
         return score_transcripts(folder / given.pop("data"), folder=folder, log_dir=log_dir, **given)
     except RewardKitError as error:
-        problem = str(error)
+        problem = _printable(str(error))
     pytest.fail(f"{MARK}: {problem}", pytrace=False)  # out here, so that the error is not told twice
 
 

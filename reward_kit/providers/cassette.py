@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from reward_kit.errors import ConfigError, DeadlineError, LimitError, ProviderError
+from reward_kit.private_files import private_opener
 from reward_kit.processes import lock_for_this_process
 from reward_kit.providers.cassette_index import SCHEMA_VERSION, CassetteIndex, Question, open_cassette, read_header
 from reward_kit.providers.faults import EndpointError
@@ -63,7 +64,7 @@ class Cassette:
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("a+b")
+            file = open(path, "a+b", opener=private_opener)  # noqa: SIM115 - takes an opener, and is kept
         except OSError as error:
             raise ConfigError(f"cassette {path} cannot be written: {error.strerror}") from error
         with undone_on_error(file.close):

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from reward_kit.console import SafeConsole
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.runs.summary import EpisodeRow, score_interval
 from reward_kit.runs.tables import figure
@@ -40,7 +41,7 @@ class Display:
     def __init__(self, kind: DisplayKind, total: int, console: Console | None = None) -> None:
         self._kind, self._total = kind, total
         self.scoring: Callable[[], AgentStats | None] = lambda: None
-        self._console = console or Console(stderr=True)
+        self._console = console or SafeConsole(stderr=True)
         self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
         self._began = time.monotonic()
         self._stopped = self._errors = self._scored = self._waiting = self._resumed = self._scored_before = 0
@@ -61,12 +62,12 @@ class Display:
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
         elif self._kind == "plain":
-            self._console.print(self._line(), highlight=False, markup=False, emoji=False)
+            self._console.print(self._line())
 
     def say(self, note: str) -> None:
         """Show a note beside the progress."""
         if self._kind != "none":
-            self._console.print(note, style="yellow", highlight=False, markup=False)
+            self._console.print(note, style="yellow")
 
     def episode_stopped(self, row: EpisodeRow) -> None:
         """An episode is over."""
@@ -133,7 +134,7 @@ class Display:
         now = time.monotonic()
         if now >= self._next_line:
             self._next_line = now + 5.0
-            self._console.print(self._line(), highlight=False, markup=False, emoji=False)
+            self._console.print(self._line())
 
 
 def _duration(seconds: float) -> str:

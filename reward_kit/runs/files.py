@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
-from collections.abc import Iterable, Iterator
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pydantic_core
 
 from reward_kit.errors import StoreError
+from reward_kit.private_files import private_opener
+from reward_kit.undoing import undone_on_error
+
+STATES = "states"
+_STATE_NAME = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_-]{1,64}")
 
 
 @contextmanager
@@ -26,6 +33,68 @@ def told_of(verb: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"cannot {verb} {path}: {error.strerror or error}") from error
+
+
+def refuse_links_out(run: Path) -> None:
+    """Refuse a run folder from which a symbolic link leads out, since the folder may have been received from others.
+
+    Links within the folder are fine, and so is one that leads to the folder itself. Final states are not looked at
+    here: what is read of them has to have the digest that names them.
+
+    Raises:
+        StoreError: a link leads out of the folder, or an entry of it is neither a file nor a folder.
+    """
+    root = os.path.realpath(run)
+    for entry in _entries(root):
+        if not (entry.is_symlink() or entry.is_file() or entry.is_dir()):
+            raise StoreError(f"{run / entry.name} is neither a file nor a folder; remove it")
+        is_folder = entry.is_dir(follow_symlinks=False) and entry.name != STATES
+        for one in (entry, *(_entries(entry.path) if is_folder else ())):
+            if one.is_symlink() and not os.path.realpath(one.path).startswith(f"{root}{os.sep}"):
+                place = run / os.path.relpath(one.path, root)
+                raise StoreError(
+                    f"{place} is a symbolic link that leads out of the run's folder, and is not followed; put what it "
+                    "leads to there, or remove it"
+                )
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing if it cannot be read, which its reader reports."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except OSError:
+        return []
+
+
+def state_name(stored: Mapping[str, Any]) -> str:
+    """Return the name that a final state has in `states/`.
+
+    Args:
+        stored: of an episode's line, with `kind` and `sha256`.
+
+    Raises:
+        StoreError: these are not what a state is named by, such as a path that leads elsewhere.
+    """
+    name = f"{stored.get('sha256')}.{stored.get('kind')}"
+    if not _STATE_NAME.fullmatch(name):
+        raise StoreError(f"a final state is named by its SHA-256 and its kind; got {name!r:.100}")
+    return name
+
+
+def state_file(run: Path, rollout_id: str, stored: Mapping[str, Any]) -> Path:
+    """Return the file of a final state, which lies in the run's folder.
+
+    Raises:
+        StoreError: its name leads elsewhere, it is a symbolic link, or it is missing.
+    """
+    try:
+        file = run / STATES / state_name(stored)
+    except StoreError as error:
+        raise StoreError(f"episode {rollout_id}: {error}; edited by hand?") from None
+    if file.is_symlink() or not file.is_file():
+        raise StoreError(f"episode {rollout_id}: its final state {file} is missing")
+    return file
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -80,12 +149,32 @@ def cut_torn_line(path: Path) -> None:
             file.truncate(position)
 
 
-def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
+def open_part(part: Path, path: Path, *, is_private: bool) -> IO[bytes]:
+    """Open a new file for writing, which is to replace another.
+
+    Args:
+        part: the new file.
+        path: the file that it becomes.
+        is_private: a new file is its owner's alone, and one that is replaced keeps its permissions; False creates it
+            as the umask allows.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    file = open(part, "xb", opener=private_opener if is_private else None)  # noqa: SIM115 - takes an opener
+    with undone_on_error(file.close):
+        if is_private and path.is_file() and not path.is_symlink():
+            part.chmod(stat.S_IMODE(path.stat().st_mode))
+    return file
+
+
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, is_private: bool = True) -> None:
     """Replace a file as a whole; a kill leaves the old one or the new one.
 
     Args:
         path: the file.
         data: its content, or parts of it that are made one after the other.
+        is_private: as of `open_part`.
 
     Raises:
         StoreError: it cannot be written; what was there stays.
@@ -93,7 +182,7 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with told_of("write", path):
         try:
-            with part.open("wb") as file:
+            with open_part(part, path, is_private=is_private) as file:
                 file.writelines([data] if isinstance(data, bytes) else data)
             part.replace(path)
         finally:

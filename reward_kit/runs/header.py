@@ -14,7 +14,7 @@ from typing import Any
 import pydantic
 
 from reward_kit.errors import ConfigError, StoreError, did_you_mean
-from reward_kit.runs.files import read_json
+from reward_kit.runs.files import read_json, refuse_links_out
 from reward_kit.validation import describe_validation_error
 
 FILE = "run.json"
@@ -101,8 +101,10 @@ class RunHeader(pydantic.BaseModel):
         """The header of the run in a folder.
 
         Raises:
-            StoreError: it is missing, is of another version, or a key of it is damaged.
+            StoreError: it is missing, is of another version, or a key of it is damaged; or a link leads out of the
+                folder.
         """
+        refuse_links_out(run)
         data = read_json(run / FILE)
         if data.get("schema_version") != SCHEMA_VERSION:
             told = data.get("schema_version")

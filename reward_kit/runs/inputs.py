@@ -19,6 +19,7 @@ from urllib.parse import quote
 from reward_kit.errors import ConfigError
 from reward_kit.loading import module_name_of, split_reference
 from reward_kit.models import TaskDefinitionModel
+from reward_kit.private_files import make_private_folder
 from reward_kit.reward_agent.confined import ConfinedReward
 from reward_kit.reward_agent.scoring import Reward
 from reward_kit.reward_agent.sources import sources_of, user_roots
@@ -231,7 +232,7 @@ def keep_inputs(
     """
     folder = store.path / FOLDER
     with told_of("make", folder):
-        folder.mkdir(exist_ok=True)
+        make_private_folder(folder, exist_ok=True)
     for name, (suffix, text) in (texts or {}).items():
         write_atomically(folder / _copy_name(name, Path(f"text{suffix}")), store.redaction.of_bytes(text))
     for name, file in inputs.items():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -117,18 +116,6 @@ class Redaction:
         if not isinstance(result, str):
             raise StoreError(f"the task's redact function returned {type(result).__name__}, not text")
         return result
-
-
-class RedactingFormatter(logging.Formatter):
-    """A log line without secrets, its traceback included."""
-
-    def __init__(self, pattern: str, redaction: Redaction) -> None:
-        super().__init__(pattern)
-        self._redaction = redaction
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        return self._redaction.of_text(super().format(record))
 
 
 def without_secrets(value: Any) -> Any:

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reward_kit.errors import ConfigError, StoreError
-from reward_kit.runs.files import told_of, write_atomically
+from reward_kit.errors import ConfigError
+from reward_kit.private_files import make_private_folder
+from reward_kit.runs.files import STATES, open_part, state_file, told_of, write_atomically
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.redaction import HIDDEN, Redaction
 from reward_kit.runs.results import Places, places_of, read_results
@@ -93,7 +94,7 @@ def copy_results(source: Source, target: Path, redaction: Redaction) -> Copied:
         nonlocal blotted
         for result in read_results(source.path, source.places):
             if state := result.episode.get("final_state"):
-                _copy_state(source.path, target, f"{state['sha256']}.{state['kind']}", result.episode["rollout_id"])
+                _copy_state(state_file(source.path, result.episode["rollout_id"], state), target)
             line = redaction.of_line(result.line.rstrip(b"\n")) + b"\n"
             blotted += HIDDEN.encode() in line
             yield line
@@ -110,28 +111,22 @@ def checked_facts(source: Source) -> Iterator[Mapping[str, Any]]:
     """
     for result in read_results(source.path, source.places):
         if state := result.episode.get("final_state"):
-            _state_file(source.path, f"{state['sha256']}.{state['kind']}", result.episode["rollout_id"])
+            state_file(source.path, result.episode["rollout_id"], state)
         yield {key: result.episode.get(key) for key in ("ground_truth", "sample")}
 
 
-def _state_file(run: Path, name: str, rollout_id: str) -> Path:
-    file = run / "states" / name
-    if not file.is_file():
-        raise StoreError(f"episode {rollout_id}: its final state {file} is missing, and the reward may read it")
-    return file
-
-
-def _copy_state(run: Path, target: Path, name: str, rollout_id: str) -> None:
+def _copy_state(file: Path, target: Path) -> None:
     """A second name for the same file where the disk can do that; states are never written twice."""
-    file, place = _state_file(run, name, rollout_id), target / "states" / name
+    place = target / STATES / file.name
     if place.exists():
         return
     with told_of("write", place):
-        place.parent.mkdir(exist_ok=True)
+        make_private_folder(place.parent, exist_ok=True)
         with contextlib.suppress(OSError):
             os.link(file, place)
             return
-        shutil.copyfile(file, place)
+        with file.open("rb") as source, open_part(place, place, is_private=True) as copy:
+            shutil.copyfileobj(source, copy)
 
 
 class Counts(NamedTuple):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 
+from reward_kit.log_format import SafeFormatter
+from reward_kit.private_files import private_opener
 from reward_kit.runs import events
-from reward_kit.runs.redaction import RedactingFormatter, Redaction
+from reward_kit.runs.redaction import Redaction
 
 
 class _LogFile(logging.FileHandler):
@@ -17,6 +20,10 @@ class _LogFile(logging.FileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # the file is opened with the first record
             super().emit(record)
+
+    def _open(self) -> TextIOWrapper:
+        arguments = {"encoding": self.encoding, "errors": self.errors, "opener": private_opener}
+        return open(self.baseFilename, self.mode, **arguments)  # type: ignore[call-overload, no-any-return] # noqa: PTH123
 
     def handleError(self, record: logging.LogRecord) -> None:
         return
@@ -30,7 +37,7 @@ def log_handler(path: Path, redaction: Redaction) -> logging.Handler:
         redaction: keeps secrets out of it.
     """
     handler = _LogFile(path, encoding="utf-8", errors="backslashreplace", delay=True)
-    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", redaction))
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", redaction.of_text))
     handler.addFilter(lambda record: record.name != events.NAME)  # the run's own files say it already
     return handler
 

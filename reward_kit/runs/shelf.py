@@ -77,10 +77,12 @@ def remove(run: StoredRun) -> None:
     """Delete a run's folder.
 
     Raises:
-        StoreError: another process has it open, or it cannot be deleted.
+        StoreError: another process has it open, it is a symbolic link, or it cannot be deleted.
     """
     if is_open_elsewhere(run.path):
         raise StoreError(f"{run.path} is open in another process; wait for it to end")
+    if run.path.is_symlink():
+        raise StoreError(f"{run.path} is a symbolic link, and what it leads to stays; remove the link itself")
     try:
         shutil.rmtree(run.path)
     except OSError as error:

@@ -27,8 +27,18 @@ from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.record_text import episode_to_text
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, StoreError, boundary
+from reward_kit.private_files import make_private_folder, private_opener
 from reward_kit.processes import lock_for_this_process
-from reward_kit.runs.files import cut_torn_line, read_line, told_of, write_atomically
+from reward_kit.runs.files import (
+    STATES,
+    cut_torn_line,
+    read_line,
+    refuse_links_out,
+    state_file,
+    state_name,
+    told_of,
+    write_atomically,
+)
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.redaction import Redaction
 
@@ -78,7 +88,7 @@ def _readable(path: Path) -> RunHeader | None:
 def is_open_elsewhere(path: Path) -> bool:
     """Whether a process has the run at `path` open for writing."""
     try:
-        descriptor = os.open(path / ".lock", os.O_RDWR)
+        descriptor = os.open(path / ".lock", os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except OSError:
         return False
     try:
@@ -118,7 +128,7 @@ class RunStore:
             StoreError: `run.json` cannot be written.
         """
         try:
-            path.mkdir(parents=True)
+            make_private_folder(path, parents=True)
         except OSError as error:
             raise ConfigError(
                 f"cannot make the run directory {path}: {error.strerror}; choose another --log-dir"
@@ -133,6 +143,7 @@ class RunStore:
         Raises:
             StoreError: one of them cannot be opened, or another process has the run open.
         """
+        refuse_links_out(self.path)
         with ExitStack() as opened:
             lock = self._open(".lock", os.O_RDWR, opened)
             try:
@@ -149,7 +160,7 @@ class RunStore:
 
     def _open(self, name: str, flags: int, opened: ExitStack) -> int:
         with told_of("open", self.path / name):
-            descriptor = os.open(self.path / name, os.O_CREAT | flags, 0o644)
+            descriptor = private_opener(self.path / name, os.O_CREAT | flags)
         opened.callback(os.close, descriptor)
         return descriptor
 
@@ -193,10 +204,10 @@ class RunStore:
     def _keep_state(self, snapshot: StateSnapshot) -> dict[str, str]:
         digest = snapshot.digest
         if (digest, snapshot.kind) not in self._states:  # episodes of a group often end alike
-            path = self.path / "states" / f"{digest}.{snapshot.kind}"
+            path = self.path / STATES / state_name({"kind": snapshot.kind, "sha256": digest})
             if not path.exists():
                 with told_of("write", path):
-                    path.parent.mkdir(exist_ok=True)
+                    make_private_folder(path.parent, exist_ok=True)
                 write_atomically(path, snapshot.payload)
             self._states.add((digest, snapshot.kind))
         return {"kind": snapshot.kind, "sha256": digest}
@@ -313,13 +324,11 @@ def _stored_state(path: Path, rollout_id: str, stored: Any) -> StateSnapshot:
         case {"kind": str(kind), "payload": bytes(payload)}:
             return StateSnapshot(kind, payload)
         case {"kind": str(kind), "sha256": str(digest)}:
-            file = path / "states" / f"{digest}.{kind}"
+            file = state_file(path, rollout_id, stored)
         case _:
             raise StoreError(
                 f"episode {rollout_id}: final_state has a kind, and a sha256 or a payload of bytes; edited by hand?"
             )
-    if not file.is_file():
-        raise StoreError(f"episode {rollout_id}: its final state {file} is missing")
     snapshot = StateSnapshot(kind, file.read_bytes())
     if snapshot.digest != digest:
         raise StoreError(f"episode {rollout_id}: its final state {file} was changed")

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from reward_kit.console import SafeConsole
 from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import PolicySummary
+from reward_kit.shown_text import printable
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _MOST_LINES = 8
 
 
 def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableType:
     """One column per policy, side by side, and below it the first error of each."""
     # Names are Text, since brackets in a plain string would be taken for markup.
-    table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
+    table = Table(title=Text(printable(title), "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
     table.add_column("", style="dim", no_wrap=True)
     for summary in summaries:
-        table.add_column(Text(summary.policy), justify="right", overflow="fold")
+        table.add_column(Text(printable(summary.policy)), justify="right", overflow="fold")
     for name, cells in _lines(summaries):
         table.add_row(name, *cells)
     return Group(table, *(_first_error(summary) for summary in summaries if summary.first_error))
@@ -32,7 +32,7 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
 
 def as_text(summaries: Sequence[PolicySummary], title: str) -> str:
     """`summary_table` as plain text, 120 columns wide."""
-    console = Console(width=120, file=io.StringIO(), color_system=None, highlight=False, force_jupyter=False)
+    console = SafeConsole(width=120, file=io.StringIO(), color_system=None, force_jupyter=False)
     with console.capture() as captured:
         console.print(summary_table(summaries, title))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n")
@@ -111,18 +111,13 @@ def _counts(counts: Mapping[str, int]) -> str:
     return "\n".join(f"{name} {count}" for name, count in counts.items()) or "0"
 
 
-def printable(text: str) -> str:
-    """`text` with control characters shown: an error may quote a stranger, who must not write to the terminal."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-
-
 def _first_error(summary: PolicySummary) -> RenderableType:
     """What broke first: its first line, the end of what follows it, and the user's own frames where there are any."""
     first, *more = printable(summary.first_error or "").splitlines()
     if len(more) > _MOST_LINES:  # of a server's log, the end says why it ended
         more = ["…", *more[1 - _MOST_LINES :]]
     frames = printable(summary.first_traceback or "").splitlines()[1:]
-    parts = [Text(f"first error of {summary.policy}: {first[:500]}", style="red")]
+    parts = [Text(f"first error of {printable(summary.policy)}: {first[:500]}", style="red")]
     if more:
         parts.append(Text("\n".join(more), style="red", no_wrap=True, overflow="ellipsis"))
     if frames:

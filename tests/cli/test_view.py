@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
+import urllib.error
 from pathlib import Path
 
 import pytest
@@ -68,15 +70,26 @@ def test_a_folder_that_is_not_there_is_named(project: Project) -> None:
 
 def test_a_browser_is_opened_only_where_that_is_asked(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     (project.folder / "runs").mkdir()
+    make_run(project.folder / "runs", [episode("a")], [])
     told = project.folder / "opened"
     browser = project.folder / "browser"
-    browser.write_text(f'#!/bin/sh\necho "$1" > {told}.new && mv {told}.new {told}\n')
+    browser.write_text(f'#!/bin/sh\necho "$0 $@" > {told}.new && mv {told}.new {told}\n')
     browser.chmod(0o755)
     monkeypatch.setenv("BROWSER", str(browser))
     with viewer(project, "--open") as (process, address):
+        token = address.partition("token=")[2]
+        while not told.exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        arguments = told.read_text().split()
+        assert arguments[0] == str(browser) and token not in told.read_text() and "token" not in told.read_text()
+        (opened,) = arguments[1:]
+        assert "./run/" in fetched(opened)[0]
+        with pytest.raises(urllib.error.HTTPError, match="403"):  # whoever read the arguments of the browser
+            fetched(opened)
+        assert "./run/" in fetched(address)[0]
         process.send_signal(signal.SIGINT)
         process.wait(timeout=120)
-    assert told.read_text().strip() == address
     told.unlink()
     with viewer(project) as (process, _):
         process.send_signal(signal.SIGINT)

@@ -72,7 +72,7 @@ class TestOfAClass:
 @mark("task.yaml", treshold=1)
 def test_misspelt(): pass
 
-@mark("tsk.yaml")
+@mark("tsk\\x1b[2J.yaml")
 def test_no_file(): pass
 
 @mark("task.yaml", threshold="high")
@@ -98,7 +98,7 @@ FAILED = {
 }
 REFUSED = {
     "misspelt": "no option 'treshold'; did you mean 'threshold'?",
-    "no_file": "tsk.yaml",
+    "no_file": "tsk\\x1b[2J.yaml",
     "no_number": "reward_kit(threshold='high'): a finite number is asked for",
     "both": "name a task file, or reward= with data=, and not both",
     "negative": "reward_kit(max_errors=-1): at least 0",

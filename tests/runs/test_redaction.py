@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from reward_kit.errors import ConfigError, StoreError
+from reward_kit.log_format import SafeFormatter
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.redaction import (
     HIDDEN,
-    RedactingFormatter,
     Redaction,
     hidden_keys,
     known_secrets,
@@ -52,7 +52,7 @@ class TestValues:
             raise ValueError(f"refused {SECRET}")
         except ValueError as error:
             record = logging.LogRecord("x", 40, "f", 1, "failed %s", (SECRET,), (type(error), error, None))
-        shown = RedactingFormatter("%(message)s", Redaction([SECRET])).format(record)
+        shown = SafeFormatter("%(message)s", Redaction([SECRET]).of_text).format(record)
         assert SECRET not in shown and shown.count(HIDDEN) == 2
 
 

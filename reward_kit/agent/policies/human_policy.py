@@ -13,8 +13,10 @@ from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContex
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import PolicyError
 from reward_kit.models import Message
+from reward_kit.shown_text import printable
 
 HELP = 'Type text to answer, "NAME {json}" or "NAME key=value …" to call a tool, /tools to list them, /end to stop.'
+_NEXT_LINE = "\n  "  # set in, so that a text cannot look like another message
 
 
 class HumanPolicy(AgentPolicy):
@@ -45,7 +47,7 @@ class HumanPolicy(AgentPolicy):
             PolicyError: standard input has ended.
         """
         for message in observation[self._shown :]:
-            self._show(f"[{message.role}] {message.text}")
+            self._show(f"[{message.role}] {message.text}".replace("\n", _NEXT_LINE))
         self._shown = len(observation) + 1
         while True:
             self._show("> ", end="")
@@ -60,7 +62,8 @@ class HumanPolicy(AgentPolicy):
         names = {tool["function"]["name"]: tool["function"] for tool in tools}
         if line == "/tools":
             for name, tool in names.items():
-                self._show(f"  {name}: {tool['description']} {json.dumps(tool['parameters'].get('properties', {}))}")
+                told = f"  {name}: {tool['description']} {json.dumps(tool['parameters'].get('properties', {}))}"
+                self._show(told.replace("\n", _NEXT_LINE))
             return None
         if not line:
             return None
@@ -76,7 +79,7 @@ class HumanPolicy(AgentPolicy):
             return None
 
     def _show(self, text: str, end: str = "\n") -> None:
-        self._writer.write(text + end)
+        self._writer.write(printable(text) + end)
         self._writer.flush()
 
 

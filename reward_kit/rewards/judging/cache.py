@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from reward_kit.errors import ConfigError, why_unreadable
+from reward_kit.private_files import private_opener
 from reward_kit.undoing import undone_on_error
 
 _HEADER = {"judge_cache": 1}
@@ -101,7 +102,8 @@ class AnswerCache:
 def _open(path: Path) -> IO[bytes]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("a+b", buffering=0)  # a line is one write, so that lines of several writers do not mix
+        # A line is one write, so that lines of several writers do not mix.
+        return open(path, "a+b", buffering=0, opener=private_opener)
     except OSError as error:
         raise ConfigError(f"cache {path} cannot be written: {why_unreadable(path, error)}") from error
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from reward_kit.private_files import make_private, make_private_folder
 from reward_kit.runs.files import told_of
 
 PART, OLD = ".part", ".old"
@@ -16,7 +17,7 @@ PART, OLD = ".part", ".old"
 
 
 @contextmanager
-def atomic_folder(place: Path) -> Iterator[Path]:
+def atomic_folder(place: Path, *, is_private: bool = False) -> Iterator[Path]:
     """A folder to write into, which becomes `place` at the end of the block; what was there is replaced.
 
     Where `place` is a symbolic link, it is what the link leads to.
@@ -26,17 +27,20 @@ def atomic_folder(place: Path) -> Iterator[Path]:
 
     Args:
         place: where the folder is to be; folders above it are made.
+        is_private: it and everything in it is its owner's alone, whatever writes it.
 
     Raises:
         StoreError: it cannot be written.
     """
     place = Path(os.path.realpath(place))
     with told_of("write", place):
-        place.parent.mkdir(parents=True, exist_ok=True)
+        (make_private_folder if is_private else Path.mkdir)(place.parent, parents=True, exist_ok=True)
         part = _hidden(place, PART)
-        part.mkdir()
+        (make_private_folder if is_private else Path.mkdir)(part)
         try:
             yield part
+            if is_private:
+                make_private(part)
             _flush_tree(part)
             _move_into(part, place)
         finally:

@@ -106,7 +106,7 @@ def save_checkpoint(
     for left in sweep(folder):
         logger.info("removed %s, which a kill has left", left)
     place = folder / f"step-{step:06d}"
-    with atomic_folder(place) as part:
+    with atomic_folder(place, is_private=True) as part:
         if model is not None:
             (part / MODEL).mkdir()
             write_model(part / MODEL, model, tokenizer)

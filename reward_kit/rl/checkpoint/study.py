@@ -39,7 +39,7 @@ def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any
     numbers = [int(found[1]) for path in folder.glob("study-*") if (found := _NAME.fullmatch(path.name))]
     place = folder / f"study-{max(numbers, default=-1) + 1:03d}"
     tree = {"batch": rows.batch, "others": rows.non_tensor_batch, "meta_info": rows.meta_info, "facts": dict(facts)}
-    with atomic_folder(place) as part:
+    with atomic_folder(place, is_private=True) as part:
         write_tree(part, "batch", tree, as_text=True)
     return place
 

@@ -22,7 +22,13 @@ class LoadedModel(NamedTuple):
     tokenizer: PreTrainedTokenizerBase | None
 
 
-def save_model(folder: Path | str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+def save_model(
+    folder: Path | str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    is_private: bool = False,
+) -> None:
     """Write a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
 
     The weights are in safetensors. A folder that is there already is replaced as a whole.
@@ -31,11 +37,12 @@ def save_model(folder: Path | str, model: PreTrainedModel, tokenizer: PreTrained
         folder: where to; folders above it are made.
         model: a causal language model.
         tokenizer: its tokenizer.
+        is_private: the folder is its owner's alone; by default the umask decides.
 
     Raises:
         StoreError: it cannot be written; what was there stays.
     """
-    with atomic_folder(Path(folder)) as part:
+    with atomic_folder(Path(folder), is_private=is_private) as part:
         write_model(part, model, tokenizer)
 
 

@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from reward_kit.console import SafeConsole
 from reward_kit.rl.training.state import Progress
 from reward_kit.runs.training_files import HELD_OUT_SCORE
 
@@ -33,7 +34,7 @@ class TrainingDisplay:
         self, kind: DisplayKind, updates: int, console: Console | None = None, *, evaluated_every: int | None = None
     ) -> None:
         self._kind, self._updates, self._every = kind, updates, evaluated_every
-        self._console = console or Console(stderr=True)
+        self._console = console or SafeConsole(stderr=True)
         self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
         self._done = 0
         self._seconds: deque[float] = deque(maxlen=_RECENT)
@@ -57,7 +58,7 @@ class TrainingDisplay:
     def say(self, note: str) -> None:
         """Show a note."""
         if self._kind != "none":
-            self._console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
+            self._console.print(note, style="yellow", soft_wrap=True)
 
     def updated(self, update: int, figures: Mapping[str, float], progress: Progress) -> None:
         """An update is made."""
@@ -67,7 +68,7 @@ class TrainingDisplay:
         self._evaluation_s = figures.get("time/evaluate_s", self._evaluation_s)
         if self._kind != "none":
             line = self._line(update, figures, progress)
-            self._console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=True)
+            self._console.print(line, soft_wrap=True)
 
     def __rich__(self) -> Table:
         grid = Table.grid(padding=(0, 2))

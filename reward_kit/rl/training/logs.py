@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from reward_kit.errors import ConfigError, how_to_install
+from reward_kit.private_files import private_opener
 from reward_kit.rl.training.config import LogsModel, WandbModel
 from reward_kit.runs.files import cut_torn_line, told_of
 from reward_kit.runs.training_files import METRICS
@@ -39,7 +40,7 @@ class MetricsFile:
         self._path = path
         with told_of("open", path):
             cut_torn_line(path)
-            self._descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+            self._descriptor = private_opener(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
     @property
     def size(self) -> int:

@@ -24,9 +24,10 @@ import pydantic
 from pydantic_core import to_jsonable_python
 
 from reward_kit.errors import ConfigError, StoreError
+from reward_kit.private_files import make_private_folder, private_opener
 from reward_kit.processes import lock_for_this_process
 from reward_kit.rl.training.plan import TrainingPlan, resolved
-from reward_kit.runs.files import told_of, write_atomically
+from reward_kit.runs.files import refuse_links_out, told_of, write_atomically
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.redaction import Redaction, without_secrets
 from reward_kit.runs.training_files import METRICS
@@ -146,7 +147,7 @@ class RunFolder:
             ConfigError: it cannot be made.
         """
         try:
-            path.mkdir(parents=True)
+            make_private_folder(path, parents=True)
         except OSError as error:
             raise ConfigError(f"cannot make {path}: {error.strerror}; choose another --log-dir") from error
         folder = cls(path, redaction)
@@ -159,8 +160,9 @@ class RunFolder:
         return self.path / CHECKPOINTS
 
     def __enter__(self) -> Self:
+        refuse_links_out(self.path)
         with told_of("open", self.path / ".lock"):
-            self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+            self._lock = private_opener(self.path / ".lock", os.O_CREAT | os.O_RDWR)
         try:
             lock_for_this_process(self._lock)
         except OSError:

@@ -45,7 +45,7 @@ def save_weights(folder: Path, policy: AgentPolicy) -> bool:
     tokenizer: Any = getattr(policy, "tokenizer", None)
     if tokenizer is not None:
         remember(tokenizer, **getattr(policy, "taught", {}))
-    save_model(folder, _merged(model) if has_adapters(model) else model, tokenizer)
+    save_model(folder, _merged(model) if has_adapters(model) else model, tokenizer, is_private=True)
     return True
 
 

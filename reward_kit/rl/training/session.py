@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from reward_kit.errors import TrainingError
+from reward_kit.private_files import make_private_folder
 from reward_kit.rl.training.config import TrainModel
 from reward_kit.rl.training.figures import Figures, prefixed
 from reward_kit.rl.training.kept import KeptUpdate
@@ -183,7 +184,7 @@ class TrainingSession:
         if trainer.kept is None:
             return
         file = kept_file(self._folder.path, number)
-        file.parent.mkdir(exist_ok=True)
+        make_private_folder(file.parent, exist_ok=True)
         lines = [trainer.kept.line(episode, self._plan.redaction) for episode in trainer.meter.episodes]
         write_atomically(file, lines)
 

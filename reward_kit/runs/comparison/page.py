@@ -69,7 +69,7 @@ def write_comparison(comparison: Comparison, target: Path) -> Path:
     """
     if not target.parent.is_dir():
         raise ConfigError(f"-o {target}: there is no folder {target.parent}; make it first")
-    write_atomically(target, rendered(page_of(comparison)).encode("utf-8"))
+    write_atomically(target, rendered(page_of(comparison)).encode("utf-8"), is_private=False)
     return target
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import secrets
 import sys
 from collections.abc import Iterator
@@ -10,11 +11,12 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, cast
 
 from reward_kit.errors import ConfigError, how_to_install
 from reward_kit.runs.export.columns import Cell, Row, Table
-from reward_kit.runs.files import told_of
+from reward_kit.runs.files import open_part, told_of
+from reward_kit.shown_text import printable
 
 STDOUT = Path("-")
 _BATCH_ROWS = 2_000
@@ -108,8 +110,17 @@ class ParquetSink:
         self._writer.close()
 
 
+class _Terminal:
+    """Standard output where it is a terminal, on which untrusted text could act: control characters are escaped."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(printable(text.replace("\r\n", "\n")))
+
+
 @contextmanager
-def opened(path: Path, form: str, table: Table, told: dict[str, str], *, is_raw: bool = False) -> Iterator[Sink]:
+def opened(
+    path: Path, form: str, table: Table, told: dict[str, str], *, is_raw: bool = False, is_private: bool = False
+) -> Iterator[Sink]:
     """A table's file, in the place of an earlier one once its last row is written.
 
     Args:
@@ -118,29 +129,34 @@ def opened(path: Path, form: str, table: Table, told: dict[str, str], *, is_raw:
         table: which columns.
         told: of the run, kept where the format has a place for it.
         is_raw: see `CsvSink`.
+        is_private: the file is its owner's alone; by default the umask decides.
 
     Raises:
         ConfigError: what writes the format is not installed.
         StoreError: the file cannot be written.
     """
     if form == "csv":
-        with text_file(path, newline="") as file:
+        with text_file(path, newline="", is_private=is_private) as file:
             yield CsvSink(file, table, is_raw=is_raw)
         return
-    with _replaced(path) as part, told_of("write", path), part.open("wb") as data:
+    with _replaced(path) as part, told_of("write", path), open_part(part, path, is_private=is_private) as data:
         sink = ParquetSink(data, table, told)
         yield sink
         sink.close()
 
 
 @contextmanager
-def text_file(path: Path, newline: str = "\n") -> Iterator[IO[str]]:
+def text_file(path: Path, newline: str = "\n", *, is_private: bool = False) -> Iterator[IO[str]]:
     """A file of text, in the place of an earlier one once it is whole; "-" is standard output."""
     if path == STDOUT:
-        yield sys.stdout
+        yield cast(IO[str], _Terminal()) if sys.stdout.isatty() else sys.stdout
         sys.stdout.flush()
         return
-    with _replaced(path) as part, told_of("write", path), part.open("w", encoding="utf-8", newline=newline) as file:
+    with (
+        _replaced(path) as part,
+        told_of("write", path),
+        io.TextIOWrapper(open_part(part, path, is_private=is_private), encoding="utf-8", newline=newline) as file,
+    ):
         yield file
 
 

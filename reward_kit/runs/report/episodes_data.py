@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reward_kit.errors import StoreError
+from reward_kit.private_files import make_private_folder
 from reward_kit.runs.files import read_json, told_of, write_atomically
 from reward_kit.runs.report.chunks import ChunkReader, Part
 
@@ -69,13 +70,14 @@ def within(run: Path, reader: ChunkReader) -> EpisodeData:
     return EpisodeData("inline", credit_facts(run), chunks=reader.chunks, texts=texts)
 
 
-def beside(run: Path, reader: ChunkReader, page: Path) -> EpisodeData:
+def beside(run: Path, reader: ChunkReader, page: Path, *, is_private: bool) -> EpisodeData:
     """All chunks as files in a new folder next to those of earlier writings, which `forget_others` removes.
 
     Args:
         run: the folder of the run.
         reader: its chunks.
         page: the file of the page, such as `report.html`; the folder is then `report_data/` and its stamp.
+        is_private: the files are their owner's alone, like the page.
 
     Raises:
         StoreError: a file of the run cannot be read, or one of the page cannot be written.
@@ -83,9 +85,10 @@ def beside(run: Path, reader: ChunkReader, page: Path) -> EpisodeData:
     stamp = secrets.token_hex(_STAMP_BYTES)
     folder = folder_of(page) / stamp
     with told_of("write", folder):
-        folder.mkdir(parents=True)
+        for new in (folder.parent, folder):
+            (make_private_folder if is_private else Path.mkdir)(new, exist_ok=new != folder)
     for number, text in enumerate(reader.texts()):
-        write_atomically(folder / f"{number}.js", chunk_script(number, text))
+        write_atomically(folder / f"{number}.js", chunk_script(number, text), is_private=is_private)
     return EpisodeData("files", credit_facts(run), f"{folder.parent.name}/{stamp}", reader.chunks)
 
 

@@ -43,11 +43,12 @@ def write_report(run: Path, target: Path | None = None) -> Path:
         ConfigError: the folder is not that of a run, or the file's folder is missing.
         StoreError: a file of the run is damaged, or the page cannot be written.
     """
-    target = page_file(run, target)
+    is_private, target = target is None, page_file(run, target)
     facts = read_run(run)
     with ChunkReader(facts) as reader:
-        data = within(run, reader) if reader.stored_bytes <= MOST_INLINE else beside(run, reader, target)
-    write_atomically(target, rendered(page_of(facts), data).encode("utf-8"))
+        is_small = reader.stored_bytes <= MOST_INLINE
+        data = within(run, reader) if is_small else beside(run, reader, target, is_private=is_private)
+    write_atomically(target, rendered(page_of(facts), data).encode("utf-8"), is_private=is_private)
     forget_others(target, data)
     return target
 

@@ -3,21 +3,29 @@
 A page that somebody opens in the same browser can send requests to this machine too, and can make a name of its own
 point to it. So a request needs the token, or the cookie that the token was exchanged for, which the browser sends for
 our own pages alone; its Host has to be this machine; and what it may do is read.
+
+The address that is handed to a browser stands in the arguments of its process, where other users of the machine can
+read it. So it carries a code instead of the token: it is exchanged for a cookie once, within a minute. A second use is
+refused and withdraws the cookie of the first, since one of the two was not the user's browser.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from urllib.parse import quote, urlsplit
 
+import anyio
 from aiohttp import web
 
-TOKEN = "token"
+TOKEN, CODE = "token", "code"
 HERE = ("127.0.0.1", "localhost")
 """The names under which this machine may be asked for."""
 
+_CODE_LASTS_S = 60.0
 _COOKIE_LASTS_S = 24 * 3600  # or those of many starts would fill the header of every request
+_WITHDRAWN = "This code was used twice. What it opened is closed; open the address that was printed.\n"
 _IN_ADDRESSES = "/?&=%:@!$'()*+,;~"
 
 _HEADERS = {
@@ -41,13 +49,28 @@ class Access:
     """Lets requests in, or says why not.
 
     Args:
-        token: what an address has to carry, as `?token=…`.
+        token: what an address has to carry, as `?token=…`; by default a new one.
+
+    Attributes:
+        token: that.
     """
 
-    def __init__(self, token: str) -> None:
-        self._token = token
+    def __init__(self, token: str | None = None) -> None:
+        self.token = token or new_token()
+        self._due: dict[str, float] = {}
+        """Codes that were not used yet, and until when they may be."""
+        self._used: dict[str, str] = {}
+        """Codes that were used, and the session that each began."""
+        self._sessions: dict[str, set[anyio.CancelScope]] = {}
+        """Cookies that codes were exchanged for, and what is being answered to each."""
         # Cookies know no ports, so each start has a name of its own and does not overwrite another's.
         self._cookie = f"reward_kit_{secrets.token_hex(4)}"
+
+    def one_time_code(self, lasts_s: float = _CODE_LASTS_S) -> str:
+        """Return a code that lets one browser in, as `?code=…`, within so many seconds."""
+        code = new_token()
+        self._due[code] = time.monotonic() + lasts_s
+        return code
 
     def install(self, app: web.Application) -> None:
         """Put itself before every handler of a server."""
@@ -61,27 +84,54 @@ class Access:
 
     async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         _refuse_strangers(request)
+        if CODE in request.query:
+            return self._redeemed(request)
         if TOKEN in request.query:
             return self._exchanged(request)
-        if not self._is_token(request.cookies.get(self._cookie, "")):
+        cookie = request.cookies.get(self._cookie, "")
+        if _is_one_of(cookie, (self.token,)):
+            return await handler(request)
+        if not _is_one_of(cookie, self._sessions):
             raise web.HTTPForbidden(text="Open the address that `reward-kit view` printed: it carries the token.\n")
-        return await handler(request)
+        with anyio.CancelScope() as scope:
+            self._sessions[cookie].add(scope)
+            try:
+                return await handler(request)
+            finally:
+                self._sessions.get(cookie, set()).discard(scope)
+        raise web.HTTPForbidden(text=_WITHDRAWN)
 
     def _exchanged(self, request: web.Request) -> web.Response:
         """The cookie for the token, and the address without it, so that no history and no bookmark keeps it."""
-        if not all(map(self._is_token, request.query.getall(TOKEN))):
+        if not all(_is_one_of(given, (self.token,)) for given in request.query.getall(TOKEN)):
             raise web.HTTPForbidden(text="This token is of another start of `reward-kit view`; use the one printed.\n")
+        return self._let_in(request, TOKEN, self.token)
+
+    def _redeemed(self, request: web.Request) -> web.Response:
+        """The cookie of a new session for a code that was not used yet."""
+        code, *others = request.query.getall(CODE)
+        if not others and _is_one_of(code, self._used):
+            for answering in self._sessions.pop(self._used[code], set()):
+                answering.cancel()
+            raise web.HTTPForbidden(text=_WITHDRAWN)
+        if others or not _is_one_of(code, self._due) or time.monotonic() >= self._due[code]:
+            raise web.HTTPForbidden(text="This code is unknown or too old; open the address that was printed.\n")
+        del self._due[code]
+        self._used[code] = session = new_token()
+        self._sessions[session] = set()
+        return self._let_in(request, CODE, session)
+
+    def _let_in(self, request: web.Request, parameter: str, value: str) -> web.Response:
         # One slash alone: two of them, or a backslash, would begin the name of another host.
-        rest = quote(request.rel_url.without_query_params(TOKEN).raw_path_qs, safe=_IN_ADDRESSES)
+        rest = quote(request.rel_url.without_query_params(parameter).raw_path_qs, safe=_IN_ADDRESSES)
         response = web.Response(status=303, headers={"Location": "/" + rest.lstrip("/")})
-        response.set_cookie(
-            self._cookie, self._token, httponly=True, samesite="Strict", path="/", max_age=_COOKIE_LASTS_S
-        )
+        response.set_cookie(self._cookie, value, httponly=True, samesite="Strict", path="/", max_age=_COOKIE_LASTS_S)
         return response
 
-    def _is_token(self, given: str) -> bool:
-        """Whether it is the token, in a time that does not tell how much of it is right."""
-        return secrets.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
+
+def _is_one_of(given: str, known: Iterable[str]) -> bool:
+    """Compare in a time that does not show how much of a secret is right."""
+    return any(secrets.compare_digest(given.encode("utf-8", "replace"), one.encode()) for one in known)
 
 
 def _refuse_strangers(request: web.Request) -> None:

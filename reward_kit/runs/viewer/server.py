@@ -14,7 +14,7 @@ from aiohttp import web
 
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.viewer import pages
-from reward_kit.runs.viewer.access import TOKEN, Access, new_token
+from reward_kit.runs.viewer.access import TOKEN, Access
 from reward_kit.runs.viewer.catalogue import Catalogue
 from reward_kit.runs.viewer.shown_runs import Event, ShownRuns
 
@@ -143,12 +143,13 @@ class Viewer:
 
 
 @asynccontextmanager
-async def serving(catalogue: Catalogue, port: int = 0) -> AsyncIterator[str]:
+async def serving(catalogue: Catalogue, port: int = 0, access: Access | None = None) -> AsyncIterator[str]:
     """Serve the runs of a catalogue inside the block.
 
     Args:
         catalogue: the runs.
         port: on which; 0 takes a free one.
+        access: who may read; by default whoever has the token of the address.
 
     Yields:
         The address to open, with its token.
@@ -156,9 +157,9 @@ async def serving(catalogue: Catalogue, port: int = 0) -> AsyncIterator[str]:
     Raises:
         ConfigError: the port is taken, or may not be used.
     """
-    token = new_token()
+    access = access or Access()
     app = web.Application()
-    Access(token).install(app)
+    access.install(app)
     viewer = Viewer(catalogue)
     app.add_routes(viewer.routes())
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
@@ -169,7 +170,7 @@ async def serving(catalogue: Catalogue, port: int = 0) -> AsyncIterator[str]:
         except OSError as error:
             told = error.strerror or error
             raise ConfigError(f"--port {port}: {told}; choose another, or none for a free one") from error
-        yield f"http://{LOOPBACK}:{runner.addresses[0][1]}/?{TOKEN}={token}"
+        yield f"http://{LOOPBACK}:{runner.addresses[0][1]}/?{TOKEN}={access.token}"
     finally:
         viewer.end()
         await runner.cleanup()

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -45,7 +46,7 @@ class Visitor:
         return await self.ask("GET", path, **headers)
 
     async def ask(self, method: str, path: str, **headers: str | None) -> Answer:
-        reader, writer = await self._sent(method, path, headers)
+        reader, writer = await self.sent(method, path, headers)
         data = await reader.read()
         writer.close()
         head, _, body = data.partition(b"\r\n\r\n")
@@ -53,8 +54,8 @@ class Visitor:
         told = dict(line.split(": ", 1) for line in lines)
         return Answer(int(first.split()[1]), {key.lower(): value for key, value in told.items()}, body.decode())
 
-    async def _sent(
-        self, method: str, path: str, headers: Mapping[str, str | None]
+    async def sent(
+        self, method: str, path: str, headers: Mapping[str, str | None] = MappingProxyType({})
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
         given = {"Host": self.host, "Cookie": self.cookie or None, "Connection": "close"}
@@ -66,7 +67,7 @@ class Visitor:
     @asynccontextmanager
     async def events(self, path: str) -> AsyncIterator[asyncio.Queue[tuple[str, Any, str]]]:
         """The events of a stream as they come: name, data, mark."""
-        reader, writer = await self._sent("GET", path, {})
+        reader, writer = await self.sent("GET", path)
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
         found: asyncio.Queue[tuple[str, Any, str]] = asyncio.Queue()

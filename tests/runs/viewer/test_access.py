@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from reward_kit.errors import ConfigError
+from reward_kit.runs.viewer.access import Access
 from reward_kit.runs.viewer.catalogue import Catalogue
 from reward_kit.runs.viewer.server import serving
 from tests.runs.report.made import episode, make_run, score
@@ -32,6 +33,49 @@ async def test_the_address_opens_the_runs_and_leaves_the_token_behind(folder: Pa
         assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "Path=/" in cookie and "Domain" not in cookie
         page = await (await visitor.enter()).get("/")
         assert page.status == 200 and visitor.token not in page.body and "./run/" in page.body
+
+
+async def entered_by_code(access: Access, address: str) -> tuple[Visitor, str]:
+    """Somebody whose browser was given a code, and the path that it was given."""
+    visitor, path = Visitor(address), f"/?code={access.one_time_code()}"
+    assert (await visitor.get("/")).status == 403
+    answer = await visitor.get(path)
+    assert (answer.status, answer.headers["location"]) == (303, "/")
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(answer.headers["set-cookie"].split("; "))
+    visitor.cookie = answer.headers["set-cookie"].split(";")[0]
+    return visitor, path
+
+
+async def test_a_code_opens_the_runs_once_and_is_worth_nothing_afterwards(folder: Path) -> None:
+    async with serving(Catalogue(folder), access=(access := Access())) as address:
+        visitor, path = await entered_by_code(access, address)
+        assert access.token not in visitor.cookie and path.partition("=")[2] not in visitor.cookie
+        assert [(await visitor.get(each)).status for each in ("/", "/run/")] == [200, 200]
+        again = await Visitor(address).get(path)
+        assert again.status == 403 and "set-cookie" not in again.headers and "./run/" not in again.body
+
+
+async def test_a_second_use_of_a_code_withdraws_what_the_first_opened(folder: Path) -> None:
+    async with serving(Catalogue(folder), access=(access := Access())) as address:
+        thief, path = await entered_by_code(access, address)
+        reader, writer = await thief.sent("GET", "/events?since=0")
+        await reader.readuntil(b"\r\n\r\n")
+        assert (await Visitor(address).get(path)).status == 403
+        await reader.read()  # the stream ends
+        writer.close()
+        assert (await thief.get("/")).status == 403
+        assert (await (await Visitor(address).enter()).get("/")).status == 200
+
+
+async def test_a_code_of_another_start_or_too_old_or_among_others_is_refused(folder: Path) -> None:
+    async with serving(Catalogue(folder), access=(access := Access())) as address:
+        visitor = Visitor(address)
+        late, good = access.one_time_code(lasts_s=0), access.one_time_code()
+        for query in ("code=", "code=x", f"code={late}", f"code={good}&code=x", f"code={Access().one_time_code()}"):
+            refused = await visitor.get(f"/?{query}")
+            assert refused.status == 403 and "set-cookie" not in refused.headers
+        assert (await visitor.get(f"/?code={good}", Host="evil.example")).status in (400, 403)
+        assert (await visitor.get(f"/?code={good}")).status == 303
 
 
 @pytest.mark.parametrize("path", PATHS)

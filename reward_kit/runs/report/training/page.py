@@ -115,8 +115,9 @@ def write_training_report(run: Path, target: Path | None = None) -> Path:
         ConfigError: the folder is not that of a training run, or the file's folder is missing.
         StoreError: a file of the run is damaged, or the page cannot be written.
     """
-    target = page_file(run, target)
-    write_atomically(target, rendered_training(training_page(read_training(run))).encode("utf-8"))
+    is_private, target = target is None, page_file(run, target)
+    page = rendered_training(training_page(read_training(run)))
+    write_atomically(target, page.encode("utf-8"), is_private=is_private)
     return target
 
 

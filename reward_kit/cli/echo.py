@@ -1,0 +1,38 @@
+"""The one way in which a command prints: nothing that it quotes acts on the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+import click
+
+from reward_kit.shown_text import printable
+
+_CLEAR_LINE = "\r\x1b[K"
+
+
+def echo(message: object = "", *, err: bool = False, nl: bool = True, redraw: bool = False) -> None:
+    """Print a text with its control characters escaped; line breaks and tabs stay.
+
+    Args:
+        message: what to print.
+        err: print on standard error.
+        nl: end with a line break.
+        redraw: replace the line that the cursor is on.
+    """
+    click.echo(_CLEAR_LINE * redraw + printable(str(message)), err=err, nl=nl)
+
+
+def echo_json(document: Any, *, indent: int | None = None, allow_nan: bool = True) -> None:
+    """Print a value as ASCII JSON without control characters; the options are those of `json.dumps`."""
+    text = json.dumps(document, indent=indent, allow_nan=allow_nan)
+    click.echo(text.replace("\x7f", "\\u007f"))  # the only control character that JSON leaves in a string
+
+
+def show_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an unexpected exception as Python does, escaped: its message may quote untrusted text."""
+    sys.stderr.write(printable("".join(traceback.format_exception(kind, error, trace))))

@@ -1,0 +1,27 @@
+"""A `rich` console for untrusted text: brackets are no markup, and control characters are escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from reward_kit.shown_text import printable
+
+
+class SafeConsole(Console):
+    """Print texts and tables so that nothing in them acts on the terminal or is read as markup, link or emoji.
+
+    Args:
+        options: as `rich.console.Console` takes them.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Return the segments of a renderable; those that move the cursor are our own and stay."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))

@@ -1,0 +1,112 @@
+"""Permissions of what commands write: a run is its owner's alone, a file named with -o is what the umask allows."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reward_kit.providers.cassette import Cassette
+from reward_kit.rewards.judging.cache import AnswerCache
+from reward_kit.runs.report import page
+from reward_kit.runs.report.page import write_report
+from tests import command_line
+from tests.cli.project import Project
+from tests.rl.training.lake import lake_folder
+from tests.runs.report.made import random_run
+from tests.runs.stored_run import episode, make_run
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
+
+
+@pytest.fixture(autouse=True)
+def open_umask() -> Iterator[None]:
+    """The umask under which files would be everybody's."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def open_to_others(run: Path) -> list[str]:
+    """What of a run others may read or write, the folder itself among it."""
+    return sorted(str(path) for path in (run, *run.rglob("*")) if mode(path) & 0o077)
+
+
+def test_everything_that_a_run_leaves_is_its_owners_alone(tmp_path: Path) -> None:
+    project = Project(tmp_path, credit={"estimator": "grpo"}, reward_function_path="reward.py:broken")
+    assert project.call("run", "task.yaml").returncode == 3  # so that there is a run.log
+    run = project.run_path()
+    assert project.call("rescore", str(run), "--reward", "reward.py:right", "--log-dir", "again").returncode == 0
+    (again,) = (tmp_path / "again").iterdir()
+    for form in ("csv", "openai-jsonl"):
+        assert project.call("export", str(again), "--format", form).returncode == 0
+    assert {path.name for path in run.iterdir()} >= {"run.json", "run.log", "report.html", "inputs", "summary.json"}
+    assert {path.name for path in again.iterdir()} >= {"export", "episodes.jsonl", "scores.jsonl"}
+    assert open_to_others(run) == open_to_others(again) == []
+    assert mode(run.parent) == mode(again.parent) == 0o777
+
+
+def test_what_training_leaves_is_its_owners_alone(tmp_path: Path) -> None:
+    lake_folder(tmp_path)
+    done = command_line.call("train", "train.yaml", "--display", "plain", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / "checkpoints").is_dir() and open_to_others(run) == []
+
+
+def test_a_resume_of_a_run_that_is_open_to_others_works_and_leaves_it_so(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    assert project.call("run", "task.yaml", "--limit", "2").returncode == 0
+    run = project.run_path()
+    for path in (run, *run.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    kept = (run / "episodes.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "episodes.jsonl").write_bytes(kept[0])
+    done = project.call("run", "--resume", str(run))
+    assert done.returncode == 0, done.stderr
+    assert len((run / "episodes.jsonl").read_bytes().splitlines()) == len(kept)
+    assert {mode(run / name) for name in ("run.json", "episodes.jsonl", "scores.jsonl", "summary.json")} == {0o644}
+    assert mode(run) == 0o755
+
+
+def test_a_file_named_with_o_is_what_the_umask_allows(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    for _ in range(2):
+        assert project.call("run", "task.yaml").returncode == 0
+    run, other = map(str, project.runs())
+    for arguments in (
+        ("report", run, "-o", "page.html"),
+        ("compare", run, other, "-o", "compare.html"),
+        ("export", run, "--format", "csv", "--table", "scores", "-o", "scores.csv"),
+        ("export", run, "--format", "openai-jsonl", "-o", "chats.jsonl"),
+    ):
+        done = project.call(*arguments)
+        assert done.returncode == 0, done.stderr
+        assert mode(tmp_path / arguments[-1]) == 0o666
+
+
+def test_the_episodes_beside_a_large_page_are_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MOST_INLINE", 0)
+    run = random_run(tmp_path, 8)
+    write_report(run)
+    assert (run / "report_data").is_dir() and not open_to_others(run / "report_data")
+
+
+def test_final_states_are_their_owners_alone(tmp_path: Path) -> None:
+    made = episode("a", ["s0"])
+    made.custom_data["final_state"] = {"kind": "json", "payload": b"{}"}
+    run = make_run(tmp_path, [made], [])
+    assert len(list((run / "states").iterdir())) == 1 and open_to_others(run) == []
+
+
+def test_recordings_and_caches_of_answers_are_their_owners_alone(tmp_path: Path) -> None:
+    Cassette.record(tmp_path / "made" / "answers.jsonl").close()
+    AnswerCache(tmp_path / "cache.jsonl").close()
+    assert mode(tmp_path / "made" / "answers.jsonl") == mode(tmp_path / "cache.jsonl") == 0o600
