@@ -21,6 +21,7 @@ from reward_kit.cli.doctor_endpoints import NONE_NAMED, asked
 from reward_kit.errors import ConfigError, how_to_install
 from reward_kit.processes import child_environment
 from reward_kit.sandbox.availability import STRENGTHS, Availability, best_strength, probe
+from reward_kit.sandbox.back_ends import CLIENT_VARIABLES
 from reward_kit.sandbox.kernel import cgroups, landlock
 from reward_kit.sandbox.program import Program
 from reward_kit.sandbox.remote import sandbox_at
@@ -130,7 +131,9 @@ def _engine(name: str) -> str:
     try:
         # Docker's client works without its daemon; the server's version is what has to be asked for.
         line = [name, "version", "--format", "{{.Server.Version}}" if name == "docker" else "{{.Client.Version}}"]
-        done = subprocess.run(line, env=child_environment(), capture_output=True, text=True, timeout=_ENGINE_S)
+        done = subprocess.run(
+            line, env=child_environment(also=CLIENT_VARIABLES), capture_output=True, text=True, timeout=_ENGINE_S
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"found, and does not work: {error}"
     if done.returncode != 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -187,11 +187,13 @@ def _made_ready(asked: Asked) -> Ready:
         UsageError: the flags do not go together.
     """
     path, header, parsed = None, None, dict(parse_override(item) for item in asked.overrides)
+    stored: set[str] = set()
     if asked.resume is not None:
         _refuse_options_with_resume()
         path = _run_to_resume(asked.resume, asked.task, asked.log_dir)
         header = header_to_resume(path)
         request = _as_it_was_asked(header, parsed, asked.base_url)
+        stored = {*request.overrides} - {*parsed} | ({"base_url"} if asked.base_url is None else set())
     elif asked.task is not None:
         parsed |= keys_of_walls(asked.sandbox, asked.sandbox_back_end, asked.install_requirements)
         request = asked.request(asked.task, parsed)
@@ -200,7 +202,7 @@ def _made_ready(asked: Asked) -> Ready:
     _refuse_what_goes_with_resume(asked.resume, only_failed=asked.only_failed, force=asked.force)
     asked.collecting.refuse_unused({"--record": asked.record, "--replay": asked.replay})
     traffic = _traffic(asked.record, asked.replay, asked.dry_run)
-    loaded = _loaded(request, traffic)
+    loaded = _loaded(request, traffic, stored)
     if path is not None and header is not None:
         _check_unchanged(path, header, loaded, asked.force)
     loaded = _with_run_limits(loaded, header, parsed, asked.max_cost)
@@ -308,13 +310,19 @@ def _traffic(record: Path | None, replay: Path | None, dry_run: bool) -> Traffic
     return traffic
 
 
-def _loaded(request: Request, traffic: Traffic) -> LoadedTask:
-    """The task of a request. A judge is told by the traffic of a dry run that nobody will be asked."""
+def _loaded(request: Request, traffic: Traffic, stored: Collection[str]) -> LoadedTask:
+    """The task of a request. A judge learns from the traffic of a dry run that no request will be made.
+
+    Args:
+        request: what is run.
+        traffic: of the run.
+        stored: what of it comes from the file of the run that goes on, and so leads no key anywhere.
+    """
     from reward_kit.providers.traffic import CURRENT_TRAFFIC
 
     token = CURRENT_TRAFFIC.set(traffic if traffic.asks_nobody else None)
     try:
-        return load_task(request.task_path, request.overrides)
+        return load_task(request.task_path, request.overrides, stored=stored)
     finally:
         CURRENT_TRAFFIC.reset(token)
 

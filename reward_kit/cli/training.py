@@ -158,7 +158,7 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
                 f"-T {key} cannot be changed by --resume; start a new run. These can: {', '.join(CHANGEABLE)}"
             )
     before = without_hidden(training.overrides) | {key: given[key] for key in hidden if key in given}
-    plan = load_plan(Path(training.train_path), before)
+    plan = load_plan(Path(training.train_path), before, stored=before.keys() - given.keys())
     changes = changes_since(header, plan, path)
     for change in changes.allowed:
         click.echo(f"{change}", err=True)
@@ -167,7 +167,8 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
         if not force:
             raise ConfigError(f"{told}. Start a new run, undo the change, or go on all the same with --force")
         click.echo(f"--force: {told}", err=True)
-    plan = load_plan(Path(training.train_path), {**before, **given}) if given else plan
+    if given:
+        plan = load_plan(Path(training.train_path), {**before, **given}, stored=before.keys() - given.keys())
     if header.status == "complete" and training.updates >= plan.config.updates:
         done = counted(training.updates, "update")
         more = shlex.join(["reward-kit", "train", "--resume", str(path), "-T", f"updates={2 * training.updates}"])
