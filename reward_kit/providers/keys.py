@@ -76,7 +76,7 @@ def listed_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
                 raise ValueError
             found[name] = found.get(name, frozenset()) | {origin_of(url)}
         except ValueError:
-            shown = entry if name.isidentifier() and "@" not in entry else "an entry"
+            shown = f"{name}=…" if separator and name.isidentifier() else "an entry"  # the rest may be a key itself
             raise ConfigError(
                 f"{ORIGINS_VARIABLE}: {shown} is not a variable and an origin, such as MY_KEY=https://llm.example"
             ) from None
