@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from reward_kit.cli.doctor_endpoints import NONE_NAMED, asked
+from reward_kit.cli.doctor_endpoints import NONE_NAMED, asked, keys_set
 from reward_kit.errors import ConfigError, how_to_install
 from reward_kit.processes import child_environment
 from reward_kit.sandbox.availability import STRENGTHS, Availability, best_strength, probe
@@ -55,8 +55,9 @@ def command(as_json: bool, sandbox_back_end: str | None, base_urls: tuple[str, .
 
     Each wall of the sandbox is tried in a throw-away process, so what is shown is what a run would get. Endpoints are
     the one of OPENAI_BASE_URL and OPENAI_API_KEY, and those of --base-url; each is asked for its list of models, once.
-    The key is sent to the first alone. The exit code is 1 where model-written code cannot be confined, here or in the
-    back end that is named, and where an endpoint of --base-url does not answer, else 0.
+    A key goes only to the origins that it is configured for, which are listed under Keys. The exit code is 1 where
+    model-written code cannot be confined, here or in the back end that is named, and where an endpoint of --base-url
+    does not answer, else 0.
 
     \b
     Examples:
@@ -104,6 +105,7 @@ async def _examine(back_end: str | None, base_urls: Sequence[str]) -> dict[str, 
         "extras": _extras(),
         "packages": _packages(),
         "endpoints": [one.to_json() for one in endpoints],
+        "keys": keys_set(),
     }
 
 
@@ -237,6 +239,7 @@ def _show(found: dict[str, Any]) -> None:
     click.echo(f"Descriptors {limits['open_files']:,}, may be raised to {limits['open_files_at_most']:,}{few}")
     _show_extras(found)
     _show_endpoints(found["endpoints"])
+    _show_keys(found["keys"])
     if sandbox["strength"]:
         click.echo(f"\nModel-written code is confined with {sandbox['strength']}.")
     else:
@@ -267,6 +270,15 @@ def _show_endpoints(endpoints: Sequence[dict[str, Any]]) -> None:
         click.echo(f"  {one['base_url']}  {taken}{one['told']}")
     if not endpoints:
         click.echo(f"  {NONE_NAMED}")
+
+
+def _show_keys(keys: Sequence[dict[str, Any]]) -> None:
+    click.echo("Keys")
+    for one in keys:
+        source = "" if one["source"] == "environment" else f", from {one['source']}"
+        click.echo(f"  {one['variable']}{source}  may go to {', '.join(one['origins']) or 'no origin'}")
+    if not keys:
+        click.echo("  none set")
 
 
 def _show_back_ends(found: dict[str, Any]) -> None:

@@ -56,7 +56,8 @@ class Redaction:
     """
 
     def __init__(self, secrets: Iterable[str] = (), hook: Callable[[str], str] | None = None) -> None:
-        self._secrets = sorted({text for text in secrets if len(text) >= _SHORTEST_SECRET}, key=len, reverse=True)
+        found = {text.strip() for text in secrets}  # as it is sent
+        self._secrets = sorted((text for text in found if len(text) >= _SHORTEST_SECRET), key=len, reverse=True)
         # As they stand inside a JSON text, and as bytes for the files that are copied.
         self._escaped = [(json.dumps(text)[1:-1]).encode("ascii") for text in self._secrets]
         self._encoded = [text.encode("utf-8", "surrogatepass") for text in self._secrets]
@@ -177,7 +178,10 @@ def known_secrets(*configurations: Any) -> Iterator[str]:
     for variables in (dotenv, os.environ):
         yield from _secrets_in(variables)
     named = {*_variables_in(configurations), *listed_variables(os.environ)}
-    yield from (variables[name] for variables in (dotenv, os.environ) for name in named & variables.keys())
+    for value in (variables[name] for variables in (dotenv, os.environ) for name in named & variables.keys()):
+        if not value.startswith(os.sep) or not Path(value).exists():  # a child may be handed a path, too
+            yield value
+            yield from value.split()[1:2]  # of "Bearer KEY" the key alone
     for configuration in configurations:
         yield from _secrets_in(configuration)
 
