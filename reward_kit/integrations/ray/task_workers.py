@@ -164,6 +164,7 @@ def environment_for(definition: TaskDefinitionModel, asked: Iterable[str]) -> di
     names = (OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE, *named, *passed, *asked)
     known.pop(ORIGINS_VARIABLE, None)  # a `.env` says nothing of keys
     known |= {name: os.environ[name] for name in (ORIGINS_VARIABLE,) if name in os.environ}
-    if OPENAI_URL not in os.environ and OPENAI_KEY not in asked and resolve_endpoint(needs_key=False).api_key is None:
-        known.pop(OPENAI_KEY, None)  # there is no `.env` there that would keep it from the URL that came from one
-    return {name: known[name] for name in names if name in known}
+    if not os.environ.get(OPENAI_URL) and OPENAI_KEY not in asked:
+        # The workers cannot tell a URL of a `.env` from one of the shell, so that they get the key that belongs to it.
+        known[OPENAI_KEY] = resolve_endpoint(needs_key=False).api_key or ""
+    return {name: known[name] for name in names if known.get(name)}
