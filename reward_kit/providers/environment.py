@@ -22,8 +22,8 @@ from reward_kit.providers.keys import (
     check_allowed,
     how_to_allow,
     is_allowed,
+    is_configured,
     origin_of,
-    origins_of,
 )
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
@@ -63,7 +63,7 @@ class _Variables(NamedTuple):
         return self.shell if name in self.shell else {**self.dotenv, **self.shell}
 
     def may_get(self, name: str, url: str) -> bool:
-        return origin_of(url) in origins_of(name, self.shell, self.beside(name))
+        return is_configured(name, url, self.shell, self.beside(name))
 
 
 def resolve_endpoint(
@@ -145,10 +145,6 @@ def key_variable(
     elif api_key_env is not None and is_url_of_user and is_allowed(api_key_env, variables.shell):
         return api_key_env
     url = base_url or variables.get(OPENAI_URL) or OPENAI_BASE_URL
-    try:
-        origin_of(url)
-    except ValueError:
-        return api_key_env  # whoever takes a wrong URL refuses it
     if api_key_env is None:
         return None if variables.may_get(OPENAI_KEY, url) else NO_KEY
     check_allowed(api_key_env, url, variables.shell, variables.beside(api_key_env))
@@ -166,7 +162,10 @@ def _why_no_key(name: str, url: str, variables: _Variables) -> str:
             f"set {name} in the environment or in a .env file, or point base_url ({OPENAI_URL}) at an endpoint that "
             "needs none"
         )
-    origin = origin_of(url)
+    try:
+        origin = origin_of(url)
+    except ValueError as error:
+        return f"{name} was not sent: {error}"
     own = next((variable for variable, place in PROVIDERS.items() if place == origin), None)
     provider = f"write api_key_env: {own}, or " if own not in (None, name) else ""
     return (

@@ -39,6 +39,7 @@ PROVIDERS: Mapping[str, str] = {
 """The variable that each provider's documentation names for its key, and the origin of its OpenAI-compatible API."""
 
 _USUAL_PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # others may be read as another host by whoever connects
 _SAME_AS = {"ws": "http", "wss": "https"}
 
 
@@ -50,8 +51,8 @@ def origin_of(url: str) -> str:
     """
     parts = urlsplit(url)
     scheme = _SAME_AS.get(parts.scheme, parts.scheme)
-    if scheme not in _USUAL_PORTS or not parts.hostname:
-        raise ValueError(f"{url!r} is not an http URL")
+    if scheme not in _USUAL_PORTS or not _HOST.fullmatch(parts.hostname or ""):
+        raise ValueError(f"{url!r} has no origin: it needs http or https, and a host in ASCII")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     is_usual = parts.port in (None, _USUAL_PORTS[scheme])
     return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{parts.port}"
@@ -110,6 +111,21 @@ def origins_of(name: str, shell: Mapping[str, str], beside: Mapping[str, str] | 
         except ValueError:
             own = None  # told where the URL is used
     return listed_origins(shell).get(name, frozenset()) | ({own} if own else frozenset())
+
+
+def is_configured(name: str, url: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> bool:
+    """Return whether a variable may go to a URL; not if that has no origin.
+
+    Args:
+        name: of the variable.
+        url: where its value would go.
+        shell: the process's environment.
+        beside: as for `origins_of`.
+    """
+    try:
+        return origin_of(url) in origins_of(name, shell, beside)
+    except ValueError:
+        return False
 
 
 def how_to_allow(name: str, origin: str, shell: Mapping[str, str]) -> str:

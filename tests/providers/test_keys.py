@@ -34,7 +34,20 @@ def test_an_origin_is_scheme_host_and_port(url: str, origin: str) -> None:
     assert origin_of(url) == origin
 
 
-@pytest.mark.parametrize("url", ["llm.example", "ftp://x", "https://", "https://x:99999", "", "file:///etc/passwd"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "llm.example",
+        "ftp://x",
+        "https://",
+        "https://x:99999",
+        "",
+        "file:///etc/passwd",
+        "http://x y/",
+        "https://api.openai.com\\.evil.example",
+        "https://öpenai.example",
+    ],
+)
 def test_what_is_not_an_http_url_has_no_origin(url: str) -> None:
     with pytest.raises(ValueError):
         origin_of(url)
@@ -86,6 +99,19 @@ def test_a_base_url_of_the_shell_replaces_openais_own_origin_and_the_list_adds_t
 def test_a_url_of_a_file_gets_the_default_key_only_if_it_is_openais(tmp_path: Path, url: str, sent: bool) -> None:
     assert variable(tmp_path, url, environ={"OPENAI_API_KEY": "k"}) == (None if sent else NO_KEY)
     assert variable(tmp_path, url, of_user={"base_url"}) is None
+
+
+@pytest.mark.parametrize("url", ["https://ａpi.openai.com/v1", "https://api.openai.com\\/v1", "nonsense"])
+def test_a_url_without_an_origin_gets_no_key(tmp_path: Path, url: str) -> None:
+    environ = {"OPENAI_API_KEY": "k", "MY_KEY": "k"}
+    assert variable(tmp_path, url, environ=environ) == NO_KEY
+    with pytest.raises(ConfigError, match="has no origin"):
+        variable(tmp_path, url, "MY_KEY", environ=environ)
+    (tmp_path / ".env").write_text(f"OPENAI_BASE_URL={url}\n")
+    try:
+        assert resolve_endpoint(environ=environ, folder=tmp_path).api_key is None
+    except ConfigError as error:
+        assert "is no URL" in str(error)
 
 
 def test_without_a_url_a_file_cannot_send_another_variable_to_openai(tmp_path: Path) -> None:
