@@ -37,7 +37,32 @@ from reward_kit.process_guardian import MARK
 SECRET_NAME = re.compile(
     r"api[_-]?key$|access_?key|private_?key|token$|secret|password|passwd|credential|authorization", re.IGNORECASE
 )
-"""Names, of environment variables and configuration keys, whose values are not handed on."""
+"""Names, of environment variables and configuration keys, whose values are secrets and not shown."""
+
+HANDED_ON = re.compile(
+    # Where programs, the user's files and temporary files are, and who the user is.
+    r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TEMP|TMP|XDG_[A-Z_]+"
+    # How text is written, and what the terminal shows.
+    r"|LANG|LANGUAGE|LC_[A-Z_]+|TZ|TERM|COLORTERM|NO_COLOR|FORCE_COLOR|COLUMNS|LINES"
+    # Which Python and which libraries: a child is often one of the same environment.
+    r"|PYTHONPATH|PYTHONHOME|PYTHONHASHSEED|PYTHONUTF8|PYTHONIOENCODING|PYTHONUNBUFFERED|PYTHONDONTWRITEBYTECODE"
+    r"|PYTHONWARNINGS|PYTHONSAFEPATH|VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV"
+    r"|LD_LIBRARY_PATH|DYLD_LIBRARY_PATH|DYLD_FALLBACK_LIBRARY_PATH"
+    # Which certificates are accepted; paths.
+    r"|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|NODE_EXTRA_CA_CERTS"
+    # How many threads and which devices it may use.
+    r"|(OMP|MKL|OPENBLAS|NUMEXPR|VECLIB_MAXIMUM|RAYON)_NUM_THREADS|VECLIB_MAXIMUM_THREADS|TOKENIZERS_PARALLELISM"
+    r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|NVIDIA_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES"
+    # Where models and games lie, and whether they may be fetched; not the token that fetches private ones.
+    r"|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE|HF_DATASETS_OFFLINE|TRANSFORMERS_OFFLINE|ALFWORLD_DATA"
+    # Without which no program starts on Windows.
+    r"|SYSTEMROOT|SYSTEMDRIVE|WINDIR|COMSPEC|PATHEXT|APPDATA|LOCALAPPDATA|PROGRAMDATA|PROGRAMFILES|USERPROFILE"
+    r"|USERNAME|HOMEDRIVE|HOMEPATH"
+)
+"""The environment variables that every child process gets. Another one is named by the task (`pass_env`, `env`)."""
+
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
+"""Handed on too, in capitals as well, unless they hold a password: behind a proxy a child has no other network."""
 
 LOG_FOLDER: ContextVar[Path | None] = ContextVar("LOG_FOLDER", default=None)
 """Where the output of children goes, such as a run's `logs` folder; where there is none, it is gone with the child."""
@@ -123,12 +148,18 @@ def _guard() -> _Guard:
         return _guards[0]
 
 
-def child_environment(extra: Mapping[str, str] | None = None, *, pass_names: Sequence[str] = ()) -> dict[str, str]:
-    """The environment of a child process: ours without secrets, with the mark by which the guardian finds it.
+def child_environment(
+    extra: Mapping[str, str] | None = None, *, pass_names: Sequence[str] = (), also: str = ""
+) -> dict[str, str]:
+    """The environment of a child process: the variables of `HANDED_ON`, and the mark by which the guardian finds it.
+
+    This keeps keys out of programs that have no use for them, and so out of their logs and crash reports. It is not a
+    boundary: a program that runs as the same user can read what this user can.
 
     Args:
         extra: variables to add.
-        pass_names: variables to hand on although their names look like a secret's.
+        pass_names: further variables to hand on.
+        also: a regular expression for the names of further variables, for a program of the user's own such as pip.
 
     Raises:
         ConfigError: a variable of `pass_names` is not set.
@@ -136,8 +167,18 @@ def child_environment(extra: Mapping[str, str] | None = None, *, pass_names: Seq
     for name in pass_names:
         if name not in os.environ:
             raise ConfigError(f"the environment variable {name} is to be passed on, and is not set")
-    kept = {name: value for name, value in os.environ.items() if name in pass_names or not SECRET_NAME.search(name)}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in pass_names or _is_handed_on(name, value) or (also and re.fullmatch(also, name))
+    }
     return {**kept, **(extra or {}), MARK: _guard().mark()}
+
+
+def _is_handed_on(name: str, value: str) -> bool:
+    if name.lower() in _PROXIES:
+        return "@" not in value
+    return HANDED_ON.fullmatch(name) is not None
 
 
 def temporary_folder(prefix: str) -> Path:

@@ -74,7 +74,7 @@ class ResourceServerConfig(BaseModel):
     start_timeout_s: float = Field(default=60.0, gt=0, description="seconds until it must be healthy")
     env: dict[str, Word] = Field(default_factory=dict, description="environment variables to add")
     pass_env: list[str] = Field(
-        default_factory=list, description="variables to hand on although their names look like a secret's"
+        default_factory=list, description="further variables to hand on from the environment, by name"
     )
 
     @field_validator("start_command")

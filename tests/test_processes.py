@@ -184,15 +184,26 @@ def test_importing_the_module_starts_nothing() -> None:
     assert output.strip() == "[]"
 
 
-def test_children_get_no_secrets_unless_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    secrets = ("OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "DB_PASSWORD", "MY_SECRET")
-    for name in secrets:
-        monkeypatch.setenv(name, "hidden")
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    environment = child_environment({"EXTRA": "1"}, pass_names=["HF_TOKEN"])
-    assert {name for name in secrets if name in environment} == {"HF_TOKEN"}
-    assert environment["EXTRA"] == "1"
-    assert environment["TOKENIZERS_PARALLELISM"] == "false"
+KEPT = {
+    **{"PATH": "/bin", "HOME": "/root", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC", "TMPDIR": "/tmp"},
+    **{"VIRTUAL_ENV": "/venv", "XDG_CACHE_HOME": "/c", "SSL_CERT_FILE": "/ca.pem", "OMP_NUM_THREADS": "1"},
+    **{"TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "0", "https_proxy": "http://proxy:1"},
+}
+WITHHELD = {
+    **{"OPENAI_API_KEY": "x", "HF_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_ACCESS_KEY_ID": "x"},
+    **{"DATABASE_URL": "postgres://me:x@db", "AN_INNOCENT_NAME": "x", "GITHUB_PAT": "x", "SSH_AUTH_SOCK": "/s"},
+    **{"HTTPS_PROXY": "http://me:hunter2@proxy:1", "PATHS": "x", "XDG_": "x", "lc_all": "x"},
+}
+
+
+def test_children_get_what_is_on_the_list_and_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in set(os.environ) - {MARK}:
+        monkeypatch.delenv(name)
+    for name, value in {**KEPT, **WITHHELD, "PIP_INDEX_URL": "https://index"}.items():
+        monkeypatch.setenv(name, value)
+    assert child_environment().keys() - {MARK} == KEPT.keys()
+    environment = child_environment({"EXTRA": "1"}, pass_names=["HF_TOKEN"], also="PIP_.*")
+    assert environment.keys() - {MARK} == {*KEPT, "EXTRA", "HF_TOKEN", "PIP_INDEX_URL"}
     with pytest.raises(ConfigError, match="NOT_THERE is to be passed on, and is not set"):
         child_environment(pass_names=["NOT_THERE"])
 

@@ -16,11 +16,12 @@ from typing import Any
 
 import click
 
-from reward_kit.cli.doctor_endpoints import NONE_NAMED, asked
+from reward_kit.cli.doctor_endpoints import NONE_NAMED, asked, keys_set
 from reward_kit.cli.echo import echo, echo_json
 from reward_kit.errors import ConfigError, how_to_install
 from reward_kit.processes import child_environment
 from reward_kit.sandbox.availability import STRENGTHS, Availability, best_strength, probe
+from reward_kit.sandbox.back_ends import CLIENT_VARIABLES
 from reward_kit.sandbox.kernel import cgroups, landlock
 from reward_kit.sandbox.program import Program
 from reward_kit.sandbox.remote import sandbox_at
@@ -54,8 +55,9 @@ def command(as_json: bool, sandbox_back_end: str | None, base_urls: tuple[str, .
 
     Each wall of the sandbox is tried in a throw-away process, so what is shown is what a run would get. Endpoints are
     the one of OPENAI_BASE_URL and OPENAI_API_KEY, and those of --base-url; each is asked for its list of models, once.
-    The key is sent to the first alone. The exit code is 1 where model-written code cannot be confined, here or in the
-    back end that is named, and where an endpoint of --base-url does not answer, else 0.
+    A key goes only to the origins that it is configured for, which are listed under Keys. The exit code is 1 where
+    model-written code cannot be confined, here or in the back end that is named, and where an endpoint of --base-url
+    does not answer, else 0.
 
     \b
     Examples:
@@ -103,6 +105,7 @@ async def _examine(back_end: str | None, base_urls: Sequence[str]) -> dict[str, 
         "extras": _extras(),
         "packages": _packages(),
         "endpoints": [one.to_json() for one in endpoints],
+        "keys": keys_set(),
     }
 
 
@@ -130,7 +133,9 @@ def _engine(name: str) -> str:
     try:
         # Docker's client works without its daemon; the server's version is what has to be asked for.
         line = [name, "version", "--format", "{{.Server.Version}}" if name == "docker" else "{{.Client.Version}}"]
-        done = subprocess.run(line, env=child_environment(), capture_output=True, text=True, timeout=_ENGINE_S)
+        done = subprocess.run(
+            line, env=child_environment(also=CLIENT_VARIABLES), capture_output=True, text=True, timeout=_ENGINE_S
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"found, and does not work: {error}"
     if done.returncode != 0:
@@ -234,6 +239,7 @@ def _show(found: dict[str, Any]) -> None:
     echo(f"Descriptors {limits['open_files']:,}, may be raised to {limits['open_files_at_most']:,}{few}")
     _show_extras(found)
     _show_endpoints(found["endpoints"])
+    _show_keys(found["keys"])
     if sandbox["strength"]:
         echo(f"\nModel-written code is confined with {sandbox['strength']}.")
     else:
@@ -264,6 +270,15 @@ def _show_endpoints(endpoints: Sequence[dict[str, Any]]) -> None:
         echo(f"  {one['base_url']}  {taken}{one['told']}")
     if not endpoints:
         echo(f"  {NONE_NAMED}")
+
+
+def _show_keys(keys: Sequence[dict[str, Any]]) -> None:
+    echo("Keys")
+    for one in keys:
+        source = "" if one["source"] == "environment" else f", from {one['source']}"
+        echo(f"  {one['variable']}{source}  may go to {', '.join(one['origins']) or 'no origin'}")
+    if not keys:
+        echo("  none set")
 
 
 def _show_back_ends(found: dict[str, Any]) -> None:

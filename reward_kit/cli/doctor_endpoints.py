@@ -1,7 +1,7 @@
 """Which model endpoints answer, asked as cheaply as can be: one GET of `/models` each, which no endpoint charges for.
 
-A key goes to the endpoint that the environment names it for, and nowhere else: not to another one that is tried, and
-not after a redirect. No key is ever part of what is told.
+A key goes to the origins that it is configured for (`providers/keys.py`), and nowhere else: not to another one that is
+tried, and not after a redirect. No key is ever part of what is shown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from reward_kit.errors import ConfigError
-from reward_kit.providers.environment import EndpointSettings, read_dotenv, resolve_endpoint
+from reward_kit.providers.environment import EndpointSettings, key_variable, read_dotenv, resolve_endpoint
+from reward_kit.providers.keys import PROVIDERS, listed_origins, origins_of
 from reward_kit.shown_text import counted, shown
 
 if TYPE_CHECKING:
@@ -62,12 +63,10 @@ async def asked(base_urls: Sequence[str]) -> list[Answer]:
         ConfigError: one of them is no URL.
     """
     own = _of_the_environment()
-    given = [resolve_endpoint(url, needs_key=False) for url in base_urls]
-    keys = {_origin(own.base_url): own.api_key} if isinstance(own, EndpointSettings) else {}
-    endpoints = {one.base_url: keys.get(_origin(one.base_url)) for one in given}
-    if isinstance(own, EndpointSettings):
-        endpoints = {own.base_url: own.api_key, **endpoints}
-    answers = await asyncio.gather(*(_ask(url, key) for url, key in endpoints.items()))
+    given = [resolve_endpoint(url, None, key_variable(url), needs_key=False) for url in base_urls]
+    named = [own, *given] if isinstance(own, EndpointSettings) else given
+    once = [one for place, one in enumerate(named) if one.base_url not in {other.base_url for other in named[:place]}]
+    answers = await asyncio.gather(*map(_ask, once))
     return [own, *answers] if isinstance(own, Answer) else answers
 
 
@@ -82,14 +81,25 @@ def _of_the_environment() -> EndpointSettings | Answer | None:
         return Answer(f"${_URL}", "misconfigured", str(error))
 
 
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port
+def keys_set() -> list[dict[str, Any]]:
+    """The variables that hold a key and are set, where they are, and which origins each may go to; no value.
+
+    Raises:
+        ConfigError: REWARD_KIT_KEY_ORIGINS is wrong.
+    """
+    dotenv = {name: value for name, value in read_dotenv(Path.cwd()).items() if value}
+    shell = {name: value for name, value in os.environ.items() if value}
+    found = []
+    for name in sorted({*PROVIDERS, *listed_origins(shell)} & {*dotenv, *shell}):
+        source, beside = ("environment", shell) if name in shell else (".env", {**dotenv, **shell})
+        found.append({"variable": name, "source": source, "origins": sorted(origins_of(name, shell, beside))})
+    return found
 
 
-async def _ask(url: str, key: str | None) -> Answer:
+async def _ask(endpoint: EndpointSettings) -> Answer:
     import aiohttp
 
+    url, key = endpoint.base_url, endpoint.api_key
     headers = {"User-Agent": "reward-kit"} | ({"Authorization": f"Bearer {key}"} if key else {})
     limit = aiohttp.ClientTimeout(total=_PATIENCE_S)
     started = time.perf_counter()
@@ -100,7 +110,7 @@ async def _ask(url: str, key: str | None) -> Answer:
         ):
             body = await _beginning(response) if response.status == 200 else b""
             seconds = time.perf_counter() - started
-            return _of_status(url, response, body, seconds, has_key=key is not None)
+            return _of_status(url, response, body, seconds, endpoint.no_key)
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return Answer(url, *_of_error(error))
 
@@ -115,12 +125,12 @@ async def _beginning(response: aiohttp.ClientResponse) -> bytes:
     return bytes(body)
 
 
-def _of_status(url: str, response: aiohttp.ClientResponse, body: bytes, seconds: float, *, has_key: bool) -> Answer:
+def _of_status(url: str, response: aiohttp.ClientResponse, body: bytes, seconds: float, no_key: str) -> Answer:
     status = response.status
     if status == 200:
         return _of_models(url, body, seconds)
     if status in (401, 403):
-        what = f"does not accept the key of {_KEY}" if has_key else f"wants a key, and none was sent: {_no_key()}"
+        what = f"wants a key, and none was sent: {no_key}" if no_key else f"does not accept the key of {_KEY}"
         return Answer(url, "unauthorised", f"unauthorised (HTTP {status}): it {what}", seconds)
     if status == 404:
         return Answer(url, "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?", seconds)
@@ -129,10 +139,6 @@ def _of_status(url: str, response: aiohttp.ClientResponse, body: bytes, seconds:
         return Answer(url, "redirected", f"redirects to {host} (HTTP {status}): name that URL instead", seconds)
     reason = shown(response.reason or "", 60)
     return Answer(url, "failing", f"is there and fails: HTTP {status} {reason}".rstrip(), seconds)
-
-
-def _no_key() -> str:
-    return f"{_KEY} goes to {_URL} alone; name this one there to send it"
 
 
 def _of_models(url: str, body: bytes, seconds: float) -> Answer:

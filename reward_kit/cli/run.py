@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -190,6 +190,7 @@ def _made_ready(asked: Asked) -> Ready:
         UsageError: the flags do not go together.
     """
     path, header, parsed = None, None, dict(parse_override(item) for item in asked.overrides)
+    stored: set[str] = set()
     if asked.resume is not None:
         _refuse_options_with_resume()
         path = _run_to_resume(asked.resume, asked.task, asked.log_dir)
@@ -197,7 +198,9 @@ def _made_ready(asked: Asked) -> Ready:
         request = _as_it_was_asked(header, parsed, asked.base_url)
         named = _named(header.policies, None if asked.base_url else header.base_url)
         typed = {**parsed, **_named((), asked.base_url)}
-        require_trust_in_file(request.task_path, typed, {**header.overrides, **named})
+        is_agreed = require_trust_in_file(request.task_path, typed, {**header.overrides, **named})
+        if not is_agreed:
+            stored = {*request.overrides} - {*parsed} | ({"base_url"} if asked.base_url is None else set())
     elif asked.task is not None:
         parsed |= keys_of_walls(asked.sandbox, asked.sandbox_back_end, asked.install_requirements)
         request = asked.request(asked.task, parsed)
@@ -207,7 +210,7 @@ def _made_ready(asked: Asked) -> Ready:
     _refuse_what_goes_with_resume(asked.resume, only_failed=asked.only_failed, force=asked.force)
     asked.collecting.refuse_unused({"--record": asked.record, "--replay": asked.replay})
     traffic = _traffic(asked.record, asked.replay, asked.dry_run)
-    loaded = _loaded(request, traffic)
+    loaded = _loaded(request, traffic, stored)
     if path is not None and header is not None:
         _check_unchanged(path, header, loaded, asked.force)
     loaded = _with_run_limits(loaded, header, parsed, asked.max_cost)
@@ -320,13 +323,19 @@ def _traffic(record: Path | None, replay: Path | None, dry_run: bool) -> Traffic
     return traffic
 
 
-def _loaded(request: Request, traffic: Traffic) -> LoadedTask:
-    """The task of a request. A judge is told by the traffic of a dry run that nobody will be asked."""
+def _loaded(request: Request, traffic: Traffic, stored: Collection[str]) -> LoadedTask:
+    """The task of a request. A judge learns from the traffic of a dry run that no request will be made.
+
+    Args:
+        request: what is run.
+        traffic: of the run.
+        stored: what of it comes from the file of the run that goes on, and so leads no key anywhere.
+    """
     from reward_kit.providers.traffic import CURRENT_TRAFFIC
 
     token = CURRENT_TRAFFIC.set(traffic if traffic.asks_nobody else None)
     try:
-        return load_task(request.task_path, request.overrides)
+        return load_task(request.task_path, request.overrides, stored=stored)
     finally:
         CURRENT_TRAFFIC.reset(token)
 

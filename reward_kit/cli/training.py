@@ -158,7 +158,7 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
     """
     header = RunHeader.read(path)
     training = training_of(header, path)
-    require_trust_in_file(Path(training.train_path), given, training.overrides)
+    is_agreed = require_trust_in_file(Path(training.train_path), given, training.overrides)
     hidden = told_of_hidden(training.overrides, given)
     for key in given:
         if key.partition(".")[0] not in CHANGEABLE and key not in hidden:
@@ -166,7 +166,8 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
                 f"-T {key} cannot be changed by --resume; start a new run. These can: {', '.join(CHANGEABLE)}"
             )
     before = without_hidden(training.overrides) | {key: given[key] for key in hidden if key in given}
-    plan = load_plan(Path(training.train_path), before)
+    stored = () if is_agreed else before.keys() - given.keys()
+    plan = load_plan(Path(training.train_path), before, stored=stored)
     changes = changes_since(header, plan, path)
     for change in changes.allowed:
         echo(f"{change}", err=True)
@@ -175,7 +176,8 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
         if not force:
             raise ConfigError(f"{told}. Start a new run, undo the change, or go on all the same with --force")
         echo(f"--force: {told}", err=True)
-    plan = load_plan(Path(training.train_path), {**before, **given}) if given else plan
+    if given:
+        plan = load_plan(Path(training.train_path), {**before, **given}, stored=stored)
     if header.status == "complete" and training.updates >= plan.config.updates:
         done = counted(training.updates, "update")
         more = shlex.join(["reward-kit", "train", "--resume", str(path), "-T", f"updates={2 * training.updates}"])

@@ -44,7 +44,7 @@ def trust_option(command: Callable[..., Any]) -> Any:
 
 def require_trust_in_file(
     path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
-) -> None:
+) -> bool:
     """Return if the user trusts what a task or train file would run, after asking where that is possible.
 
     Args:
@@ -52,12 +52,16 @@ def require_trust_in_file(
         typed: keys laid over the file's, from the command line of this call.
         stored: keys laid over the file's, from a `run.json`.
 
+    Returns:
+        Whether the user typed or agreed to what `stored` says about code and endpoints. If only REWARD_KIT_TRUST lets
+        it run, it did not become the user's own choice.
+
     Raises:
         ConfigError: the file cannot be read, or is not trusted; nothing of it has run.
     """
     from reward_kit.runs.trust import code_of_file
 
-    _require(code_of_file(path, typed, stored), str(path))
+    return _require(code_of_file(path, typed, stored), str(path))
 
 
 def require_trust_in(references: Sequence[str], folder: Path | None = None) -> None:
@@ -85,16 +89,19 @@ def trust_new_folder(folder: Path) -> None:
         echo(f"note: {error}; the first run will ask whether to trust {folder}", err=True)
 
 
-def _require(code: PlannedCode, what: str) -> None:
+def _require(code: PlannedCode, what: str) -> bool:
     from reward_kit.runs.trust import untrusted
 
     meta = click.get_current_context().meta
     files, settings = untrusted(code)
-    is_granted = meta.get(_META, False)
-    if (files or settings) and not is_granted:
+    if (files or settings) and not meta.get(_META):
         _ask(code, files, what)
-    elif meta.get(f"{_META}.typed") or (code.typed and not is_granted):
+    elif meta.get(f"{_META}.typed"):
         _record(code)
+    else:  # settings that are typed are agreed to, also if an environment variable lets everything run
+        _record(replace(code, files={}, stored=()))
+        return not settings
+    return True
 
 
 def _ask(code: PlannedCode, files: Sequence[Path], what: str) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import pydantic
 from pydantic import BaseModel
 
 from reward_kit.errors import ConfigError
+from reward_kit.providers.keys import check_allowed, origin_of
 from reward_kit.validation import describe_validation_error
 
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _Config = TypeVar("_Config", bound=BaseModel)
 
 
@@ -26,6 +30,32 @@ def read_config(model: type[_Config], config: Mapping[str, Any], resource: str) 
     except pydantic.ValidationError as error:
         problems = "; ".join(describe_validation_error(error, model))
         raise ConfigError(f"{resource} resource: {problems}") from None
+
+
+def headers_from_environment(names: Mapping[str, str], url: str, resource: str, started: str = "") -> dict[str, str]:
+    """The headers whose values are environment variables, as `headers_env` names them.
+
+    Args:
+        names: header -> variable.
+        url: where they are sent.
+        resource: its type, for messages.
+        started: the address of a server that the task itself starts; "" if none. On this machine it may have what it
+            could be handed by `pass_env` just as well.
+
+    Raises:
+        ConfigError: a variable is not set, or not configured for that origin (`providers/keys.py`).
+    """
+    for header, name in names.items():
+        where = f"{resource} resource: headers_env: {header}"
+        if not os.environ.get(name):
+            raise ConfigError(f"{where}: the environment variable {name} is not set")
+        try:
+            is_started = bool(started) and origin_of(url) == origin_of(started)
+            if not (is_started and urlsplit(started).hostname in _LOOPBACK):
+                check_allowed(name, url, os.environ)
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"{where}: {error}") from error
+    return {header: os.environ[name] for header, name in names.items()}
 
 
 def task_path(path: str, task_folder: str | None, key: str) -> Path:

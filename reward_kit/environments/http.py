@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -27,7 +26,7 @@ from reward_kit.environments.base import (
     canonical_json,
     hash_key,
 )
-from reward_kit.environments.config import read_config
+from reward_kit.environments.config import headers_from_environment, read_config
 from reward_kit.environments.http_client import Answer, JsonClient
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.environments.servers import Server, ServerPool, ServerSpec
@@ -97,13 +96,14 @@ class HttpResource(ReplayForkResource):
 
     async def _setup(self, config: Mapping[str, Any]) -> None:
         settings = self._settings = read_config(HttpConfig, config, "http")
-        headers = {**settings.headers, **_headers_from_environment(settings.headers_env)}
         if settings.tools is not None and settings.tools_endpoint is not None:
             raise ConfigError("http resource: give tools or tools_endpoint, not both")
         tools = _tool_specs(settings.tools or [], ConfigError, "http resource: tools")
         server = await self._lease(settings)
-        obituary = server.obituary if server is not None else None
-        client = self._client = JsonClient(_base_url(settings, server), headers, settings.timeout, obituary)
+        obituary, started = (server.obituary, server.address) if server is not None else (None, "")
+        url = _base_url(settings, server)
+        headers = {**settings.headers, **headers_from_environment(settings.headers_env, url, "http", started)}
+        client = self._client = JsonClient(url, headers, settings.timeout, obituary)
         async with closed_on_error(self.close):
             if server is None and settings.health_endpoint is not None:
                 await client.check_health(settings.health_endpoint)
@@ -247,13 +247,6 @@ def _base_url(settings: HttpConfig, server: Server | None) -> str:
             raise ConfigError("http resource: base_url: {port} is that of a resource_server, and there is none")
         return settings.base_url.replace("{port}", str(server.port))
     return settings.base_url
-
-
-def _headers_from_environment(names: Mapping[str, str]) -> dict[str, str]:
-    for header, name in names.items():
-        if name not in os.environ:
-            raise ConfigError(f"http resource: headers_env: {header}: the environment variable {name} is not set")
-    return {header: os.environ[name] for header, name in names.items()}
 
 
 async def _listed(client: JsonClient, endpoint: str) -> list[ToolSpec]:

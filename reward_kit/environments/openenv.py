@@ -11,7 +11,6 @@ is compared.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ from reward_kit.environments.base import (
     hash_key,
     tool_spec,
 )
-from reward_kit.environments.config import read_config
+from reward_kit.environments.config import headers_from_environment, read_config
 from reward_kit.environments.mcp.tools import McpTool
 from reward_kit.environments.openenv_session import OpenEnvSession, RefusedError
 from reward_kit.environments.replay import ReplayForkResource
@@ -107,10 +106,11 @@ class OpenEnvResource(ReplayForkResource):
         settings = self._settings = read_config(OpenEnvConfig, config, "openenv")
         if "seed" in settings.reset:
             raise ConfigError("openenv resource: reset: seed: it is the run's to choose; leave it out")
-        headers = {**settings.headers, **_headers_from_environment(settings.headers_env)}
         server = await self._lease(settings)
+        url, started = _base_url(settings, server), server.address if server is not None else ""
+        headers = {**settings.headers, **headers_from_environment(settings.headers_env, url, "openenv", started)}
         self._session = OpenEnvSession(
-            _base_url(settings, server),
+            url,
             headers,
             connect_timeout=settings.connect_timeout,
             timeout=settings.timeout,
@@ -258,13 +258,6 @@ def _base_url(settings: OpenEnvConfig, server: Server | None) -> str:
             raise ConfigError("openenv resource: base_url: {port} is that of a resource_server, and there is none")
         return url.replace("{port}", str(server.port))
     return url
-
-
-def _headers_from_environment(names: Mapping[str, str]) -> dict[str, str]:
-    for header, name in names.items():
-        if name not in os.environ:
-            raise ConfigError(f"openenv resource: headers_env: {header}: the environment variable {name} is not set")
-    return {header: os.environ[name] for header, name in names.items()}
 
 
 def _action_tool(settings: OpenEnvConfig, schema: Mapping[str, Any]) -> ToolSpec:

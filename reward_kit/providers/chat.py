@@ -51,6 +51,7 @@ class ChatEndpoint:
         traffic: what it shares with the other endpoints of a run: the queue to each model, outages, recordings. Without
             one and without rates, requests neither wait for one another nor for an endpoint that is down.
         rates: what the user allows each model.
+        no_key: why no key is sent; told where the endpoint wants one.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class ChatEndpoint:
         transport: Transport | None = None,
         traffic: Traffic | None = None,
         rates: Rates | None = None,
+        no_key: str = "",
     ) -> None:
+        self._no_key = no_key
         self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -140,7 +143,12 @@ class ChatEndpoint:
         streamed, began = bool(request.get("stream")), time.monotonic()
 
         async def attempt() -> _Answered:
-            data = await (self._streamed(body) if streamed else self._transport.post(self._url, self._headers, body))
+            try:
+                data = await (
+                    self._streamed(body) if streamed else self._transport.post(self._url, self._headers, body)
+                )
+            except AccessError as error:
+                raise error.explained(self._no_key) from error
             if isinstance(data, Mapping) and data.get("error") and not data.get("choices"):
                 raise error_in_body(data["error"], self._url, self._secrets)
             return _Answered(data, read_completion(data, facts, self._prices))

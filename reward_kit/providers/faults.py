@@ -76,7 +76,13 @@ class AccessError(ProviderError):
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
+        self._status = status
         self.is_certain = status != 403
+
+    def explained(self, no_key: str) -> AccessError:
+        """The same error with the reason why no key was sent; itself if one was, or if it is about money."""
+        is_about_key = no_key and self._status in (401, 403)
+        return AccessError(f"{self}; no key was sent: {no_key}", self._status) if is_about_key else self
 
 
 class IdleTimeoutError(DeadlineError):

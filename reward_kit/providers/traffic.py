@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
+from typing import Any
 
 from reward_kit.errors import ConfigError
 from reward_kit.providers.cassette import Cassette
-from reward_kit.providers.environment import EndpointSettings, resolve_endpoint
+from reward_kit.providers.environment import NO_KEY, EndpointSettings, key_variable, resolve_endpoint
 from reward_kit.providers.lane import Lane
 from reward_kit.providers.options import check_number
 from reward_kit.providers.rates import Rates
@@ -119,6 +120,32 @@ def endpoint_for(
         except ConfigError as error:
             traffic.tell_missing_key(str(error))
     return settings
+
+
+def key_variable_for(traffic: Traffic | None, options: Mapping[str, Any], of_user: Collection[str] = ()) -> Any:
+    """`key_variable` for requests of this traffic: a replay sends no key, and who asks nobody is told of the problem.
+
+    Args:
+        traffic: of the run; None where there is none.
+        options: of the endpoint's block, of which `base_url`, `api_key` and `api_key_env` are read. A key that stands
+            in the block itself is the file's own.
+        of_user: as `key_variable` takes it.
+
+    Raises:
+        ConfigError: the file names a variable that is not configured for that origin.
+    """
+    base_url, named = options.get("base_url"), options.get("api_key_env")
+    if options.get("api_key") or not (isinstance(base_url, str | None) and isinstance(named, str | None)):
+        return named  # the file's own; whoever takes a wrong value refuses it
+    if traffic is not None and traffic.is_replaying:
+        return NO_KEY
+    try:
+        return key_variable(base_url, named, of_user=of_user)
+    except ConfigError as error:
+        if traffic is None or not traffic.asks_nobody:
+            raise
+        traffic.tell_missing_key(str(error))
+        return NO_KEY
 
 
 CURRENT_TRAFFIC: ContextVar[Traffic | None] = ContextVar("CURRENT_TRAFFIC", default=None)

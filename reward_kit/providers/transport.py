@@ -11,6 +11,7 @@ import errno
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from reward_kit.errors import DeadlineError, ProviderError
 from reward_kit.providers.faults import (
@@ -34,7 +35,7 @@ class Transport:
     Args:
         idle_timeout_s: seconds without a single byte from the endpoint after which an attempt ends.
         total_timeout_s: seconds after which an attempt ends in any case.
-        trust_env: take proxies and credentials from the environment (`HTTPS_PROXY`, `~/.netrc`).
+        trust_env: take proxies from the environment (`HTTPS_PROXY`). Passwords of `~/.netrc` are not read.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class Transport:
         session = await self._session_of_this_loop()
         secrets = _secrets_in(headers)
         try:
-            async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+            proxy = _proxy_for(url) if self._trust_env else None
+            async with session.post(url, data=body, headers=headers, allow_redirects=False, proxy=proxy) as response:
                 if on_chunk and response.status == 200 and response.content_type == "text/event-stream":
                     await _feed(response.content, on_chunk)
                     return None
@@ -111,7 +113,6 @@ class Transport:
             timeout=aiohttp.ClientTimeout(
                 total=self._total_timeout_s, sock_connect=self._idle_timeout_s, sock_read=self._idle_timeout_s
             ),
-            trust_env=self._trust_env,
             headers={"User-Agent": "reward-kit"},
         )
 
@@ -144,6 +145,14 @@ class Transport:
         if isinstance(error, aiohttp.ClientConnectionError | OSError):
             return TransientError(f"{url} dropped the connection: {detail}")
         return ProviderError(f"{url} cannot be talked to: {type(error).__name__}: {detail}")
+
+
+def _proxy_for(url: str) -> str | None:
+    """The environment's proxy for a URL. aiohttp's own `trust_env` would send what `~/.netrc` has for the host, too."""
+    from urllib.request import getproxies, proxy_bypass
+
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
 
 
 def _secrets_in(headers: Mapping[str, str]) -> list[str]:

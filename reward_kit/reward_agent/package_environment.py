@@ -198,7 +198,7 @@ def _run(command: Sequence[str], lock: int | None = None) -> tuple[int, str]:
     """Run a command with pip's own configuration and without secrets; its status, and the end of what it said."""
     done = subprocess.run(
         command,
-        env={name: value for name, value in child_environment().items() if name not in _NOT_FOR_PIP},
+        env={name: value for name, value in child_environment(also="PIP_.*").items() if name not in _NOT_FOR_PIP},
         # It holds the lock too: where this process is killed, nobody builds beside one that still writes.
         pass_fds=() if lock is None else (lock,),
         umask=0o022,

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError
 from reward_kit.providers.environment import read_dotenv
 from reward_kit.providers.faults import TransientError, UnreachableError, excerpt, status_error
+from reward_kit.providers.keys import check_allowed
 from reward_kit.providers.options import check_number
 from reward_kit.providers.retry import RetryPolicy, with_retries
 from reward_kit.strict_json import read_strictly
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "REWARD_KIT_REWARD_API_KEY"
 """The environment variable that holds the key for rewards behind HTTP."""
-ORIGINS_VARIABLE = "REWARD_KIT_REWARD_ORIGINS"
-"""The environment variable that says which servers the key may go to where nobody but a task file names them."""
 
 _ADDRESS = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?/v1/rewards/[A-Za-z0-9._-]+\Z")
 _EXAMPLE = "http://127.0.0.1:8700/v1/rewards/exact"
@@ -71,50 +70,19 @@ def _is_here(url: str) -> bool:
 
 
 def check_named_by_file(url: str) -> None:
-    """Refuse to send the key where a task file alone says so: the file may be somebody else's.
-
-    Servers of this machine get it, and those that stand beside the key in `REWARD_KIT_REWARD_ORIGINS`.
+    """Refuse to send the key where a file alone says so: the file may be somebody else's (`providers/keys.py`).
 
     Raises:
-        ConfigError: the server is none of them, or what stands there is no origin.
+        ConfigError: the key is not configured for that server.
     """
     url = checked_address(url)
-    key, origins = _key_and_origins()
-    if not key or _is_here(url) or _origin(url) in [_origin(one) for one in origins.split()]:
-        return
-    raise ConfigError(
-        f"{url} would get the key in {KEY_VARIABLE}, and stands in a task file alone; where you trust that server, set "
-        f"{ORIGINS_VARIABLE}={_origin(url)} beside the key (several with blanks between them)"
-    )
+    if _key():
+        check_allowed(KEY_VARIABLE, url, os.environ)
 
 
-def _origin(url: str) -> str:
-    """Scheme, host and port, the one that is usual left out.
-
-    Raises:
-        ConfigError: it has none.
-    """
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise ConfigError(f"{ORIGINS_VARIABLE}: {url!r} is no origin, such as https://rewards.example") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{ORIGINS_VARIABLE}: {url!r} is no origin, such as https://rewards.example")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    is_usual = port in (None, {"http": 80, "https": 443}[parts.scheme])
-    return f"{parts.scheme}://{host}" if is_usual else f"{parts.scheme}://{host}:{port}"
-
-
-def _key_and_origins() -> tuple[str, str]:
-    """The key, and whom it may go to: of the environment, else of the nearest `.env`.
-
-    A key of the environment has its origins there too: the `.env` may have come with the task file.
-    """
-    found = read_dotenv(Path.cwd())
-    if key := os.environ.get(KEY_VARIABLE, "").strip():
-        return key, os.environ.get(ORIGINS_VARIABLE, "")
-    return found.get(KEY_VARIABLE, "").strip(), os.environ.get(ORIGINS_VARIABLE) or found.get(ORIGINS_VARIABLE, "")
+def _key() -> str:
+    """The key: of the environment, else of the nearest `.env`."""
+    return (os.environ.get(KEY_VARIABLE) or read_dotenv(Path.cwd()).get(KEY_VARIABLE, "")).strip()
 
 
 def key_for(url: str, api_key: str | None = None) -> str:
@@ -123,7 +91,7 @@ def key_for(url: str, api_key: str | None = None) -> str:
     Raises:
         ConfigError: there is none, or no HTTP header can carry it.
     """
-    key = (api_key or _key_and_origins()[0]).strip()
+    key = (api_key or _key()).strip()
     if not key:
         raise ConfigError(f"no key for {url}: set {KEY_VARIABLE} in the environment or in a .env file")
     if not (key.isascii() and key.isprintable() and " " not in key):

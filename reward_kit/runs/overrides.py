@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -73,6 +73,18 @@ def overlaid(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
                 raise ConfigError(f"{as_given(dotted)}: {key!r} is no mapping")
         inner[_index(inner, last, dotted) if isinstance(inner, list) else last] = value
     return result
+
+
+def keys_of_user(section: str, names: Iterable[str], overrides: Collection[str]) -> set[str]:
+    """Return those keys of a block that an override gave, itself or with a block around them.
+
+    Args:
+        section: where the block stands, such as "policy"; "" for the file's top.
+        names: the keys in it.
+        overrides: the dotted keys that the user gave; "" stands for all.
+    """
+    prefix = f"{section}." if section else ""
+    return {name for name in names if any(not key or f"{prefix}{name}.".startswith(f"{key}.") for key in overrides)}
 
 
 def _index(items: list[Any], key: str, dotted: str) -> int:

@@ -13,6 +13,7 @@ from reward_kit.agent.policies.replay_policy import recorded_labels
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.simulated_user import WHO, SimulatedUser
 from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.runs.overrides import keys_of_user
 from reward_kit.runs.plan import NamedPolicy
 from reward_kit.runs.tasks import LoadedTask
 from reward_kit.task_parts import PolicyModel
@@ -65,8 +66,17 @@ def make_policies(
     if base_url is not None:
         _send_to(base_url, choices)
     with _told_of_block(task) if is_of_file else nullcontext():
-        made = [(label, make_policy(kind, options, task.folder, traffic)) for label, kind, options in choices]
+        made = [
+            (label, make_policy(kind, options, task.folder, traffic, of_user=_of_user(task, options, base_url)))
+            for label, kind, options in choices
+        ]
     return [NamedPolicy(label, policy) for label, policy in made]
+
+
+def _of_user(task: LoadedTask, options: Mapping[str, Any], base_url: str | None) -> set[str]:
+    """Which options the user gave, and no file."""
+    given = keys_of_user("policy", options, task.of_user)
+    return given if base_url is None else given - {"base_url"} | keys_of_user("", ["base_url"], task.of_user)
 
 
 @contextmanager

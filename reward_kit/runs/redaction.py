@@ -21,6 +21,7 @@ from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.processes import SECRET_NAME
 from reward_kit.providers.environment import read_dotenv
+from reward_kit.providers.keys import listed_variables
 
 HIDDEN = "(hidden)"
 _JOINS = (
@@ -54,7 +55,8 @@ class Redaction:
     """
 
     def __init__(self, secrets: Iterable[str] = (), hook: Callable[[str], str] | None = None) -> None:
-        self._secrets = sorted({text for text in secrets if len(text) >= _SHORTEST_SECRET}, key=len, reverse=True)
+        found = {text.strip() for text in secrets}  # as it is sent
+        self._secrets = sorted((text for text in found if len(text) >= _SHORTEST_SECRET), key=len, reverse=True)
         # As they stand inside a JSON text, and as bytes for the files that are copied.
         self._escaped = [(json.dumps(text)[1:-1]).encode("ascii") for text in self._secrets]
         self._encoded = [text.encode("utf-8", "surrogatepass") for text in self._secrets]
@@ -152,15 +154,42 @@ def hidden_keys(value: Any, key: str = "") -> Iterator[str]:
 def known_secrets(*configurations: Any) -> Iterator[str]:
     """The values of secrets that this process knows: from the environment, `.env`, and under secret-like keys.
 
-    A password in a URL (`scheme://user:password@host`) is one wherever it stands, as it is written and decoded.
+    A password in a URL (`scheme://user:password@host`) is one wherever it stands, as it is written and decoded. The
+    values of variables that a configuration names by `api_key_env`, `headers_env` or `pass_env` are secrets too, and
+    those that REWARD_KIT_KEY_ORIGINS lists, whatever their names are.
 
     Args:
         configurations: nested mappings and lists, such as a task definition and the command line's overrides.
     """
-    variables = {**read_dotenv(Path.cwd()), **os.environ}
-    yield from _secrets_in(variables)
+    dotenv = read_dotenv(Path.cwd())
+    for variables in (dotenv, os.environ):
+        yield from _secrets_in(variables)
+    named = {*_variables_in(configurations), *listed_variables(os.environ)}
+    for value in (variables[name] for variables in (dotenv, os.environ) for name in named & variables.keys()):
+        if not value.startswith(os.sep) or not Path(value).exists():  # a child may be handed a path, too
+            yield value
+            yield from value.split()[1:2]  # of "Bearer KEY" the key alone
     for configuration in configurations:
         yield from _secrets_in(configuration)
+
+
+def _variables_in(value: Any) -> Iterator[str]:
+    """The environment variables that a configuration names as those of keys, headers or children, at any depth."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            kind = str(key).rpartition(".")[2]  # an override's key is dotted
+            if kind == "api_key_env":
+                yield from (item,) if isinstance(item, str) else ()
+            elif kind == "pass_env":
+                yield from (name for name in item if isinstance(name, str)) if isinstance(item, list | tuple) else ()
+            elif kind == "headers_env" or ".headers_env." in f".{key}":
+                names = item.values() if isinstance(item, Mapping) else (item,)
+                yield from (name for name in names if isinstance(name, str))
+            else:
+                yield from _variables_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _variables_in(item)
 
 
 def _secrets_in(value: Any, is_secret: bool = False) -> Iterator[str]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,8 @@ from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.datasets import check_dataset, read_samples
 from reward_kit.runs.given import Given, live_reward
 from reward_kit.runs.inputs import TASK_FILE, digests_of, inputs_of
-from reward_kit.runs.overrides import as_given, given_by, overlaid
+from reward_kit.runs.judge_keys import judges_key, with_judges_key
+from reward_kit.runs.overrides import as_given, given_by, keys_of_user, overlaid
 from reward_kit.runs.resources import check_samples, check_tools, with_surroundings
 from reward_kit.runs.yaml_lines import LocatedYaml, about
 from reward_kit.task_parts import CreditModel
@@ -58,6 +59,8 @@ class LoadedTask:
         inputs: the files and folders that decide what a run's episodes and scores are, as `inputs_of` finds them.
         digests: their SHA-256, to notice a change before a resume, and those of what was given.
         given: the Python objects that it was made of, where no file describes it.
+        of_user: the dotted keys that the user gave, on the command line or in Python, and no file; "" for all of them.
+            With the `base_url` of a run, unless that comes from an earlier run's file.
     """
 
     definition: TaskDefinitionModel
@@ -70,6 +73,7 @@ class LoadedTask:
     digests: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     given: Given = field(default_factory=Given)
+    of_user: frozenset[str] = frozenset()
 
     @property
     def path(self) -> Path:
@@ -82,12 +86,14 @@ class LoadedTask:
         return self.path.resolve().parent
 
 
-def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> LoadedTask:
+def load_task(path: Path, overrides: Mapping[str, Any] | None = None, *, stored: Collection[str] = ()) -> LoadedTask:
     """Load a task file and everything it names.
 
     Args:
         path: the YAML file.
         overrides: keys laid over the file's, dotted for inner ones (`limits.wall_time_s`).
+        stored: those of them that come from an earlier run's file, and "base_url" if that run's does. They lead no key
+            anywhere, just as the task file.
 
     Raises:
         ConfigError: something is wrong; the message has one line per problem.
@@ -95,21 +101,29 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None) -> LoadedT
     located = LocatedYaml(path)
     if isinstance(located.data, dict) and {"task", "updates"} <= located.data.keys():
         raise ConfigError(f"{path} is a train file, for `reward-kit train`; the task that it names is a task file")
-    return task_of(located, overrides)
+    return task_of(located, overrides, stored=stored)
 
 
-def task_of(located: LocatedYaml, overrides: Mapping[str, Any] | None = None, given: Given | None = None) -> LoadedTask:
+def task_of(
+    located: LocatedYaml,
+    overrides: Mapping[str, Any] | None = None,
+    given: Given | None = None,
+    *,
+    stored: Collection[str] = (),
+) -> LoadedTask:
     """`load_task` of a document that is read already, which may be a part of another file, or come from Python.
 
     Args:
         located: the document.
         overrides: keys laid over it.
         given: what stands in the place of things that it would name.
+        stored: as `load_task` takes it.
 
     Raises:
         ConfigError: something is wrong; the message has one line per problem.
     """
     path, given = located.path, given or Given()
+    of_user = frozenset({*(overrides or {}), "base_url"}) - {*stored} if located.is_written else frozenset({""})
     given.refuse(overrides or {})
     definition = read_definition(located, overrides)
     has_dataset = definition.dataset_path is not None or given.rows is not None
@@ -122,7 +136,7 @@ def task_of(located: LocatedYaml, overrides: Mapping[str, Any] | None = None, gi
         named = definition.tools_module_path
         tools = given.tools or (load_tools(named, folder) if named else None)
         check_tools(tools, definition)
-    reward, notes = _reward_of(located, definition, folder, overrides or {}, given)
+    reward, notes = _reward_of(located, definition, folder, overrides or {}, given, of_user)
     if definition.dataset_path is not None:
         with about(located, "dataset_path"):
             check_dataset(folder / definition.dataset_path)
@@ -141,6 +155,7 @@ def task_of(located: LocatedYaml, overrides: Mapping[str, Any] | None = None, gi
         digests={**digests_of(inputs), **given.digests(), TASK_FILE: hashlib.sha256(located.source).hexdigest()},
         notes=(*notes_on(located.data), *_notes_on_prompts(definition, samples), *notes),
         given=given,
+        of_user=of_user,
     )
     _check_prompts(definition, located, samples)
     return task
@@ -223,7 +238,12 @@ def load_tasks_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedRe
 
 
 def _reward_of(
-    located: LocatedYaml, definition: TaskDefinitionModel, folder: Path, overrides: Mapping[str, Any], given: Given
+    located: LocatedYaml,
+    definition: TaskDefinitionModel,
+    folder: Path,
+    overrides: Mapping[str, Any],
+    given: Given,
+    of_user: Collection[str],
 ) -> tuple[Reward | None, Sequence[str]]:
     """The task's reward, and notes on it; what is wrong with its walls or an option is told with that key's line."""
     path = definition.reward_function_path or ""
@@ -231,14 +251,19 @@ def _reward_of(
         if given.reward is not None:
             reward, note = live_reward(given.reward, definition)
             return reward, (note,)
-        if is_address(path) and "reward_function_path" not in overrides:
+        if is_address(path) and not keys_of_user("", ["reward_function_path"], of_user):
             check_named_by_file(path)
+        variable = judges_key(definition.reward_options, of_user)
         loaded = load_tasks_reward(definition, folder)
-        return (loaded.reward, loaded.notes) if loaded is not None else (None, ())
+        if loaded is None:
+            return None, ()
+        return with_judges_key(loaded.reward, variable), loaded.notes
     except ConfigError as error:
         key: tuple[str, ...] = ("reward_function_path",)
         told = f"reward_function_path: {error}"
-        if found := _OF_OPTION.match(str(error)):
+        if str(error).startswith("client.api_key_env: "):
+            key, told = ("reward_options", "client", "api_key_env"), f"reward_options.{error}"
+        elif found := _OF_OPTION.match(str(error)):
             key, told = ("reward_options", found[1]), f"reward_options.{found[1]}: {error}"
         elif found := _OF_SANDBOX.match(str(error)):
             key, told = ("sandbox", found[1]), str(error)

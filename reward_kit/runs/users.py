@@ -9,6 +9,7 @@ from reward_kit.agent.policies import make_policy, option_names
 from reward_kit.agent.simulated_user import ScriptedUser, SimulatedUser
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.loading import load_object
+from reward_kit.runs.overrides import keys_of_user
 from reward_kit.runs.tasks import LoadedTask
 from reward_kit.task_parts import UserModel
 
@@ -37,12 +38,14 @@ def make_user(task: LoadedTask, traffic: Traffic | None = None) -> SimulatedUser
         return None
     try:
         _refuse_unknown(block, task)
-        user = _user(block, task.folder, traffic)
+        user = _user(block, task, traffic)
         for sample in task.samples:
             user.check(sample)
     except _UnknownKey:
         raise
     except ConfigError as error:
+        if str(error).startswith("user.api_key_env: "):
+            raise ConfigError(f"{task.located.where(('user', 'api_key_env'))}: {error}") from error
         raise ConfigError(f"{task.located.where(('user',))}: user: {error}") from error
     return user
 
@@ -61,20 +64,21 @@ def _refuse_unknown(block: UserModel, task: LoadedTask) -> None:
             raise _UnknownKey(f"{where}: user.{key}: unknown key for a user of type {block.type!r}{near}")
 
 
-def _user(block: UserModel, folder: Path, traffic: Traffic | None) -> SimulatedUser:
+def _user(block: UserModel, task: LoadedTask, traffic: Traffic | None) -> SimulatedUser:
     if block.type in _NO_USERS:
         raise ConfigError(f"the policy {block.type!r} cannot be a user: {_NO_USERS[block.type]}")
     options = block.options()
     if block.type == "scripted":
         return ScriptedUser(
-            _replies(options, folder),
+            _replies(options, task.folder),
             instructions=block.instructions,
             stop_phrase=block.stop_phrase,
             opens=block.opens,
         )
     if block.type == "openai" and not block.instructions:
         raise ConfigError("a model has to be told who it is; give user.instructions")
-    policy = make_policy(block.type, options, folder, traffic, section="user")
+    of_user = keys_of_user("user", options, task.of_user)
+    policy = make_policy(block.type, options, task.folder, traffic, section="user", of_user=of_user)
     return SimulatedUser(policy, instructions=block.instructions, stop_phrase=block.stop_phrase, opens=block.opens)
 
 

@@ -23,6 +23,9 @@ from reward_kit.sandbox.limits import Limits
 
 FORMS: Final = "docker:IMAGE, or ssh:HOST, where reward-kit can stand with its path: ssh:HOST:/path/to/reward-kit"
 
+CLIENT_VARIABLES: Final = r"(DOCKER|CONTAINER|CONTAINERS|PODMAN|BUILDKIT)_.*|SSH_AUTH_SOCK|SSH_AGENT_PID"
+"""What Docker, Podman and SSH read besides: which engine, which configuration, which agent holds the user's keys."""
+
 _ENGINE: Final = "REWARD_KIT_CONTAINER_ENGINE"
 _SSH: Final = "REWARD_KIT_SSH"
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*\Z")

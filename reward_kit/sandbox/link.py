@@ -11,7 +11,7 @@ import anyio
 
 from reward_kit.errors import ConfigError
 from reward_kit.processes import ChildProcess, child_environment, start_process
-from reward_kit.sandbox.back_ends import BackEnd, Launch
+from reward_kit.sandbox.back_ends import CLIENT_VARIABLES, BackEnd, Launch
 from reward_kit.sandbox.outcome import Strength
 from reward_kit.sandbox.wire import (
     PROTOCOL,
@@ -88,7 +88,9 @@ class Link:
             ConfigError: it cannot be reached, or is of another version.
         """
         log_name = f"sandbox-{back_end.name.partition(':')[0]}"
-        child = await start_process(launch.command, cwd=None, env=child_environment(), log_name=log_name, piped=True)
+        child = await start_process(
+            launch.command, cwd=None, env=child_environment(also=CLIENT_VARIABLES), log_name=log_name, piped=True
+        )
         async with closed_on_error(child.end):
             self = cls(back_end, launch, child, await streams(child.pipes[1], child.pipes[0]))
         async with closed_on_error(self.close):
@@ -232,7 +234,7 @@ class Link:
 
 async def _run(command: tuple[str, ...]) -> None:
     """A command that clears away; that it fails says that nothing was left."""
-    child = await start_process(command, cwd=None, env=child_environment(), log_name="sandbox-end")
+    child = await start_process(command, cwd=None, env=child_environment(also=CLIENT_VARIABLES), log_name="sandbox-end")
     with anyio.move_on_after(_END_S):
         while child.returncode is None:  # noqa: ASYNC110
             await anyio.sleep(0.02)

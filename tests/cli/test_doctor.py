@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from reward_kit.cli import doctor
 from reward_kit.cli.doctor import command
 from reward_kit.errors import ConfigError
+from reward_kit.providers.keys import ORIGINS_VARIABLE, PROVIDERS
 from tests.sandbox.behind_walls import AVAILABLE, missing
 
 DENY = """
@@ -127,7 +128,7 @@ class TestEndpoints:
     @pytest.fixture(autouse=True)
     def _nothing_is_named(self, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
-        for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        for name in ("OPENAI_BASE_URL", ORIGINS_VARIABLE, *PROVIDERS):
             monkeypatch.delenv(name, raising=False)
 
     def told(self, *arguments: str) -> tuple[int, list[dict[str, object]]]:
@@ -158,9 +159,22 @@ class TestEndpoints:
             again = f"{own.url}/"
             code, told = self.told("--base-url", other.url, "--base-url", locked.url, "--base-url", again)
         assert [one["outcome"] for one in told] == ["ok", "ok", "unauthorised"]
-        assert "wants a key, and none was sent: OPENAI_API_KEY goes to OPENAI_BASE_URL alone" in told[2]["told"]
+        assert "wants a key, and none was sent: OPENAI_API_KEY was not sent, because it is not" in told[2]["told"]
+        assert f'export {ORIGINS_VARIABLE}="OPENAI_API_KEY={locked.url.removesuffix("/v1")}"' in told[2]["told"]
         assert (own.keys, other.keys, locked.keys) == (["Bearer SECRET"], [None], [None])
         assert code == 1
+
+    def test_which_key_may_go_where_is_shown_without_its_value(self, monkeypatch, tmp_path):
+        assert "Keys\n  none set\n" in CliRunner().invoke(command, standalone_mode=False).stdout
+        monkeypatch.setenv("MY_KEY", "SECRET")
+        monkeypatch.setenv("MISTRAL_API_KEY", "SECRET")
+        monkeypatch.setenv(ORIGINS_VARIABLE, "MY_KEY=http://127.0.0.1:9 UNSET_KEY=https://x.example")
+        (tmp_path / ".env").write_text("GROQ_API_KEY=SECRET\n")
+        shown = CliRunner().invoke(command, standalone_mode=False).stdout
+        assert "SECRET" not in shown and shown[shown.index("Keys\n") :].startswith(
+            "Keys\n  GROQ_API_KEY, from .env  may go to https://api.groq.com\n"
+            "  MISTRAL_API_KEY  may go to https://api.mistral.ai\n  MY_KEY  may go to http://127.0.0.1:9\n\n"
+        )
 
     def test_a_redirect_is_told_and_not_followed(self, monkeypatch):
         with Endpoint() as far, Endpoint(302, Location=f"{far.url}/models?secret=SECRET") as near:

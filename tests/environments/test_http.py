@@ -224,11 +224,25 @@ async def test_a_setup_that_fails_leaves_no_connection_open() -> None:
 
 async def test_headers_come_from_the_environment(shared, monkeypatch) -> None:
     monkeypatch.setenv("COUNTER_KEY", "s3cret")
+    with pytest.raises(ConfigError, match=r"headers_env: X-Key: COUNTER_KEY is not configured for http://127.0.0.1:\d"):
+        await made(**shared, headers_env={"X-Key": "COUNTER_KEY"})
+    monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", f"COUNTER_KEY={shared['base_url']}")
     world = await made(**shared, headers_env={"X-Key": "COUNTER_KEY"})
     assert (await seen(world))["header"] == "s3cret"
     await world.close()
     with pytest.raises(EnvironmentFailure, match=r"GET http://127.0.0.1:\d+/nothing: status 404: <html>Not Found"):
         await made(**shared, health_endpoint="/nothing")
+
+
+async def test_a_server_that_the_task_starts_gets_headers_and_its_neighbours_do_not(shared, monkeypatch) -> None:
+    monkeypatch.setenv("COUNTER_KEY", "s3cret")
+    headers = {"X-Key": "COUNTER_KEY"}
+    async with ServerPool():
+        world = await made(headers_env=headers)
+        assert (await seen(world))["header"] == "s3cret"
+        await world.close()
+        with pytest.raises(ConfigError, match=r"COUNTER_KEY is not configured for http://127\.0\.0\.1:"):
+            await made(headers_env=headers, base_url=shared["base_url"])
 
 
 async def test_the_older_form_of_actions_and_tools(shared) -> None:

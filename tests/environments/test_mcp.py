@@ -8,9 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
+from aiohttp import web
 
 from reward_kit.environments.mcp.resource import McpResource
 from reward_kit.environments.mcp.tools import result_text
@@ -77,6 +80,7 @@ async def test_the_tools_of_a_server_are_the_tools_of_an_episode(transport, requ
 async def test_a_server_behind_a_url_gets_the_headers_and_keeps_its_session(http_url, monkeypatch) -> None:
     monkeypatch.setenv("NOTE_TOKEN", "Bearer x")
     config = {"url": http_url, "headers": {"X-Team": "red"}, "headers_env": {"Authorization": "NOTE_TOKEN"}}
+    monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", f"NOTE_TOKEN={http_url}")
     async with opened(**config, call_timeout_s=0.3) as world:
         assert [await ask(world, "header", name=name) for name in ("x-team", "authorization")] == ["red", "Bearer x"]
         with pytest.raises(ToolError, match=r"sleep did not answer within 0.3 s"):
@@ -85,6 +89,36 @@ async def test_a_server_behind_a_url_gets_the_headers_and_keeps_its_session(http
         assert "learnt" not in await names(world)
         await ask(world, "learn")
         await until_listed(world, "learnt")
+
+
+async def test_headers_do_not_follow_a_redirect_to_another_origin(http_url) -> None:
+    seen: list[dict[str, str]] = []
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        seen.append(dict(request.headers))
+        return web.Response(status=404)
+
+    async def moved(request: web.Request) -> web.Response:
+        raise web.HTTPTemporaryRedirect(far)
+
+    async with _served(elsewhere) as far, _served(moved) as near:
+        with pytest.raises(EnvironmentFailure):
+            async with opened(url=near, headers={"X-Api-Key": "secret"}):
+                pass
+    assert not seen
+
+
+@asynccontextmanager
+async def _served(answer: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/mcp", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
+    finally:
+        await runner.cleanup()
 
 
 async def until_listed(world: McpResource, name: str) -> None:

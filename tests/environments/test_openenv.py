@@ -292,7 +292,12 @@ async def test_a_large_observation_is_taken(server: OpenEnvServer) -> None:
 
 async def test_headers_open_the_connection(server: OpenEnvServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN_OF_TEST", "Bearer secret")
-    world = await made(server, headers={"X-Key": "1"}, headers_env={"Authorization": "TOKEN_OF_TEST"})
+    given = {"headers": {"X-Key": "1"}, "headers_env": {"Authorization": "TOKEN_OF_TEST"}}
+    with pytest.raises(ConfigError, match=r"Authorization: TOKEN_OF_TEST is not configured for http://127\.0\.0\.1:"):
+        await made(server, **given)
+    assert not server.headers
+    monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", f"TOKEN_OF_TEST={server.url}")
+    world = await made(server, **given)
     assert (server.headers["X-Key"], server.headers["Authorization"]) == ("1", "Bearer secret")
     await world.close()
 

@@ -24,10 +24,11 @@ from reward_kit.integrations.reward_server.options import ServerOptions
 from reward_kit.integrations.reward_server.served import Named
 from reward_kit.integrations.reward_server.server import serving
 from reward_kit.models import EvaluateResult, Message, StepOutput
+from reward_kit.providers.keys import ORIGINS_VARIABLE
 from reward_kit.reward_agent import AsyncRewardAgent, InProcessScorer, Scored, ScoringRequest, load_reward
 from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
 from reward_kit.reward_agent.remote import RemoteReward, notes_on
-from reward_kit.reward_agent.remote_client import KEY_VARIABLE, ORIGINS_VARIABLE, check_named_by_file
+from reward_kit.reward_agent.remote_client import KEY_VARIABLE, check_named_by_file
 from reward_kit.reward_agent.remote_wire import AboutBody, answer_of
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.tasks import load_task
@@ -343,16 +344,18 @@ class TestWhoGetsTheKeyOfATaskFile:
         asked: list[str] = []
         elsewhere = await asyncio.start_server(lambda reader, writer: asked.append("asked"), "0.0.0.0", 0)
         port = elsewhere.sockets[0].getsockname()[1]
-        url = f"http://127.0.0.2:{port}/v1/rewards/x"  # no address of loopback that we know of
+        url = f"http://127.0.0.1:{port}/v1/rewards/x"  # this machine is no exception: a key is a key
         (tmp_path / "task.yaml").write_text(f"name: t\nreward_function_path: {url}\nresource_type: python_state\n")
-        told = f"task.yaml:2: reward_function_path: {url} would get the key in {KEY_VARIABLE}, and stands in a task"
+        origin = f"http://127.0.0.1:{port}"
+        told = f"task.yaml:2: reward_function_path: {KEY_VARIABLE} is not configured for {origin}, and a file alone"
         with pytest.raises(ConfigError, match=told) as caught:
             load_task(tmp_path / "task.yaml")
         elsewhere.close()
-        assert f"set {ORIGINS_VARIABLE}=http://127.0.0.2:{port} beside the key" in str(caught.value)
+        assert f'export {ORIGINS_VARIABLE}="{KEY_VARIABLE}={origin}"' in str(caught.value)
         assert KEY not in str(caught.value) and not asked
 
-    def test_what_is_typed_and_this_machine_get_it(self, tmp_path: Path) -> None:
+    def test_what_is_typed_and_what_is_listed_get_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(ORIGINS_VARIABLE, f"{KEY_VARIABLE}=http://127.0.0.1:1")
         (tmp_path / "task.yaml").write_text(
             "name: t\nreward_function_path: http://127.0.0.1:1/v1/rewards/x\nresource_type: python_state\n"
         )
@@ -372,29 +375,26 @@ class TestWhoGetsTheKeyOfATaskFile:
         ],
     )
     def test_an_origin_is_scheme_host_and_port(self, origins: str, may: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(ORIGINS_VARIABLE, origins)
+        monkeypatch.setenv(ORIGINS_VARIABLE, ",".join(f"{KEY_VARIABLE}={origin}" for origin in origins.split()))
         if may:
             check_named_by_file(FOREIGN)
         else:
-            with pytest.raises(ConfigError, match=f"set {ORIGINS_VARIABLE}=https://rewards.example beside the key"):
+            with pytest.raises(ConfigError, match=f"{KEY_VARIABLE} is not configured for https://rewards.example"):
                 check_named_by_file(FOREIGN)
 
     @pytest.mark.parametrize("origins", ["rewards.example", "https://", "https://x:99999"])
     def test_what_is_no_origin_is_told(self, origins: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(ORIGINS_VARIABLE, origins)
-        with pytest.raises(ConfigError, match=f"{ORIGINS_VARIABLE}: '{origins}' is no origin"):
+        monkeypatch.setenv(ORIGINS_VARIABLE, f"{KEY_VARIABLE}={origins}")
+        with pytest.raises(ConfigError, match=f"{ORIGINS_VARIABLE}: {KEY_VARIABLE}=… is not a variable and an origin"):
             check_named_by_file(FOREIGN)
 
-    def test_a_file_beside_the_task_says_nothing_of_a_key_of_the_environment(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_dotenv_allows_no_origin_for_any_key(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = tmp_path / ".env"
-        file.write_text(f"{ORIGINS_VARIABLE}=https://rewards.example\n")
-        with pytest.raises(ConfigError, match="stands in a task file alone"):
-            check_named_by_file(FOREIGN)
-        monkeypatch.delenv(KEY_VARIABLE)
-        file.write_text(f"{file.read_text()}{KEY_VARIABLE}={KEY}\n")
-        check_named_by_file(FOREIGN)
+        file.write_text(f"{ORIGINS_VARIABLE}={KEY_VARIABLE}=https://rewards.example\n{KEY_VARIABLE}={KEY}\n")
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="a file alone cannot send it there"):
+                check_named_by_file(FOREIGN)
+            monkeypatch.delenv(KEY_VARIABLE, raising=False)
 
 
 def test_a_step_index_that_nobody_can_read_leaves_its_own_rollout_unscored() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.log_format import SafeFormatter
+from reward_kit.providers.keys import ORIGINS_VARIABLE
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.redaction import (
     HIDDEN,
@@ -68,6 +69,27 @@ class TestWhatIsKnown:
         found = set(known_secrets({"policy": {"api_key": "from-the-task", "model": "m"}, "list": [{"token": ["x1"]}]}))
         assert {"from-dotenv", "from-environment", "from-the-task", "x1"} <= found
         assert not found & {"no-secret-at-all", str(tmp_path), "m"}
+
+    def test_variables_that_a_task_names_are_secrets_under_any_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        values = {name: f"value-{name.lower()}" for name in ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "NOT_NAMED")}
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("HEADER", "Bearer of-a-header\n")
+        monkeypatch.setenv("FOLDER", str(tmp_path))
+        monkeypatch.setenv(ORIGINS_VARIABLE, "SIX=https://x.example broken")
+        task = {
+            "policy": {"type": "openai", "api_key_env": "ONE"},
+            "reward_options": {"client": {"api_key_env": "TWO"}},
+            "resources": [{"type": "http", "config": {"headers_env": {"X-Key": "THREE", "Authorization": "HEADER"}}}],
+            "resource_server": {"start_command": "x", "pass_env": ["FOUR", "FOLDER", "NOT_SET"]},
+        }
+        found = {*known_secrets(task, {"user.api_key_env": "FIVE", "base_resource_config.headers_env.X": "ONE"})}
+        assert {values[name] for name in values if name != "NOT_NAMED"} | {"of-a-header"} <= found
+        assert not {values["NOT_NAMED"], str(tmp_path), "https://x.example"} & found
+        assert Redaction(found).of_text("Bearer of-a-header and of-a-header") == f"{HIDDEN} and {HIDDEN}"
 
     def test_a_password_in_a_url_is_one_under_any_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DATABASE_URL", "postgres://me:pass%2Fword@db.example:5432/shop?at=a:b@c")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, how_to_install
 from reward_kit.loading import load_object
+from reward_kit.providers.traffic import key_variable_for
 
 if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic
@@ -37,6 +38,7 @@ def make_policy(
     traffic: Traffic | None = None,
     *,
     section: str = "policy",
+    of_user: Collection[str] = (),
 ) -> AgentPolicy:
     """The policy of a built-in name or `module:Class`, with its options.
 
@@ -46,12 +48,16 @@ def make_policy(
         folder: what `file.py:Class` is relative to.
         traffic: what all requests of a run share; handed to a policy whose constructor has such a parameter.
         section: the key of the task file whose block this is, for messages.
+        of_user: those of the options that the user gave, on the command line or in Python. The others count as a
+            file's, which sends a key only where it is configured to go (`providers/keys.py`).
 
     Raises:
-        ConfigError: there is no such policy, or it has no such option, or lacks a required one.
+        ConfigError: there is no such policy, or it has no such option, or lacks a required one, or names a key that is
+            not configured for its endpoint.
     """
     kind = _class_of(name, folder)
     _check_options(name, kind, options, section)
+    options = _with_allowed_key(name, kind, options, traffic, section, of_user)
     paths = {key: (folder or Path()) / options[key] for key in kind.path_options if options.get(key)}
     paths |= {key: path for key in kind.maybe_path_options if (path := _path_in(folder, options.get(key))) is not None}
     named = {key: options[key] for key in kind.object_options if isinstance(options.get(key), str)}
@@ -63,6 +69,25 @@ def make_policy(
         raise ConfigError(f"policy {name!r}: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{error}{_not_there(kind, options, folder, str(error))}") from error
+
+
+def _with_allowed_key(
+    name: str,
+    kind: type[AgentPolicy],
+    options: Mapping[str, Any],
+    traffic: Traffic | None,
+    section: str,
+    of_user: Collection[str],
+) -> Mapping[str, Any]:
+    """The options with the variable of the key as far as a file may say it; most policies have none."""
+    known = _option_names(name, kind)
+    if not {"base_url", "api_key_env"} & options.keys() or (known is not None and "api_key_env" not in known):
+        return options
+    try:
+        variable = key_variable_for(traffic, options, of_user)
+    except ConfigError as error:
+        raise ConfigError(f"{section}.api_key_env: {error}") from error
+    return options if variable == options.get("api_key_env") else {**options, "api_key_env": variable}
 
 
 def _not_there(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path | None, told: str) -> str:

@@ -35,7 +35,8 @@ class OpenAIAgentPolicy(AgentPolicy):
         model: the model's name at the endpoint.
         base_url: by default OPENAI_BASE_URL, else OpenAI's own.
         api_key: by default the value of `api_key_env`, else OPENAI_API_KEY; both also from `.env`.
-        api_key_env: name of the variable that holds the key.
+        api_key_env: name of the variable that holds the key; "" sends none. Here both are the caller's own choice; a
+            task file may name only what is configured for that origin (`providers/keys.py`).
         temperature: sent where given, as the three below; the endpoint's defaults rule otherwise.
         top_p: as in the chat completions API.
         max_tokens: of one answer.
@@ -114,6 +115,7 @@ class OpenAIAgentPolicy(AgentPolicy):
             trust_env=trust_env,
             traffic=traffic,
             rates=Rates(requests_per_minute, tokens_per_minute, max_connections),
+            no_key=settings.no_key,
         )
         self._endpoint.lane(model)  # two policies that disagree are told so before the run begins
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from reward_kit.environments.config import read_config, task_path
+from reward_kit.environments.config import headers_from_environment, read_config, task_path
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.task_parts import Word
 
@@ -39,7 +38,7 @@ class McpConfig(BaseModel):
 
     command: list[Word] | None = Field(default=None, description="a list, or one text that is split as a shell does")
     env: dict[str, Word] = Field(default_factory=dict, description="variables added to the server's environment")
-    pass_env: list[str] = Field(default_factory=list, description="variables handed on although they look secret")
+    pass_env: list[str] = Field(default_factory=list, description="further variables handed on, by name")
     cwd: str | None = Field(default=None, description="relative to the task's folder, which is the default")
     url: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
@@ -138,12 +137,9 @@ def header_values(settings: McpConfig) -> dict[str, str]:
     """The headers of every request, those from the environment included.
 
     Raises:
-        ConfigError: a variable is not set.
+        ConfigError: a variable is not set, or not configured for the server's origin.
     """
-    for header, name in settings.headers_env.items():
-        if not os.environ.get(name):
-            raise ConfigError(f"mcp resource: headers_env: {header}: the environment variable {name} is not set")
-    return {**settings.headers, **{header: os.environ[name] for header, name in settings.headers_env.items()}}
+    return {**settings.headers, **headers_from_environment(settings.headers_env, settings.url or "", "mcp")}
 
 
 def launch_of(settings: McpConfig, working_copy: Path | None) -> Launch:

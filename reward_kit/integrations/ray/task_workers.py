@@ -18,7 +18,8 @@ from reward_kit.agent.budget import RunBudget
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.providers.environment import read_dotenv
+from reward_kit.providers.environment import read_dotenv, resolve_endpoint
+from reward_kit.providers.keys import OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE
 from reward_kit.providers.traffic import Traffic
 from reward_kit.runs.inputs import TASK_FILE, digest_of
 from reward_kit.runs.preparation import prepare
@@ -160,5 +161,10 @@ def environment_for(definition: TaskDefinitionModel, asked: Iterable[str]) -> di
     blocks = [block.options() for block in (definition.policy, definition.user) if block is not None]
     named = [block["api_key_env"] for block in blocks if isinstance(block.get("api_key_env"), str)]
     passed = definition.resource_server.pass_env if definition.resource_server is not None else []
-    names = ("OPENAI_API_KEY", "OPENAI_BASE_URL", *named, *passed, *asked)
-    return {name: known[name] for name in names if name in known}
+    names = (OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE, *named, *passed, *asked)
+    known.pop(ORIGINS_VARIABLE, None)  # a `.env` says nothing of keys
+    known |= {name: os.environ[name] for name in (ORIGINS_VARIABLE,) if name in os.environ}
+    if not os.environ.get(OPENAI_URL) and OPENAI_KEY not in asked:
+        # The workers cannot tell a URL of a `.env` from one of the shell, so that they get the key that belongs to it.
+        known[OPENAI_KEY] = resolve_endpoint(needs_key=False).api_key or ""
+    return {name: known[name] for name in names if known.get(name)}

@@ -122,6 +122,7 @@ class TrainingWorkers:
         policy, folder: who acts, and what its paths are relative to.
         temperature: of evaluations; None is that of training.
         threads: of torch; None leaves it to Ray, which counts reserved CPUs.
+        policy_of_user: which options of the policy the user gave, and no file.
     """
 
     tasks: Mapping[str, LoadedTask]
@@ -129,6 +130,7 @@ class TrainingWorkers:
     folder: Path
     temperature: float | None
     threads: int | None
+    policy_of_user: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, plan: TrainingPlan) -> TrainingWorkers:
@@ -137,7 +139,8 @@ class TrainingWorkers:
         tasks = {TRAINED: plan.task} | ({HELD_OUT: plan.held_out.task} if plan.held_out is not None else {})
         plain = {name: replace(task, samples=(), tools=None, reward=None, notes=()) for name, task in tasks.items()}
         asked = plan.config.evaluation
-        return cls(plain, policy, folder, asked.temperature if asked is not None else None, plan.config.threads)
+        temperature = asked.temperature if asked is not None else None
+        return cls(plain, policy, folder, temperature, plan.config.threads, frozenset(plan.policy_of_user))
 
     def __call__(self, traffic: Traffic, budget: RunBudget) -> Mapping[str, RLRolloutWorker]:
         """The workers.
@@ -146,7 +149,9 @@ class TrainingWorkers:
             ConfigError: something is not on this machine, or cannot be made here.
         """
         use_threads(self.threads)
-        policy: Any = make_policy(self.policy.type, self.policy.options(), self.folder, traffic)
+        policy: Any = make_policy(
+            self.policy.type, self.policy.options(), self.folder, traffic, of_user=self.policy_of_user
+        )
         acting = {TRAINED: ActingPolicy(policy, publishes=True)}
         if HELD_OUT in self.tasks:
             acting[HELD_OUT] = ActingPolicy(acting_as(policy, self.temperature), publishes=False)

@@ -150,6 +150,7 @@ class JudgeClient:
             prices=load_prices(options.price_file) if options.price_file is not None else None,
             traffic=traffic,
             rates=Rates(options.requests_per_minute, options.tokens_per_minute, options.max_connections),
+            no_key=settings.no_key,
         )
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from reward_kit.models import TaskDefinitionModel
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl_processing import CreditAssigner
-from reward_kit.runs.overrides import overlaid
+from reward_kit.runs.overrides import keys_of_user, overlaid
 from reward_kit.runs.policies import check_costs
 from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
 from reward_kit.runs.tasks import LoadedTask, load_task, located_assigner, place_of, task_of, validated
@@ -62,6 +62,7 @@ class TrainingPlan:
         held_out: None where nothing is evaluated.
         digests: SHA-256 of everything that decides what comes of it, but for the policy's own files.
         redaction: what is kept out of the run's files: every secret that the file, the tasks and the overrides name.
+        of_user: the keys of `overrides` that the user gave now, and no file of an earlier run.
     """
 
     located: LocatedYaml
@@ -73,6 +74,7 @@ class TrainingPlan:
     held_out: HeldOut | None
     digests: Mapping[str, str]
     redaction: Redaction
+    of_user: frozenset[str]
 
     @property
     def path(self) -> Path:
@@ -120,15 +122,24 @@ class TrainingPlan:
             ConfigError: there is none, or it cannot be made.
         """
         block, folder = self.policy_block
-        return make_policy(block.type, {**block.options(), **changes}, folder)
+        options = {**block.options(), **changes}
+        return make_policy(block.type, options, folder, of_user=self.policy_of_user)
+
+    @property
+    def policy_of_user(self) -> set[str]:
+        """Which options of the policy the user gave, on the command line or in Python, and no file."""
+        block, _ = self.policy_block
+        given = self.of_user if self.config.policy is not None else self.task.of_user
+        return keys_of_user("policy", block.options(), given)
 
 
-def load_plan(path: Path, overrides: Mapping[str, Any] | None = None) -> TrainingPlan:
+def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored: Collection[str] = ()) -> TrainingPlan:
     """Load a train file and everything it names, but for the policy.
 
     Args:
         path: the YAML file.
         overrides: keys laid over the file's, dotted for inner ones; those that begin with `task.` go to the task.
+        stored: those of them that come from an earlier run's file. They lead no key anywhere, just as the train file.
 
     Raises:
         ConfigError: something is wrong; the message has one line per problem.
@@ -136,23 +147,25 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None) -> Trainin
     given = dict(overrides or {})
     of_task = {key.removeprefix("task."): given[key] for key in given if key.startswith("task.")}
     own = {key: value for key, value in given.items() if not key.startswith("task.")}
+    stored_of_task = {key.removeprefix("task.") for key in stored if key.startswith("task.")}
     located = LocatedYaml(path)
     _refuse_task_file(located)
     _refuse_unknown_options(located, own)
     config = validated(located, own, TrainModel, "a train file")
     folder = path.resolve().parent
-    task = _task(located, config, folder, of_task, own)
+    task = _task(located, config, folder, of_task, own, stored_of_task)
     credit = located_assigner(located, config.credit or task.definition.credit or CreditModel(), own)
     _check_task(located, config, task)
     _check_together(located, config, credit, own)
     _check_lockstep(config, task, place_of(located, ("policy", "lockstep"), own))
-    samples, held_out = _held_out(config, task, folder, of_task)
+    samples, held_out = _held_out(config, task, folder, of_task, stored_of_task)
     told = f"{hashlib.sha256(located.source).hexdigest()} {sorted(given.items())}"
     digests = {**task.digests, TRAIN_FILE: hashlib.sha256(told.encode()).hexdigest()}
     if held_out is not None:
         digests |= {f"evaluation's {name}": digest for name, digest in held_out.task.digests.items()}
     redaction = _redaction(config, given, task, held_out)
-    return TrainingPlan(located, given, config, task, samples, credit, held_out, digests, redaction)
+    of_user = frozenset(given) - {*stored}
+    return TrainingPlan(located, given, config, task, samples, credit, held_out, digests, redaction, of_user)
 
 
 def _refuse_task_file(located: LocatedYaml) -> None:
@@ -178,13 +191,18 @@ def _refuse_unknown_options(located: LocatedYaml, overrides: Mapping[str, Any]) 
 
 
 def _task(
-    located: LocatedYaml, config: TrainModel, folder: Path, of_task: Mapping[str, Any], own: Mapping[str, Any]
+    located: LocatedYaml,
+    config: TrainModel,
+    folder: Path,
+    of_task: Mapping[str, Any],
+    own: Mapping[str, Any],
+    stored: Collection[str],
 ) -> LoadedTask:
     if isinstance(config.task, str):
-        return load_task(folder / config.task, of_task)
+        return load_task(folder / config.task, of_task, stored=stored)
     if "task" in own:
         raise ConfigError("-T task=… names a task file; set single keys of it with -T task.KEY=…")
-    return task_of(located.part("task"), of_task)
+    return task_of(located.part("task"), of_task, stored=stored)
 
 
 def _check_task(located: LocatedYaml, config: TrainModel, task: LoadedTask) -> None:
@@ -242,7 +260,7 @@ def _check_lockstep(config: TrainModel, task: LoadedTask, where: str) -> None:
 
 
 def _held_out(
-    config: TrainModel, task: LoadedTask, folder: Path, of_task: Mapping[str, Any]
+    config: TrainModel, task: LoadedTask, folder: Path, of_task: Mapping[str, Any], stored: Collection[str]
 ) -> tuple[tuple[Sample, ...], HeldOut | None]:
     """The samples that are trained on, and those that are not."""
     asked = config.evaluation
@@ -265,7 +283,7 @@ def _held_out(
             raise ConfigError(f"{other.path}: an evaluation needs scores; name a reward_function_path")
         return task.samples, HeldOut(other, other.samples[: asked.limit], True)
     laid_over = {**of_task, "dataset_path": str(folder / str(asked.dataset_path))}
-    other = task_of(task.located, laid_over)
+    other = task_of(task.located, laid_over, stored=stored)
     return task.samples, HeldOut(other, other.samples[: asked.limit], False)
 
 

@@ -65,7 +65,8 @@ def tools_of_task(header: RunHeader) -> FoundTools:
     if "task" in (header.from_python or {}):
         raise ConfigError("this task was made in Python, where alone its tools are known; give --tools FILE.json")
     try:
-        task = load_task(Path(task_path), without_hidden(header.overrides))
+        overrides = without_hidden(header.overrides)
+        task = load_task(Path(task_path), overrides, stored=overrides)
         tools = anyio.run(_offered, task, header.seed)
     except RewardKitError as error:
         raise ConfigError(f"the tools of {task_path} cannot be asked for: {error}; give --tools FILE.json") from error

@@ -18,6 +18,7 @@ from typing import Any
 import anyio.to_thread
 import pytest
 
+from reward_kit.providers.keys import ORIGINS_VARIABLE
 from reward_kit.runs.store import read_episodes
 from tests.chat_server import ChatServer, answer, status
 from tests.integrations.ray.counting import Counting, without_the_clock
@@ -47,11 +48,12 @@ class Shell:
         kept = {
             key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "REWARD_KIT_", "RAY_"))
         }
+        origins = {name: os.environ[name] for name in (ORIGINS_VARIABLE,) if name in os.environ}
         home = {"HOME": str(self.temporary), "TMPDIR": str(self.temporary), "RAY_AUTH_MODE": "disabled"}
         return subprocess.Popen(
             [sys.executable, "-m", "reward_kit.cli.main", "run", *arguments, "--display", "none"],
             cwd=self.folder,
-            env={**kept, **home, "PYTHONPATH": str(Path.cwd())},
+            env={**kept, **home, **origins, "PYTHONPATH": str(Path.cwd())},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -214,6 +216,7 @@ def test_a_secret_that_a_worker_logs_is_in_the_log_of_the_run_only_as_hidden(
 ) -> None:
     secret = f"sk-{secrets.token_hex(12)}"
     monkeypatch.setenv("MY_API_KEY", secret)
+    monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", "MY_API_KEY=https://api.openai.com")
     policy = {"type": "mine.py:Tells", "variable": "MY_API_KEY", "api_key_env": "MY_API_KEY"}
     counting = Counting(folder / "task", samples=2, policy=policy)
     mine = counting.folder / "mine.py"
@@ -243,6 +246,7 @@ async def test_a_served_model_is_asked_by_the_workers_with_the_drivers_key(
 ) -> None:
     monkeypatch.setenv("SERVED_KEY", "sk-served")
     async with ChatServer(lambda body: answer("I counted")) as server:
+        monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", f"SERVED_KEY={server.base_url}")
         counting = Counting(folder / "task", samples=4, resource_type=None, policy=served(server))
         code, _, errors = await anyio.to_thread.run_sync(shell.call, "task.yaml", "--engine", "ray", "-E", "workers=2")
         assert code == 0, errors
@@ -258,6 +262,7 @@ async def test_a_key_that_is_refused_ends_the_run_and_breaks_no_episode(
 ) -> None:
     monkeypatch.setenv("SERVED_KEY", "sk-wrong")
     async with ChatServer(lambda body: status(401, text="wrong key")) as server:
+        monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", f"SERVED_KEY={server.base_url}")
         Counting(folder / "task", samples=20, resource_type=None, policy=served(server))
         code, _, errors = await anyio.to_thread.run_sync(shell.call, "task.yaml", "--engine", "ray", "-E", "workers=2")
     assert code == 3, errors

@@ -152,3 +152,20 @@ class TestWhatAProcessIsSent:
         assert environment_for(definition, ["HF_TOKEN"]) == {"MY_KEY": "from-a-file", "HF_TOKEN": "h"}
         with pytest.raises(ConfigError, match="-E env: NOT_SET_ANYWHERE is not set here"):
             environment_for(definition, ["NOT_SET_ANYWHERE"])
+
+    def test_origins_go_along_and_a_key_of_the_shell_does_not_meet_a_url_of_a_dotenv(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        definition = Counting(tmp_path, policy={"type": "openai", "model": "m"}).loaded().definition
+        monkeypatch.chdir(tmp_path)
+        url = "http://127.0.0.1:9/v1"
+        (tmp_path / ".env").write_text(f"OPENAI_BASE_URL={url}\nREWARD_KIT_KEY_ORIGINS=OPENAI_API_KEY={url}\n")
+        monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+        monkeypatch.delenv("REWARD_KIT_KEY_ORIGINS", raising=False)
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        assert environment_for(definition, []) == {"OPENAI_BASE_URL": url}
+        with (tmp_path / ".env").open("a") as file:
+            file.write("OPENAI_API_KEY=its-own\n")
+        assert environment_for(definition, []) == {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "its-own"}
+        monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", f"OPENAI_API_KEY={url}")
+        assert environment_for(definition, [])["OPENAI_API_KEY"] == "k"
