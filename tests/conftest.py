@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-# With two threads on two busy cores, OpenMP's spinning makes tiny models twenty times slower.
-torch.set_num_threads(1)
+# With two threads on two busy cores, OpenMP's spinning makes tiny models twenty times slower; `make test-cpus` asks for
+# more threads, to see that results hold, and turns the spinning off.
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
 
 # A shell without job control has what it runs in the background ignore Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_asked() -> None:
+    """Undo what a test before this one set."""
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Tolerances for two floating-point computations of one number, derived from the precision they are made in.
 
-Processors, thread counts and batch shapes decide the order of a sum, and with it the last bits. Bit equality is asserted
-only where the package promises it: the same computation again, on one machine with one number of threads.
+Processors, thread counts and batch shapes decide the order of a sum, and with it the last bits. Bit equality is
+asserted only where the package promises it: the same computation again, on one machine with one number of threads.
 """
 
 from __future__ import annotations

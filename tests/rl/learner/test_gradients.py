@@ -176,9 +176,7 @@ def test_the_value_loss_is_that_of_the_loop(clip: float | None) -> None:
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_one_three_and_seven_micro_batches_have_one_gradient(
-    aggregation: str, dtype: torch.dtype
-) -> None:
+def test_one_three_and_seven_micro_batches_have_one_gradient(aggregation: str, dtype: torch.dtype) -> None:
     rows, reference = some_rows(7), a_model(1, dtype)
     # A gradient is a sum over the tokens of all rows, which micro-batches make in parts.
     share = rounding_error(rows.batch["input_ids"].size, str(dtype).removeprefix("torch."))

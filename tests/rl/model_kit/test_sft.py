@@ -69,8 +69,8 @@ def test_training_makes_the_rows_likelier_and_says_how_far_it_is() -> None:
     config = SFTConfig(epochs=30, lr=1e-2, max_tokens_per_batch=80, warmup_share=0.1)
     reports = fit(model, ROWS, config, held_out=ROWS, progress=said.append)
     after = evaluate(model, ROWS)
-    # `fit` evaluates in batches of 80 tokens and `evaluate` in larger ones: on some processors the sums of a forward pass,
-    # of which that over the vocabulary is the longest, then round in another order.
+    # `fit` evaluates in batches of 80 tokens and `evaluate` in larger ones: on some processors the sums of a forward
+    # pass, of which that over the vocabulary is the longest, then round in another order.
     held_out = reports[-1].held_out
     assert held_out is not None
     assert held_out.loss == pytest.approx(after.loss, abs=rounding_error(VOCABULARY))
