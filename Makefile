@@ -24,7 +24,7 @@ NUMERIC_TESTS := tests/agent/policies tests/credit tests/rl tests/tokens \
 	tests/runs/statistics tests/runs/calibration tests/runs/comparison \
 	tests/cli/test_run_hf.py tests/pages/test_figures.py \
 	tests/test_household_agent.py tests/test_once_around.py tests/test_rl_helpers.py tests/test_rl_processing.py
-# What PyTorch, oneDNN, MKL, OpenBLAS, NumPy (names of NumPy 1 and 2; unknown ones are ignored) and the C library may use.
+# What PyTorch, oneDNN, MKL, OpenBLAS, NumPy (names of NumPy 1 and 2, which warns of those it does not know) and the C library may use.
 AVX512 := AVX512F,AVX512CD,AVX512_SKX,AVX512_CLX,AVX512_CNL,AVX512_ICL,AVX512_SPR,X86_V4
 CPU_sse := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem \
 	NPY_DISABLE_CPU_FEATURES=$(AVX512),AVX2,FMA3,X86_V3 GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX2,-FMA
@@ -37,7 +37,7 @@ test-cpus: $(VENV)/.dev  ## Run numeric tests as on other processors (20 min; CP
 	@$(foreach cpu,$(CPUS),$(foreach threads,$(THREADS), \
 		echo "Instructions: $(cpu), threads: $(threads)" && \
 		env OMP_WAIT_POLICY=passive OMP_NUM_THREADS=$(threads) $(CPU_$(cpu)) \
-			$(BIN)/python -m pytest -n 2 --dist worksteal $(NUMERIC_TESTS) &&)) true
+			$(BIN)/python -m pytest -W ignore::ImportWarning -n 2 --dist worksteal $(NUMERIC_TESTS) &&)) true
 
 check: $(VENV)/.dev  ## Lint, format check, types, layering
 	@$(BIN)/ruff check .
