@@ -59,8 +59,8 @@ def test_the_reward_rises_from_any_seed(trl: Peer) -> None:
         assert len(rewards) == 130
         assert sum(rewards[:5]) / 5 < 0.2
         ends.append(sum(rewards[-5:]) / 5)
-    # Most runs open all four locks, and end at 0.98; some do not learn one of them, and end between 0.85 and 0.90. Which
-    # do depends on the rounding, and so on the processor. Three open locks alone are 0.75.
+    # Most runs open all four locks and end at 0.98; some do not learn one of them and end between 0.85 and 0.90. Which
+    # ones depends on the rounding, and so on the processor. Three open locks alone are 0.75.
     assert min(ends) > 0.75, ends
     assert sum(ends) / len(ends) > 0.85, ends
 
