@@ -9,10 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 # With two threads on two busy cores, OpenMP's spinning makes tiny models twenty times slower; `make test-cpus` asks for
 # more threads, to see that results hold, and turns the spinning off.
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 # A shell without job control has what it runs in the background ignore Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
