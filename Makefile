@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs test-docs pictures bench campaign learning-campaign browser-campaign sandbox-campaign \
+.PHONY: help demo test test-cpus check format docs test-docs pictures bench campaign learning-campaign browser-campaign sandbox-campaign \
 	text-games-campaign test-integrations packaging clean
 
 help:  ## Show the targets
@@ -18,6 +18,26 @@ demo: $(VENV)/.demo  ## Run the examples with an expert and a random agent, and 
 test: $(VENV)/.dev  ## Run the tests, two at a time
 	@$(BIN)/python -m compileall -q reward_kit
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The tests whose numbers depend on the processor: they compute with PyTorch or NumPy, or compare figures byte by byte.
+NUMERIC_TESTS := tests/agent/policies tests/credit tests/rl tests/tokens \
+	tests/runs/statistics tests/runs/calibration tests/runs/comparison \
+	tests/cli/test_run_hf.py tests/pages/test_figures.py \
+	tests/test_household_agent.py tests/test_once_around.py tests/test_rl_helpers.py tests/test_rl_processing.py
+# What PyTorch, oneDNN, MKL, OpenBLAS, NumPy (names of NumPy 1 and 2, which warns of those it does not know) and the C library may use.
+AVX512 := AVX512F,AVX512CD,AVX512_SKX,AVX512_CLX,AVX512_CNL,AVX512_ICL,AVX512_SPR,X86_V4
+CPU_sse := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem \
+	NPY_DISABLE_CPU_FEATURES=$(AVX512),AVX2,FMA3,X86_V3 GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX2,-FMA
+CPU_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 OPENBLAS_CORETYPE=Haswell \
+	NPY_DISABLE_CPU_FEATURES=$(AVX512)
+CPU_all :=
+CPUS ?= sse avx2 all
+THREADS ?= 1 2 4
+test-cpus: $(VENV)/.dev  ## Run numeric tests as on other processors (20 min; CPUS=sse, avx2 or all: one of them)
+	@$(foreach cpu,$(CPUS),$(foreach threads,$(THREADS), \
+		echo "Instructions: $(cpu), threads: $(threads)" && \
+		env OMP_WAIT_POLICY=passive OMP_NUM_THREADS=$(threads) $(CPU_$(cpu)) \
+			$(BIN)/python -m pytest -W ignore::ImportWarning -n 2 --dist worksteal $(NUMERIC_TESTS) &&)) true
 
 check: $(VENV)/.dev  ## Lint, format check, types, layering
 	@$(BIN)/ruff check .

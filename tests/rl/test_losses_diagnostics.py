@@ -157,3 +157,11 @@ def test_one_name_for_two_kinds_is_refused(kind: Kind) -> None:
     parts = [Diagnostics({"a": Statistic(found, torch.ones(2))}) for found in ("total", kind)]  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"is a total here and a {kind} there"):
         merge_diagnostics(parts)
+
+
+def test_a_value_within_the_clip_range_is_not_counted_as_clipped() -> None:
+    # `old + (value - old)` is not always `value`: rounding was counted, and differently on different processors.
+    generator = torch.Generator().manual_seed(0)
+    values, old, returns = (torch.randn(1, 1000, generator=generator) for _ in range(3))
+    found = value_loss(values, old, returns, torch.ones(1, 1000), clip=9.0).diagnostics
+    assert found["value_clip_fraction"].item() == 0.0

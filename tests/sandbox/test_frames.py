@@ -131,7 +131,7 @@ def test_a_frame_is_complete_exactly_at_its_last_byte(payload, cut):
 
 def test_reading_takes_time_in_proportion_to_the_bytes():
     unterminated = b"[" * 101 + b'"' + b'\\"' * 200_000
-    started = time.perf_counter()
+    started = time.process_time()  # of this process alone, whatever else the machine does
     with pytest.raises(FrameError):
         decode(unterminated)
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0

@@ -56,7 +56,7 @@ def value_loss(
     old_N = tokens.pick("old_values", old_values_BT).detach()
     squares_N = near_N = (values_N - returns_N).square()
     if clip is not None:
-        near_N = (old_N + (values_N - old_N).clamp(-clip, clip) - returns_N).square()
+        near_N = (values_N.clamp(old_N - clip, old_N + clip) - returns_N).square()
         squares_N = torch.maximum(squares_N, near_N)
     held_back_N = near_N > (values_N - returns_N).square()
     found: dict[str, Statistic] = {

@@ -47,7 +47,6 @@ CHORES = TaskDefinitionModel(
 
 @asynccontextmanager
 async def a_policy(tokenizer=BYTES, model=None, **options):
-    torch.set_num_threads(1)
     policy = HFAgentPolicy(model or small_llama(len(tokenizer), context=4096), tokenizer, **options)
     try:
         yield policy

@@ -17,6 +17,7 @@ from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.tokens import TokenBatch
 from tests.rl.learner.cases import VOCABULARY, a_model, some_rows
+from tests.rounding import rounding_error
 
 LOW, HIGH = 0.2, 0.3
 
@@ -156,7 +157,7 @@ def test_the_other_losses_are_those_of_the_loop(loss: str) -> None:
 @pytest.mark.parametrize("clip", [0.1, None])
 def test_the_value_loss_is_that_of_the_loop(clip: float | None) -> None:
     model = PolicyWithValue(a_model(dtype=torch.float64))
-    nn.init.normal_(model.value_head.weight)
+    nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(0))
     rows = some_rows()
     found = learner_of(model, value_coefficient=0.7, value_clip=clip, max_tokens_per_micro_batch=50).gradients(rows)
     tokens, errors = tokens_of(model, rows), []
@@ -174,13 +175,13 @@ def test_the_value_loss_is_that_of_the_loop(clip: float | None) -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
-@pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-def test_one_three_and_seven_micro_batches_have_one_gradient(
-    aggregation: str, dtype: torch.dtype, share: float
-) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_one_three_and_seven_micro_batches_have_one_gradient(aggregation: str, dtype: torch.dtype) -> None:
     rows, reference = some_rows(7), a_model(1, dtype)
+    # A gradient is a sum over the tokens of all rows, which micro-batches make in parts.
+    share = rounding_error(rows.batch["input_ids"].size, str(dtype).removeprefix("torch."))
     model = PolicyWithValue(a_model(dtype=dtype))
-    nn.init.normal_(model.value_head.weight)
+    nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(0))
     found = {}
     for parts, budget in ((1, 1_000), (3, 60), (7, 24)):
         learner = learner_of(

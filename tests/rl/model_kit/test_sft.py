@@ -20,6 +20,7 @@ from reward_kit.rl.model_kit import Demonstrations, SFTConfig, SFTProgress, buil
 from reward_kit.tokens import TokenBatch, build_rows
 from tests.rl.learner.cases import VOCABULARY, a_model, some_rows
 from tests.rl.model_kit.lake import TOOLS, tokenizer_of, walks
+from tests.rounding import rounding_error
 
 ROWS = some_rows(count=12)
 
@@ -68,7 +69,12 @@ def test_training_makes_the_rows_likelier_and_says_how_far_it_is() -> None:
     config = SFTConfig(epochs=30, lr=1e-2, max_tokens_per_batch=80, warmup_share=0.1)
     reports = fit(model, ROWS, config, held_out=ROWS, progress=said.append)
     after = evaluate(model, ROWS)
-    assert reports[-1].held_out == after
+    # `fit` evaluates in batches of 80 tokens and `evaluate` in larger ones: on some processors the sums of a forward
+    # pass, of which that over the vocabulary is the longest, then round in another order.
+    held_out = reports[-1].held_out
+    assert held_out is not None
+    assert held_out.loss == pytest.approx(after.loss, abs=rounding_error(VOCABULARY))
+    assert held_out._replace(loss=after.loss) == after
     assert after.loss < 0.3 * before.loss
     assert after.token_accuracy > 0.9 > before.token_accuracy
     assert [one.step for one in said] == list(range(1, said[-1].steps + 1))

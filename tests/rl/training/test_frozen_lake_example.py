@@ -18,6 +18,11 @@ from reward_kit.rl.model_kit import load_model, unknown_pieces
 from reward_kit.rl.training.plan import load_plan
 from tests.rl.training.lake import metrics_of, train
 
+LEARNED = 0.85
+"""Runs end at 0.93 to 0.95 of 256 lakes, with a standard error of 0.016; seeds and processors spread them by as much.
+
+This is four such spreads below, and far above the 0.4 that the warm start does not reach.
+"""
 EXAMPLE = Path(__file__).parents[3] / "examples" / "frozen_lake_training"
 
 
@@ -69,7 +74,7 @@ async def test_it_learns_to_cross_lakes_that_it_never_saw(tmp_path: Path) -> Non
     scores = [line["held_out/score"] for line in metrics_of(tmp_path / "run") if "held_out/score" in line]
     assert outcome.status == "complete"
     assert scores[0] <= 0.4
-    assert scores[-1] >= 0.9
+    assert scores[-1] >= LEARNED
 
 
 @pytest.mark.campaign
@@ -86,7 +91,7 @@ def test_it_learns_from_any_seed_and_warm_start(tmp_path: Path, script: ModuleTy
     print(f"seed {seed}: sampled {before[0]:.3f} -> {after[0]:.3f}, greedy {before[1]:.3f} -> {after[1]:.3f}")
     print(f"CPU seconds: warm start {warm - began:.0f}, training with evaluations {trained - warm:.0f}")
     assert before[0] <= 0.4
-    assert after[0] >= 0.9
+    assert after[0] >= LEARNED
 
 
 def scores_of(folder: Path, model: str) -> tuple[float, float]:

@@ -87,6 +87,7 @@ class Engine:
         self._given_back: list[Slot] = []
         self._published: list[_Publication] = []
         self._has_news = False  # ends a burst after the forward pass at hand
+        self._is_batch_over = False  # in lockstep: all sessions were closed, and the next batch starts from nothing
         self._asked = 0
         self._alone = threading.Lock()  # a burst outlives the event loop that was torn down around it
         self._task: asyncio.Task[None] | None = None
@@ -175,6 +176,7 @@ class Engine:
             return
         slot.is_closed = True
         self._open.discard(slot)
+        self._is_batch_over |= self._lockstep and not self._open
         self._given_back.append(slot)
         self._has_news |= slot.turn is not None
         self._wake()
@@ -273,6 +275,11 @@ class Engine:
         for slot in self._given_back:
             self._running.release(slot)
         self._given_back.clear()
+        if self._is_batch_over:
+            # Reusing keys and values of earlier sessions changes the shapes of what is computed, and with them, on some
+            # CPUs, the last bits: a resumed run, which has no earlier sessions, would differ from an unbroken one.
+            self._model.slots.forget()
+            self._is_batch_over = False
         self._published = [publication for publication in self._published if not publication.done.done()]
 
     def _deliver(self) -> None:
