@@ -9,13 +9,17 @@ error that ended the call.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,8 +39,19 @@ def _event(value: object) -> bytes:
 
 
 def _gzip_bomb() -> bytes:
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    return packer.compress(b'{"choices": "') + packer.compress(b"x" * (2_000 * MB)) + packer.flush()
+    packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+    return packer.compress(b'{"choices": "') + packer.compress(b"x" * (300 * MB)) + packer.flush()
+
+
+def _websocket_head(request: bytes) -> bytes:
+    key = request.partition(b"Sec-WebSocket-Key: ")[2].partition(b"\r\n")[0]
+    accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+    head = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    return head + b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n"
+
+
+def _frame(opcode: int, body: bytes) -> bytes:
+    return struct.pack("!BBQ", opcode, 127, len(body)) + body
 
 
 ANSWERS: dict[str, tuple[str, bytes, bytes]] = {
@@ -53,11 +68,17 @@ ANSWERS: dict[str, tuple[str, bytes, bytes]] = {
     "list-events": (_EVENTS, b"", _event({"choices": [{"logprobs": {"content": [[]] * 5000}}]})),
     "call-events": (_EVENTS, b"", b""),
     "after-done": (_EVENTS, _event(_CHUNK) + b"data: [DONE]\n\n", b"x" * 65536),
+    "trickle": (_JSON + "\r\n", b'{"choices": "', b"x"),
+    "event-trickle": (_EVENTS, b"", b":\n"),
+    "silence": ("", b"", b""),
     "header": ("HTTP/1.1 200 OK\r\nX: ", b"", b"x" * 65536),
     "headers": ("HTTP/1.1 200 OK\r\n", b"", b"X: y\r\n" * 10000),
     "continues": ("", b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2000),
     "trailers": (_JSON + "Transfer-Encoding: chunked\r\n\r\n", b'2\r\n{"\r\n0\r\n', b"X: y\r\n" * 10000),
     "gzip": (_JSON + "Content-Encoding: gzip\r\n\r\n", b"", b""),
+    "websocket-frame": ("", struct.pack("!BBQ", 0x81, 127, 2**40), b"x" * 65536),
+    "websocket-fragments": ("", _frame(0x01, b"x"), _frame(0x00, b"x" * 65536)),
+    "websocket-messages": ("", b"", _frame(0x81, b'{"type": "x"}') * 1000),
     "mcp-event": (_EVENTS, b'data: {"jsonrpc": "', b"x" * 65536),
     "mcp-events": (
         _EVENTS,
@@ -69,6 +90,9 @@ ANSWERS: dict[str, tuple[str, bytes, bytes]] = {
 """Each answer: its head, the first bytes of its body, and what is repeated for ever."""
 
 
+SLOW = ("trickle", "event-trickle", "silence")
+
+
 def serve(kind: str, most_mb: int) -> None:
     """Answer every request with an endless answer, or one of so many MB."""
     head, first, again = ANSWERS[kind]
@@ -76,7 +100,9 @@ def serve(kind: str, most_mb: int) -> None:
 
     def answer(connection: socket.socket) -> None:
         try:
-            connection.recv(65536)
+            request = connection.recv(65536)
+            if kind.startswith("websocket"):
+                connection.sendall(_websocket_head(request))
             connection.sendall(head.encode() + first + bomb)
             sent = number = 0
             while not bomb and (not most_mb or sent < most_mb * MB):
@@ -86,6 +112,8 @@ def serve(kind: str, most_mb: int) -> None:
                 else:
                     again_now = again
                 connection.sendall(again_now)
+                if kind in SLOW:
+                    time.sleep(0.1)
                 sent += len(again_now)
         except OSError:
             pass  # the client has enough
