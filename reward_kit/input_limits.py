@@ -66,6 +66,21 @@ RECORDED_LINE_BYTES = 128 * MIB
 PROCESS_LOG_BYTES = 64 * MIB
 """The log of one server or engine that was started; a longer one keeps its last MiB and goes on."""
 
+TEMPLATE_BYTES = MIB
+"""Characters of one message template of a task file."""
+
+TEMPLATE_OUTPUT_CHARS = 16 * MIB
+"""Characters of one rendered message: four times what a model of a million tokens reads."""
+
+TEMPLATE_WORK = 32 * MIB
+"""Characters that one rendering makes; a list item counts 8, a step of a loop and a call 16."""
+
+TEMPLATE_CPU_S = 3.0
+"""Seconds of processor time of one rendering."""
+
+TEMPLATE_NUMBER = 10_000
+"""The largest width, count or precision for a filter or a format."""
+
 
 class TooLargeError(Exception):
     """Input is larger than its limit; the message is the limit, such as "32 MiB".
