@@ -7,7 +7,7 @@ very short values takes about 25 times its size once it is parsed, so answers al
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import aiohttp
@@ -81,6 +81,15 @@ TEMPLATE_CPU_S = 3.0
 TEMPLATE_NUMBER = 10_000
 """The largest width, count or precision for a filter or a format."""
 
+YAML_BYTES = 8 * MIB
+"""A YAML file. It is read at less than 1 MB a second; a large dataset belongs into JSONL."""
+
+YAML_VALUES = 500_000
+"""Keys, values and list items of a YAML file. What an alias stands for counts each time."""
+
+NESTING = 100
+"""How deeply the values of a YAML file, or of a row of a dataset, may be nested."""
+
 
 class TooLargeError(Exception):
     """Input is larger than its limit; the message is the limit, such as "32 MiB".
@@ -112,6 +121,19 @@ def check_values(text: str | bytes, most_values: int) -> None:
         found = text.count(b",") + text.count(b"[") + text.count(b"{")
     if found > most_values:
         raise TooLargeError(f"{most_values:,} JSON values")
+
+
+def is_nested_too_deeply(value: Any) -> bool:
+    """Whether lists and mappings are nested more than `NESTING` levels deep."""
+    level = [value]
+    for _ in range(NESTING + 1):
+        inner: list[Any] = []
+        for one in level:
+            inner += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        if not inner:
+            return False
+        level = [one for one in inner if isinstance(one, dict | list)]
+    return bool(level)
 
 
 async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:

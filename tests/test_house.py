@@ -19,7 +19,7 @@ PACKAGE = Path(reward_kit.__file__).parent
 LAYERS = [
     ["errors", "lazy", "differences", "findings", "strict_json", "undoing", "shown_text", "notebook_html"],
     ["task_parts", "earlier_tasks", "validation", "models", "returned", "loading", "process_guardian", "input_limits"],
-    ["process_logs", "processes"],
+    ["process_logs", "processes", "limited_yaml"],
     ["typed_interface", "reward_options", "reward_calls", "providers", "episodes", "environments"],
     ["agent", "sandbox"],
     ["rewards", "tokens", "reward_agent", "reward_checks", "credit", "rl_helpers", "rl_processing"],
