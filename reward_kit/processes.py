@@ -33,6 +33,7 @@ from reward_kit import process_guardian
 from reward_kit.errors import ConfigError
 from reward_kit.private_files import FILE_MODE, make_private_folder
 from reward_kit.process_guardian import MARK
+from reward_kit.process_logs import LogLimit, log_end
 
 SECRET_NAME = re.compile(
     r"api[_-]?key$|access_?key|private_?key|token$|secret|password|passwd|credential|authorization", re.IGNORECASE
@@ -68,7 +69,6 @@ LOG_FOLDER: ContextVar[Path | None] = ContextVar("LOG_FOLDER", default=None)
 """Where the output of children goes, such as a run's `logs` folder; where there is none, it is gone with the child."""
 
 _SHARED = "shared"
-_TAIL_BYTES = 32_768
 _log_numbers: dict[Path, int] = {}
 _LONGEST_LINE = 500
 
@@ -210,6 +210,7 @@ class ChildProcess:
         self._process = process
         self._token = token
         self._log = log
+        self._log_limit = LogLimit(log)
         self._keep_log = keep_log
         self._ended = False
         self._last_output: bytes | None = None
@@ -241,7 +242,7 @@ class ChildProcess:
 
     def log_tail(self, lines: int = 10) -> str:
         """The last lines of what it wrote, each cut to 500 characters; "" where it wrote nothing."""
-        output = _tail(self._log) if self._last_output is None else self._last_output
+        output = log_end(self._log) if self._last_output is None else self._last_output
         written = output.decode("utf-8", "replace").replace("\0", "").rstrip().splitlines()
         return "\n".join(
             line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in written[-lines:]
@@ -261,7 +262,8 @@ class ChildProcess:
             await anyio.to_thread.run_sync(process_guardian.kill_all, self._token, (self.pid,))
             _guard().forget(self.pid)
             await anyio.to_thread.run_sync(self._process.wait)
-        self._last_output = _tail(self._log)
+        self._log_limit.stop()
+        self._last_output = log_end(self._log)
         if not self._keep_log:
             remove_folder(self._log.parent)
         elif not self._last_output:
@@ -319,16 +321,6 @@ def _new_log(folder: Path, name: str) -> Path:
         except FileExistsError:
             continue  # an earlier process of the same run made it
         return path
-
-
-def _tail(log: Path) -> bytes:
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            return file.read(_TAIL_BYTES)
-    except OSError:
-        return b""
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

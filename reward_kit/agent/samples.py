@@ -138,13 +138,12 @@ class Prompt:
             return
         # Jinja2 costs 30 ms to import and many tasks have no template.
         import jinja2
-        from jinja2 import meta, sandbox
 
-        environment = sandbox.SandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+        from reward_kit.agent.prompt_templates import TemplateLimitError, compile_template
+
         try:
-            used = meta.find_undeclared_variables(environment.parse(text))
-            self._templates[text] = environment.from_string(text)
-        except jinja2.TemplateSyntaxError as error:
+            self._templates[text], used = compile_template(text)
+        except (jinja2.TemplateSyntaxError, TemplateLimitError) as error:
             raise ConfigError(f"task {self._task.name!r}: message template {text[:60]!r}: {error}") from None
         self._shows_observation |= "observation" in used
 
@@ -184,14 +183,18 @@ class Prompt:
     def _fill(self, text: str, fields: Mapping[str, Any], sample: Sample, key: tuple[str | int, ...]) -> str:
         if text not in self._templates:
             return text
+        from reward_kit.agent.prompt_templates import TemplateLimitError, render_template
+
         try:
             with boundary(ConfigError, f"message template {text[:60]!r}"):
-                return self._templates[text].render(fields)
+                return render_template(self._templates[text], fields)
         except ConfigError as error:
             told = _UNDEFINED.fullmatch(str(error.__cause__))
             if told is not None:
                 names = [*map(str, sample.row), "observation"]
                 problem = f"message template {text[:60]!r}: {error.__cause__}{did_you_mean(told[1], names)}"
+            elif isinstance(error.__cause__, TemplateLimitError):
+                problem = f"message template {text[:60]!r}: {error.__cause__}"
             else:
                 problem = f"{error}; the row's fields: {', '.join(sorted(map(str, sample.row))) or 'none'}"
             raise PromptError(f"{sample.place}: {problem}", key, problem) from error.__cause__

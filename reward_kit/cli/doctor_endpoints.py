@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from reward_kit.errors import ConfigError
+from reward_kit.input_limits import MODEL_LIST_BYTES, read_beginning
 from reward_kit.providers.environment import EndpointSettings, key_variable, read_dotenv, resolve_endpoint
 from reward_kit.providers.keys import PROVIDERS, listed_origins, origins_of
 from reward_kit.shown_text import counted, shown
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import aiohttp
 
 _PATIENCE_S = 10.0
-_LONGEST_ANSWER = 4 << 20
 _KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
 NONE_NAMED = f"none named: set {_KEY}, and {_URL} for a server of your own, or try one with --base-url URL"
 
@@ -108,21 +108,11 @@ async def _ask(endpoint: EndpointSettings) -> Answer:
             aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar(), headers=headers) as session,
             session.get(f"{url}/models", allow_redirects=False) as response,
         ):
-            body = await _beginning(response) if response.status == 200 else b""
+            body = await read_beginning(response, MODEL_LIST_BYTES) if response.status == 200 else b""
             seconds = time.perf_counter() - started
             return _of_status(url, response, body, seconds, endpoint.no_key)
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return Answer(url, *_of_error(error))
-
-
-async def _beginning(response: aiohttp.ClientResponse) -> bytes:
-    """The body, as far as a list of models may reasonably go."""
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > _LONGEST_ANSWER:
-            break
-    return bytes(body)
 
 
 def _of_status(url: str, response: aiohttp.ClientResponse, body: bytes, seconds: float, no_key: str) -> Answer:

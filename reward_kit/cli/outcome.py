@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import os
 import shlex
 import signal
 import sys
@@ -22,7 +24,7 @@ from reward_kit.cli import operator_log
 from reward_kit.cli.echo import echo_json
 from reward_kit.console import SafeConsole
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import RewardKitError, StoreError, boundary
+from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.runs import events
 from reward_kit.runs.credit import RunCredit, assign_credit, headline, settings_of, write_section
@@ -41,6 +43,10 @@ if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic
 
 INTERRUPTED = "interrupted"
+GRACE_VARIABLE = "REWARD_KIT_STOP_GRACE_S"
+"""The environment variable with the seconds that an interrupted run has to finish what is in flight."""
+
+_STOP_GRACE_S = 60.0
 _OPEN_FILES = 65_536
 logger = logging.getLogger("reward_kit.cli")
 
@@ -60,27 +66,64 @@ class Speaker(Protocol):
 
 
 @asynccontextmanager
-async def interruptible(control: Control, display: Speaker, traffic: Traffic | None) -> AsyncIterator[None]:
+async def interruptible(
+    control: Control, display: Speaker, traffic: Traffic | None, grace_s: float | None = None
+) -> AsyncIterator[None]:
     """Ctrl-C once finishes what is in flight, twice stops now; SIGTERM counts as Ctrl-C.
 
     While an endpoint is down nothing that is in flight can finish, and once is enough.
+
+    Args:
+        control: of the run.
+        display: for what is happening.
+        traffic: of the run's endpoints, if it has any.
+        grace_s: seconds to finish what is in flight, which may wait for a stuck server; None for no limit.
     """
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_watch_signals, control, display, lambda: traffic is not None and traffic.is_down)
+        tasks.start_soon(_watch_signals, control, display, lambda: traffic is not None and traffic.is_down, grace_s)
         yield
         tasks.cancel_scope.cancel()
 
 
-async def _watch_signals(control: Control, display: Speaker, is_down: Callable[[], bool]) -> None:
+async def _watch_signals(
+    control: Control, display: Speaker, is_down: Callable[[], bool], grace_s: float | None
+) -> None:
+    def stop_now() -> None:
+        control.finish(INTERRUPTED)
+        display.say("stopping now; what was in flight runs again on resume")
+        control.scope.cancel()
+
+    async def stop_after(seconds: float) -> None:
+        await anyio.sleep(seconds)
+        stop_now()
+
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            if control.stop_reason or is_down():
+        async with anyio.create_task_group() as waiting:
+            async for _ in signals:
+                if control.stop_reason or is_down():
+                    stop_now()
+                    continue
                 control.finish(INTERRUPTED)
-                display.say("stopping now; what was in flight runs again on resume")
-                control.scope.cancel()
-            else:
-                control.finish(INTERRUPTED)
-                display.say("finishing what is in flight; Ctrl-C again stops now")
+                most = "" if grace_s is None else f", for at most {grace_s:g} s"
+                display.say(f"finishing what is in flight{most}; Ctrl-C again stops now")
+                if grace_s is not None:
+                    waiting.start_soon(stop_after, grace_s)
+
+
+def stop_grace_s() -> float:
+    """Return how long an interrupted run may finish what is in flight: `REWARD_KIT_STOP_GRACE_S`, or 60 seconds.
+
+    Raises:
+        ConfigError: the variable is not a number of seconds.
+    """
+    given = os.environ.get(GRACE_VARIABLE, "")
+    try:
+        seconds = float(given or _STOP_GRACE_S)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(f"{GRACE_VARIABLE}={given!r}: expected a number of seconds, such as 60")
+    return seconds
 
 
 def log_to(path: Path, redaction: Redaction) -> None:
@@ -172,6 +215,7 @@ def run_into(
     Returns:
         The exit code.
     """
+    grace_s = stop_grace_s()
 
     async def run() -> int:
         control, shown = Control(), Display(display_kind(display), ending.expected)
@@ -196,7 +240,7 @@ def run_into(
                 traffic.cassette.redact = store.redaction.of_line
         execution.take_stock()
         execution.take_given(given)
-        async with interruptible(control, shown, traffic):
+        async with interruptible(control, shown, traffic, grace_s):
             with shown, contextlib.redirect_stdout(sys.stderr):
                 await execution.execute()
         events.ended(store.path, "run", store.header.status)

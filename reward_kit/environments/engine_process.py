@@ -13,22 +13,21 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import anyio
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from reward_kit.errors import ConfigError, EnvironmentFailure
+from reward_kit.input_limits import ENGINE_ANSWER_BYTES, shown_size
+from reward_kit.process_logs import LogLimit, log_end
 from reward_kit.processes import child_environment, remove_folder, temporary_folder
 
 _ROOT = str(Path(__file__).resolve().parents[2])
-_LONGEST_ANSWER = 16_000_000
 _LOG_LINES = 10
-_LOG_BYTES = 32_768
 
 
 def worker_command(module: str) -> list[str]:
@@ -58,7 +57,8 @@ class EngineProcess:
         self._process: Process | None = None
         self._answers: BufferedByteReceiveStream | None = None
         self._folder: Path | None = None
-        self._log: IO[bytes] | None = None
+        self._log: Path | None = None
+        self._log_limit: LogLimit | None = None
         self._answering = False
 
     async def start(self) -> Any:
@@ -69,17 +69,19 @@ class EngineProcess:
             EnvironmentFailure: it does not start.
         """
         self._folder = temporary_folder("engine-")
-        self._log = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - lives as long as the worker
+        self._log = self._folder / ".engine.log"
         path = os.pathsep.join(part for part in (_ROOT, os.environ.get("PYTHONPATH", "")) if part)
         extra = {"PYTHONPATH": path, "TMPDIR": str(self._folder), **self._environment}
         try:
-            self._process = await anyio.open_process(
-                self._command,
-                stderr=self._log,
-                cwd=self._folder,
-                env=child_environment(extra),
-                start_new_session=True,
-            )
+            with self._log.open("ab") as errors:
+                self._log_limit = LogLimit(self._log)
+                self._process = await anyio.open_process(
+                    self._command,
+                    stderr=errors,
+                    cwd=self._folder,
+                    env=child_environment(extra),
+                    start_new_session=True,
+                )
             assert self._process.stdout is not None
             self._answers = BufferedByteReceiveStream(self._process.stdout)
             return await self._receive(self._timeout)
@@ -115,7 +117,7 @@ class EngineProcess:
     async def close(self) -> None:
         """End the worker and what it has started, whatever they are doing. Closing again does nothing."""
         process, self._process = self._process, None
-        log, self._log = self._log, None
+        limit, self._log_limit = self._log_limit, None
         folder, self._folder = self._folder, None
         if process is not None:
             with anyio.CancelScope(shield=True):
@@ -123,8 +125,8 @@ class EngineProcess:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
                 await process.aclose()
-        if log is not None:
-            log.close()
+        if limit is not None:
+            limit.stop()
         if folder is not None:
             remove_folder(folder)
 
@@ -133,11 +135,11 @@ class EngineProcess:
         self._answering = True
         try:
             with anyio.fail_after(timeout):
-                line = await self._answers.receive_until(b"\n", _LONGEST_ANSWER)
+                line = await self._answers.receive_until(b"\n", ENGINE_ANSWER_BYTES)
         except TimeoutError:
             await self._fail(f"no answer in {timeout:g} s")
         except anyio.DelimiterNotFound:
-            await self._fail(f"an answer of more than {_LONGEST_ANSWER // 1_000_000} MB")
+            await self._fail(f"an answer of more than {shown_size(ENGINE_ANSWER_BYTES)}, which is the limit")
         except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
             await self._fail(await self._death())
         answer = _answer(line)
@@ -156,7 +158,7 @@ class EngineProcess:
 
     async def _fail(self, what: str) -> NoReturn:
         """End the worker and raise, with the last lines it wrote."""
-        said = _last_lines(self._log)
+        said = "" if self._log is None else _last_lines(self._log)
         await self.close()
         raise EnvironmentFailure(f"{self._name}: {what}{': ' if said else ''}{said}") from None
 
@@ -170,9 +172,5 @@ def _answer(line: bytes) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) and ("ok" in answer or "error" in answer) else None
 
 
-def _last_lines(log: IO[bytes] | None) -> str:
-    if log is None:
-        return ""
-    size = log.seek(0, os.SEEK_END)
-    log.seek(max(0, size - _LOG_BYTES))
-    return "\n".join(log.read(_LOG_BYTES).decode("utf-8", "replace").rstrip().splitlines()[-_LOG_LINES:])
+def _last_lines(log: Path) -> str:
+    return "\n".join(log_end(log).decode("utf-8", "replace").rstrip().splitlines()[-_LOG_LINES:])

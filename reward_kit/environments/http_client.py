@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import anyio.to_thread
 
 from reward_kit.errors import EnvironmentFailure
+from reward_kit.input_limits import (
+    ENVIRONMENT_ANSWER_BYTES,
+    ENVIRONMENT_ANSWER_VALUES,
+    TooLargeError,
+    check_values,
+    read_body,
+)
 from reward_kit.strict_json import read_strictly
 
-if TYPE_CHECKING:
-    import aiohttp
-
-_LARGEST_ANSWER = 64 * 2**20
 _PARSED_IN_A_THREAD = 2**20
 _EXCERPT = 200
 # Shorter than any server's own: a connection that a server closes right now must not be used again.
@@ -122,7 +125,9 @@ class JsonClient:
         try:
             url = f"{self._base}{endpoint}"
             async with self._session.request(method, url, data=data, allow_redirects=False) as response:
-                return response.status, await _read(source, response)
+                return response.status, await read_body(response, ENVIRONMENT_ANSWER_BYTES)
+        except TooLargeError as error:
+            raise EnvironmentFailure(f"{source}: the answer has more than {error}, which is the limit") from None
         except TimeoutError as error:
             await self._fail(f"{source}: no answer within {self._timeout:g} s", error)
         except (aiohttp.ClientError, OSError) as error:
@@ -133,20 +138,13 @@ class JsonClient:
         raise EnvironmentFailure(f"{problem}{said}") from error
 
 
-async def _read(source: str, response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_chunked(2**18):
-        body += chunk
-        if len(body) > _LARGEST_ANSWER:
-            response.close()
-            raise EnvironmentFailure(f"{source}: the answer is larger than {_LARGEST_ANSWER // 2**20} MiB")
-    return bytes(body)
-
-
 def _parse(body: bytes) -> tuple[Any, str]:
     """The JSON value, and why there is none."""
     try:
+        check_values(body, ENVIRONMENT_ANSWER_VALUES)
         return read_strictly(body), ""
+    except TooLargeError as error:
+        return None, f"more than {error}, which is the limit"
     except (ValueError, RecursionError) as error:
         return None, str(error)
 

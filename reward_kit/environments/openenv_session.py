@@ -17,12 +17,12 @@ import anyio
 
 from reward_kit.environments.http_client import JsonClient
 from reward_kit.errors import DeadlineError, EnvironmentFailure
+from reward_kit.input_limits import ENVIRONMENT_ANSWER_BYTES, ENVIRONMENT_ANSWER_VALUES, TooLargeError, check_values
 from reward_kit.strict_json import read_strictly
 
 if TYPE_CHECKING:
     import aiohttp
 
-_LARGEST_ANSWER = 64 * 2**20
 _CLOSE_S = 5.0
 _AGAIN_S = 0.2
 _MOST_UNREAD = 2
@@ -106,7 +106,7 @@ class OpenEnvSession:
         self._client = aiohttp.ClientSession(headers=self._headers, trace_configs=[trace])
         self._answers, self._ended, self._spoilt, self._has_begun = asyncio.Queue(), "", "", False
         try:
-            self._socket = await self._client.ws_connect(self._url, max_msg_size=_LARGEST_ANSWER)
+            self._socket = await self._client.ws_connect(self._url, max_msg_size=ENVIRONMENT_ANSWER_BYTES)
         except (aiohttp.ClientError, OSError) as error:
             await self.close()
             await self._fail(f"{self._url}: {type(error).__name__}: {error}".removesuffix(": "), error)
@@ -234,7 +234,10 @@ async def _refuse_redirect(session: aiohttp.ClientSession, context: object, para
 
 def _data_of(text: str, expected: str, source: str) -> Mapping[str, Any]:
     try:
+        check_values(text, ENVIRONMENT_ANSWER_VALUES)
         answer = read_strictly(text)
+    except TooLargeError as error:
+        raise EnvironmentFailure(f"{source}: the answer has more than {error}, which is the limit") from None
     except (ValueError, RecursionError) as error:
         raise EnvironmentFailure(f"{source}: the answer is not JSON ({error}): {text[:200]}") from None
     kind = answer.get("type") if isinstance(answer, Mapping) else None

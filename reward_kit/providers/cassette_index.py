@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple
 
 from reward_kit.differences import first_difference
 from reward_kit.errors import ConfigError, ProviderError, why_unreadable
+from reward_kit.input_limits import RECORDED_LINE_BYTES, shown_size
 from reward_kit.providers.faults import excerpt
 from reward_kit.undoing import undone_on_error
 
@@ -21,6 +22,7 @@ SCHEMA_VERSION = 1
 _HEADER_START = b'{"schema_version":'
 _EXCHANGE_KEYS = {"key", "scope", "occurrence", "request"}
 _MOST_COMPARED = 200
+_LONGEST_HEADER = 10_000
 
 
 class Question(NamedTuple):
@@ -76,13 +78,18 @@ class CassetteIndex:
         """
         index = cls(path, file)
         session = 0
-        for number, raw in enumerate(file, 1):
+        for number, raw in enumerate(iter(lambda: file.readline(RECORDED_LINE_BYTES + 1), b""), 1):
+            if len(raw) > RECORDED_LINE_BYTES:
+                limit = shown_size(RECORDED_LINE_BYTES)
+                raise ConfigError(
+                    f"{path}:{number}: this line has more than {limit}, which is the limit of a recording"
+                )
             if not raw.endswith(b"\n"):  # its writer was killed
                 break
             line = _parsed(raw)
             if line is not None and "schema_version" in line:
                 session += 1
-            elif number == 1 or line is None or not line.keys() >= _EXCHANGE_KEYS:
+            elif number == 1 or line is None or not _is_exchange(line):
                 raise ConfigError(f"{path}:{number}: this line is no recorded exchange; the file is damaged")
             else:
                 index._add(line, session, number)
@@ -192,7 +199,7 @@ def read_header(path: Path, file: IO[bytes]) -> None:
         ConfigError: it is not that of a cassette, or of a later version.
     """
     try:
-        first = file.readline()
+        first = file.readline(_LONGEST_HEADER)
     except OSError as error:
         raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
     if not first.endswith(b"\n") and _HEADER_START.startswith(first[: len(_HEADER_START)]):
@@ -215,10 +222,14 @@ def describe(request: Mapping[str, Any], scope: str) -> str:
     return f"the request{asker} to {request.get('model')} with {len(messages)} messages, {said}"
 
 
+def _is_exchange(line: Mapping[str, Any]) -> bool:
+    return line.keys() >= _EXCHANGE_KEYS and isinstance(line["request"], Mapping)
+
+
 def _parsed(raw: bytes) -> dict[str, Any] | None:
     try:
         line = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return line if isinstance(line, dict) else None
 

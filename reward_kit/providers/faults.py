@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from reward_kit.errors import DeadlineError, LimitError, ProviderError
+from reward_kit.input_limits import MODEL_ANSWER_VALUES, TooLargeError, check_values
 from reward_kit.providers.retry_after import parse_retry_after
 
 RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
@@ -103,17 +104,28 @@ def json_of_answer(
 
     Raises:
         TransientError: a status worth another attempt, HTML, or something that is no JSON.
-        ProviderError: any other status that is not a success.
+        ProviderError: any other status that is not a success, or more values than `MODEL_ANSWER_VALUES`.
     """
     if not 200 <= status < 300:
         raise status_error(status, headers, body, where, secrets)
     if looks_like_html(headers, body):
         raise TransientError(f"{where} answered status {status} with an HTML page: {excerpt(body, secrets)}")
     try:
+        check_values(body, MODEL_ANSWER_VALUES)
         return json.loads(body)
+    except TooLargeError as error:
+        raise too_large(where, error) from None
     except (ValueError, RecursionError):
         shown = excerpt(body, secrets) or "(empty)"
         raise TransientError(f"{where} answered status {status} with something that is not JSON: {shown}") from None
+
+
+def too_large(where: str, limit: TooLargeError) -> ProviderError:
+    """The error for an answer beyond a limit of `input_limits`; another attempt would bring the same."""
+    return ProviderError(
+        f"{where} sent an answer of more than {limit}, which is the limit; the rest was not read. Lower max_tokens or "
+        "top_logprobs, or check that base_url is a model endpoint"
+    )
 
 
 def looks_like_html(headers: Mapping[str, str], body: bytes = b"") -> bool:
@@ -147,7 +159,11 @@ def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> Provid
     code = error.get("code") if isinstance(error, Mapping) else None
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
     message = f"{where} answered with an error in place of a completion: {text}"
-    return TransientError(message, status=code) if code in RETRIED_STATUSES else ProviderError(message)
+    return (
+        TransientError(message, status=code)
+        if isinstance(code, int) and code in RETRIED_STATUSES
+        else ProviderError(message)
+    )
 
 
 def excerpt(text: bytes | str, secrets: Iterable[str] = (), limit: int = EXCERPT_CHARS) -> str:

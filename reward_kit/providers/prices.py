@@ -70,8 +70,10 @@ def _read(path: Path) -> Any:
             raise ConfigError(f"{path}: not JSON: {error}") from error
     import yaml
 
+    from reward_kit.limited_yaml import load_yaml
+
     try:
-        return yaml.safe_load(text)
+        return load_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
 

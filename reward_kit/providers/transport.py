@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from reward_kit.errors import DeadlineError, ProviderError
+from reward_kit.input_limits import ERROR_BODY_BYTES, MODEL_ANSWER_BYTES, TooLargeError, read_beginning, read_body
 from reward_kit.providers.faults import (
     IdleTimeoutError,
     TransientError,
@@ -21,12 +22,14 @@ from reward_kit.providers.faults import (
     UnreachableError,
     excerpt,
     json_of_answer,
+    too_large,
 )
 
 if TYPE_CHECKING:
     import aiohttp
 
 _DRAIN_S = 0.25
+_DRAIN_BYTES = 2**20
 
 
 class Transport:
@@ -68,7 +71,8 @@ class Transport:
         Raises:
             TransientError: no connection (`UnreachableError`), a dropped or cut one, a status worth retrying, HTML, no
                 JSON.
-            ProviderError: any other failure of the endpoint, among them `UnknownHostError` and `AccessError`.
+            ProviderError: any other failure of the endpoint, among them `UnknownHostError` and `AccessError`; an answer
+                larger than `MODEL_ANSWER_BYTES`, which is not read to its end.
             IdleTimeoutError: no byte came for `idle_timeout_s`.
             DeadlineError: the attempt took longer than `total_timeout_s`.
         """
@@ -82,8 +86,13 @@ class Transport:
                 if on_chunk and response.status == 200 and response.content_type == "text/event-stream":
                     await _feed(response.content, on_chunk)
                     return None
-                answer = await response.read()
+                if 200 <= response.status < 300:
+                    answer = await read_body(response, MODEL_ANSWER_BYTES)
+                else:
+                    answer = await read_beginning(response, ERROR_BODY_BYTES)
                 return json_of_answer(response.status, response.headers, answer, url, secrets)
+        except TooLargeError as error:
+            raise too_large(url, error) from None
         except (aiohttp.ClientError, OSError) as error:  # OSError covers TimeoutError
             raise self._fault(error, url, secrets) from error
 
@@ -166,9 +175,13 @@ async def _feed(content: aiohttp.StreamReader, on_chunk: Callable[[bytes], bool]
 
     async for chunk in content.iter_any():
         if on_chunk(chunk):
-            # Reading to the end lets the connection be used again; a server that keeps it open is not waited for, and
-            # nothing that happens to the connection now can harm the answer.
+            # Reading to the end lets the connection be used again; a server that keeps it open is not waited for, one
+            # that goes on sending is cut off, and nothing that happens to the connection now can harm the answer.
             with suppress(aiohttp.ClientError, OSError):
                 async with asyncio.timeout(_DRAIN_S):
-                    await content.read()
+                    left = _DRAIN_BYTES
+                    async for rest in content.iter_any():
+                        left -= len(rest)
+                        if left < 0:
+                            break
             return

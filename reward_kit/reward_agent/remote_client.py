@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError
+from reward_kit.input_limits import REWARD_ANSWER_BYTES, TooLargeError, read_body
 from reward_kit.providers.environment import read_dotenv
 from reward_kit.providers.faults import TransientError, UnreachableError, excerpt, status_error
 from reward_kit.providers.keys import check_allowed
@@ -30,7 +31,6 @@ _ADDRESS = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?/v1/rewards/[A-Za-z0-9._-
 _EXAMPLE = "http://127.0.0.1:8700/v1/rewards/exact"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _REFUSED = frozenset({400, 404, 405, 406, 411, 413, 414, 415, 422, 431})
-_LARGEST_ANSWER = 512 * 2**20
 
 
 def is_address(reference: str) -> bool:
@@ -207,7 +207,9 @@ class RewardEndpoint:
             async with self._session.request(
                 method, url, data=body, headers=headers, allow_redirects=False
             ) as response:
-                return _Answer(response.status, response.headers, await _read(response, url))
+                return _Answer(response.status, response.headers, await read_body(response, REWARD_ANSWER_BYTES))
+        except TooLargeError as error:
+            raise ProviderError(f"{url}: the answer has more than {error}, which is the limit") from None
         except aiohttp.ConnectionTimeoutError as error:
             raise UnreachableError(f"{url}: no connection within {self._patience.connect_timeout_s:g} s") from error
         except TimeoutError as error:
@@ -239,13 +241,3 @@ class RewardEndpoint:
         if status in _REFUSED:
             raise ConfigError(str(problem))
         raise problem
-
-
-async def _read(response: aiohttp.ClientResponse, url: str) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_chunked(2**18):
-        body += chunk
-        if len(body) > _LARGEST_ANSWER:
-            response.close()
-            raise ProviderError(f"{url}: the answer is larger than {_LARGEST_ANSWER // 2**20} MiB")
-    return bytes(body)

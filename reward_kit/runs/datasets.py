@@ -10,8 +10,11 @@ from typing import Any
 
 from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
+from reward_kit.input_limits import NESTING, is_nested_too_deeply
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.runs.yaml_lines import LocatedYaml, siblings
+
+_TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
 
 
 def read_samples(
@@ -92,10 +95,16 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
             if not line.strip():
                 continue
             try:
-                yield f"{path}:{number}", json.loads(line)
+                row = json.loads(line)
             except json.JSONDecodeError as error:
                 told = f"{error.msg}, at character {error.pos + 1}"
                 raise ConfigError(f"{path}:{number}: not JSON: {told}; a JSONL file has one object a line") from None
+            except (ValueError, RecursionError) as error:  # a number of thousands of digits; endless brackets
+                problem = _TOO_DEEP if isinstance(error, RecursionError) else str(error)[:80]
+                raise ConfigError(f"{path}:{number}: {problem}") from None
+            if is_nested_too_deeply(row):
+                raise ConfigError(f"{path}:{number}: {_TOO_DEEP}")
+            yield f"{path}:{number}", row
 
 
 def _read_csv(path: Path) -> Iterator[tuple[str, Any]]:

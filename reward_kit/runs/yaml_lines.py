@@ -11,6 +11,8 @@ from typing import Any
 import yaml
 
 from reward_kit.errors import ConfigError, why_unreadable
+from reward_kit.input_limits import YAML_BYTES, shown_size
+from reward_kit.limited_yaml import LimitedLoader, YamlLimitError
 
 KeyPath = tuple[str | int, ...]
 _HINTS = {
@@ -32,13 +34,13 @@ def siblings(path: Path) -> list[str]:
     return [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(LimitedLoader):
     """Dates stay the text they are written as: they go into prompts and JSON files."""
 
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    for first, resolvers in LimitedLoader.yaml_implicit_resolvers.items()
 }
 
 
@@ -54,7 +56,11 @@ class LocatedYaml:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.source = path.read_bytes()
+            with path.open("rb") as file:
+                self.source = file.read(YAML_BYTES + 1)
+            if len(self.source) > YAML_BYTES:
+                problem = f"the file has more than {shown_size(YAML_BYTES)}, which is the limit"
+                raise ConfigError(f"{path}: {problem}; write a dataset as JSONL")
             text = self.source.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read {path}: {why_unreadable(path, error)}") from None
@@ -69,6 +75,8 @@ class LocatedYaml:
             mark, position = getattr(error, "problem_mark", None), getattr(error, "position", 0)
             line = mark.line if mark else text.count("\n", 0, position)
             problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+            if isinstance(error, YamlLimitError):
+                raise ConfigError(f"{path}:{line + 1}: {problem}") from None
             hint = next((told for said, told in _HINTS.items() if said in problem), "")
             raise ConfigError(f"{path}:{line + 1}: not YAML: {problem}{hint}") from None
         except RecursionError:

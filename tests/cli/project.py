@@ -80,11 +80,11 @@ class Project:
     def call(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return command_line.call(*arguments, cwd=self.folder, env=self.environment(**variables))
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             self.command(*arguments),
             cwd=self.folder,
-            env=self.environment(),
+            env=self.environment(**variables),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -202,8 +202,8 @@ async def test_a_key_that_comes_and_goes_is_refused(shared) -> None:
 async def test_an_observation_of_50_mb_arrives_whole_and_more_than_the_limit_is_refused(shared, monkeypatch) -> None:
     world = await made(**shared, config={"fault": "large"})
     assert len((await add(world, 1)).observation) == 50_000_000
-    monkeypatch.setattr(http_client, "_LARGEST_ANSWER", 40 * 2**20)
-    with pytest.raises(EnvironmentFailure, match="/step: the answer is larger than 40 MiB"):
+    monkeypatch.setattr(http_client, "ENVIRONMENT_ANSWER_BYTES", 40 * 2**20)
+    with pytest.raises(EnvironmentFailure, match="/step: the answer has more than 40 MiB"):
         await add(world, 1)
     await world.close()
 

@@ -255,3 +255,21 @@ async def test_what_is_redacted_is_found_again_all_the_same(tmp_path):
     replaying = ChatEndpoint("http://127.0.0.1:9/v1", traffic=Traffic(cassette=replay))
     assert await replaying.complete(request) == recorded
     replay.close()
+
+
+def test_a_hostile_line_is_refused_with_its_number(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("reward_kit.providers.cassette_index.RECORDED_LINE_BYTES", 20_000)
+    path = tmp_path / "answers.jsonl"
+    header = '{"schema_version": 1}\n'
+    for line, problem in (
+        ("x" * 30_000, ":2: this line has more than"),
+        ("[" * 15_000, ":2: this line is no recorded exchange"),
+        ('{"key": "k", "scope": "", "occurrence": 0, "request": 1}', ":2: this line is no recorded exchange"),
+    ):
+        path.write_text(f"{header}{line}\n")
+        with pytest.raises(ConfigError) as raised:
+            Cassette.replay(path)
+        assert str(raised.value).startswith(f"{path}{problem}")
+    path.write_text("x" * 30_000)
+    with pytest.raises(ConfigError, match="is no cassette"):
+        Cassette.replay(path)

@@ -44,3 +44,23 @@ def test_rows_read_the_same_from_every_kind_of_file(tmp_path: Path, name: str, t
 def test_a_bad_row_is_named_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         list(read_rows(write(tmp_path, text, name)))
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("[" * 101 + "]" * 101, "a value is nested more than 100 levels deep"),
+        ('{"a":' * 900 + "1" + "}" * 900, "a value is nested more than 100 levels deep"),
+        ("[" * 100_000 + "]" * 100_000, "a value is nested more than 100 levels deep"),
+        ("1" * 5_000, "Exceeds the limit (4300 digits)"),
+    ],
+    ids=["list", "objects", "endless", "digits"],
+)
+def test_a_row_that_is_nested_too_deeply_is_refused_with_its_line(tmp_path: Path, value: str, problem: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"a": {"[" * 99}{"]" * 99}}}\n{{"a": {value}}}\n')
+    rows = read_rows(path)
+    next(rows)
+    with pytest.raises(ConfigError) as raised:
+        next(rows)
+    assert str(raised.value).startswith(f"{path}:2: {problem}")

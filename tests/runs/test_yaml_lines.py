@@ -92,7 +92,7 @@ def test_what_is_no_yaml_is_one_line_with_its_place(tmp_path: Path, text: str, m
 
 @pytest.mark.parametrize("text", ["a: &a\n  b: *a\n", "a: " + "[" * 500 + "]" * 500], ids=["itself", "depth"])
 def test_what_has_no_end_is_one_line(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match=r"task\.yaml: a value is nested too deeply, or contains itself$"):
+    with pytest.raises(ConfigError, match=r"task\.yaml:1: a value (contains itself|is nested more than 100 levels.*)$"):
         located(tmp_path, text)
 
 
@@ -141,3 +141,42 @@ def test_whatever_is_dumped_is_read_and_every_key_has_its_line(tmp_path_factory:
         line = int(found.where((key,)).rpartition(":")[2])
         (read,) = yaml.safe_load(f"{{{text.splitlines()[line - 1].partition(':')[0]}: 0}}") or [None]
         assert str(read) == key
+
+
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
+MERGES = "a0: &a0 {k: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60))
+LIMITED = {
+    "laughs": (LAUGHS, ":18: the file has more than 500,000 values, counting what each alias stands for"),
+    "merges": (MERGES, ":18: the file has more than 500,000 values, counting what each alias stands for"),
+    "deep aliases": (
+        "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 5000)),
+        ":100: a value is nested more than 100 levels deep",
+    ),
+    "itself": ("a: 1\nb: &b [*b]\n", ":2: a value contains itself"),
+    "deep flow": ("a: 1\nb: " + "[" * 100_000, ":2: a value is nested more than 100 levels deep"),
+    "deep block": ("".join(" " * n + "a:\n" for n in range(500)), ":100: a value is nested more than 100 levels deep"),
+    "long number": ("a: 1\nb: " + "1" * 5_000, ":2: not a number: Exceeds the limit"),
+    "large": (
+        "a: " + "x" * (8 * 2**20),
+        ": the file has more than 8 MiB, which is the limit; write a dataset as JSONL",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), LIMITED.values(), ids=LIMITED)
+def test_a_hostile_file_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        located(tmp_path, text)
+    assert str(raised.value).startswith(f"{tmp_path / 'task.yaml'}{message}")
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+
+
+def test_more_values_than_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reward_kit.limited_yaml.YAML_VALUES", 100)
+    with pytest.raises(ConfigError, match=r"task\.yaml:100: the file has more than 100 values"):
+        located(tmp_path, "- 1\n" * 200)
+
+
+def test_honest_aliases_and_merges_are_read(tmp_path: Path) -> None:
+    text = "base: &base {a: 1, b: [1, 2]}\none: {<<: *base, a: 2}\ntwo: *base\n"
+    assert located(tmp_path, text).data == yaml.safe_load(text)

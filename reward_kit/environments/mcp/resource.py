@@ -241,7 +241,8 @@ def _session(settings: McpConfig, folder: Path | None) -> McpSession:
         ConfigError: the SDK is not installed.
     """
     try:
-        from reward_kit.environments.mcp.session import HttpServer, McpSession
+        from reward_kit.environments.mcp.http import HttpServer
+        from reward_kit.environments.mcp.session import McpSession
         from reward_kit.environments.mcp.stdio import StdioServer
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "httpx2"):

@@ -9,31 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import anyio
-import httpx2
 import mcp_types
 import pydantic
 from mcp import Client, MCPError
 from mcp.client import Transport
-from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 
 from reward_kit.environments.mcp.tools import NoAnswerError
 from reward_kit.errors import DeadlineError, EnvironmentFailure, RewardKitError, ToolError, boundary
+from reward_kit.input_limits import MCP_TOOLS_BYTES, shown_size
 from reward_kit.undoing import closed_on_error
 
-if TYPE_CHECKING:
-    from mcp.client._transport import TransportStreams
-
 _MAX_PAGES = 1_000
+_LOGGED_CHARS = 2_000
 _CLOSE_S = 20.0
 _SESSION_GONE = "Session terminated"
 
+# The SDK logs a traceback for an answer that it cannot hand on; the session's own error says what happened. A program
+# that configures logging still gets it.
+logging.getLogger("mcp").addHandler(logging.NullHandler())
 logger = logging.getLogger("reward_kit.environments.mcp")
 
 
@@ -51,32 +49,6 @@ class Server(Protocol):
     def describe(self) -> str:
         """What is known of the server's end, for messages."""
         ...
-
-
-class HttpServer:
-    """A server behind a URL (streamable HTTP)."""
-
-    def __init__(self, url: str, headers: dict[str, str], call_timeout_s: float) -> None:
-        self._url, self._headers = url, headers
-        # The call's own deadline ends it, so that it ends with the protocol's cancellation.
-        self._timeout = httpx2.Timeout(30.0, read=call_timeout_s + 30.0)
-
-    @asynccontextmanager
-    async def connect(self) -> AsyncGenerator[TransportStreams, None]:
-        """The streams of messages; the protocol's session ends with them."""
-        async with (
-            httpx2.AsyncClient(headers=self._headers, timeout=self._timeout) as client,
-            streamable_http_client(self._url, http_client=client, max_sse_event_size=None) as streams,
-        ):
-            yield streams
-
-    async def exited(self, seconds: float) -> bool:
-        """Nothing is known of a process behind a URL."""
-        return False
-
-    def describe(self) -> str:
-        """Nothing more than the error says."""
-        return ""
 
 
 class McpSession:
@@ -127,7 +99,7 @@ class McpSession:
         """
         self.tools_changed = False
         tools: list[mcp_types.Tool] = []
-        cursor = None
+        cursor, size = None, 0
         with boundary(EnvironmentFailure, f"the tools of {self._name}"):
             for _ in range(_MAX_PAGES):
                 try:
@@ -136,6 +108,11 @@ class McpSession:
                 except MCPError as error:
                     raise await self._lost(f"did not list its tools: {error.message}") from error
                 tools += page.tools
+                size += len(page.model_dump_json())
+                if size > MCP_TOOLS_BYTES:
+                    raise EnvironmentFailure(
+                        f"{self._name} lists tools of more than {shown_size(MCP_TOOLS_BYTES)}, which is the limit"
+                    )
                 cursor = page.next_cursor
                 if cursor is None:
                     return tools
@@ -252,10 +229,10 @@ class McpSession:
             logger.debug("%s sent what is no message: %s", self._name, message)
 
     async def _on_log(self, params: mcp_types.LoggingMessageNotificationParams) -> None:
-        logger.info("%s says (%s): %s", self._name, params.level, params.data)
+        logger.info("%s says (%s): %.*s", self._name, params.level, _LOGGED_CHARS, params.data)
 
     async def _on_progress(self, progress: float, total: float | None, message: str | None) -> None:
-        logger.debug("%s is at %s of %s: %s", self._name, progress, total, message)
+        logger.debug("%s is at %s of %s: %.*s", self._name, progress, total, _LOGGED_CHARS, message)
 
     async def _on_roots(self, context: Any) -> mcp_types.ListRootsResult:
         assert self._root is not None

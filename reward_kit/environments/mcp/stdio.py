@@ -18,13 +18,13 @@ import mcp_types
 from mcp.shared.message import SessionMessage
 
 from reward_kit.environments.mcp.config import Launch
+from reward_kit.input_limits import MCP_MESSAGE_BYTES, MCP_MESSAGE_VALUES, TooLargeError, check_values, shown_size
 from reward_kit.processes import ChildProcess, child_environment, start_process
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
     from mcp.client._transport import TransportStreams
 
-MAX_MESSAGE_BYTES = 512_000_000
 _CHUNK_BYTES = 1 << 20
 _FLUSH_S = 0.5
 _GRACE_S = 2.0
@@ -113,19 +113,12 @@ class StdioServer:
                         is_open = False
 
     async def _lines(self, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-        pieces: list[bytes] = []
-        size = 0
-        while chunk := await reader.read(_CHUNK_BYTES):
-            *ended, rest = chunk.split(b"\n")
-            for piece in ended:
-                pieces.append(piece)
-                yield b"".join(pieces)
-                pieces, size = [], 0
-            pieces.append(rest)
-            size += len(rest)
-            if size > MAX_MESSAGE_BYTES:
-                self._problem = f"it sent a message of more than {MAX_MESSAGE_BYTES:,} bytes"
-                return
+        """The lines up to the first one that is larger than a message may be, which ends the session."""
+        try:
+            async for line in _limited_lines(reader):
+                yield line
+        except TooLargeError as error:
+            self._problem = f"it sent a message of more than {error}, which is the limit"
 
     def _parsed(self, line: bytes) -> SessionMessage | None:
         try:
@@ -162,6 +155,25 @@ class StdioServer:
             arrive.close()
         finally:
             written.set()
+
+
+async def _limited_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Each line without its end.
+
+    Raises:
+        TooLargeError: a line has too many bytes, or too many JSON values.
+    """
+    line = bytearray()
+    while chunk := await reader.read(_CHUNK_BYTES):
+        *ended, rest = chunk.split(b"\n")
+        for piece in ended:
+            line += piece
+            whole, line = bytes(line), bytearray()
+            check_values(whole, MCP_MESSAGE_VALUES)
+            yield whole
+        line += rest
+        if len(line) > MCP_MESSAGE_BYTES:
+            raise TooLargeError(shown_size(MCP_MESSAGE_BYTES))
 
 
 def _repaired(line: bytes) -> SessionMessage | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -78,8 +78,10 @@ def load_model(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with boundary(ConfigError, f"cannot load the model in {folder}"), no_progress_bars():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", local_files_only=True)
+        # No code of the folder is run.
+        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", **options)
         has_tokenizer = (folder / "tokenizer_config.json").is_file()
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_tokenizer else None
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options) if has_tokenizer else None
         torch.nn.Module.to(model, device)
     return LoadedModel(model, tokenizer)

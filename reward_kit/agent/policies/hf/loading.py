@@ -51,7 +51,7 @@ class Origin(NamedTuple):
         """
         self._check_place("model", self.name)
         with boundary(ConfigError, f"model {self.name!r}"):
-            options: dict[str, Any] = {"local_files_only": not self.may_download, "dtype": self.dtype}
+            options: dict[str, Any] = {"dtype": self.dtype, **self._where_from()}
             if self.device.type == "meta":
                 return self._outline()
             with no_progress_bars():
@@ -62,10 +62,10 @@ class Origin(NamedTuple):
 
     def _outline(self) -> PreTrainedModel:
         """The model with no memory behind its weights."""
-        config = AutoConfig.from_pretrained(self.name, local_files_only=not self.may_download)
+        config = AutoConfig.from_pretrained(self.name, **self._where_from())
         build: Any = AutoModelForCausalLM
         with torch.device("meta"):
-            model: PreTrainedModel = build.from_config(config, dtype=self.dtype)
+            model: PreTrainedModel = build.from_config(config, dtype=self.dtype, trust_remote_code=False)
         return model
 
     def tokenizer(self, name: str | None) -> PreTrainedTokenizerBase:
@@ -84,10 +84,12 @@ class Origin(NamedTuple):
             )
         self._check_place("tokenizer" if name else "model", place)
         with boundary(ConfigError, f"tokenizer {place!r}"):
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                place, local_files_only=not self.may_download
-            )
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, **self._where_from())
         return tokenizer
+
+    def _where_from(self) -> dict[str, Any]:
+        """Options of every loader: no code of a model's folder is run, and the network only where it is asked for."""
+        return {"local_files_only": not self.may_download, "trust_remote_code": False}
 
     def _check_place(self, what: str, place: str) -> None:
         """A name that is not here is said to be none, before others speak of connections.

@@ -15,11 +15,10 @@ from aiohttp import web
 
 from reward_kit.agent.policies.own_agent.chat_wire import Answer, ChatRequest, RefusedRequest, read_request
 from reward_kit.errors import EpisodeError
+from reward_kit.input_limits import AGENT_REQUEST_BYTES
 
 Answerer = Callable[[ChatRequest], Awaitable[Answer]]
 """Answers one request of an episode's agent; an `EpisodeError` says that the episode is over."""
-
-MAX_BODY_BYTES = 64 * 2**20
 
 
 class RecordingEndpoint:
@@ -55,7 +54,7 @@ class RecordingEndpoint:
             await self._runner.cleanup()
 
     async def _start(self) -> None:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
+        app = web.Application(client_max_size=AGENT_REQUEST_BYTES, middlewares=[_errors_as_json])
         app.router.add_post("/{token}/v1/chat/completions", self._complete)
         app.router.add_get("/{token}/v1/models", self._models)
         app.router.add_route("*", "/{token}/v1/{rest:.*}", self._unserved)

@@ -166,7 +166,7 @@ async def test_other_interfaces_of_the_api_are_named_as_not_served() -> None:
 
 
 async def test_a_body_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording_endpoint, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(recording_endpoint, "AGENT_REQUEST_BYTES", 1000)
     async with Served() as served:
         assert (await served.post({"messages": HELLO}))[0] == 200
         status, reply = await served.post({"messages": [{"role": "user", "content": "a" * 2000}]})

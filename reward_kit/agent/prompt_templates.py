@@ -1,0 +1,293 @@
+"""Message templates of task files: Jinja in a sandbox, with a bound on what one rendering may do.
+
+A template comes from a task file and its values from a dataset, so either may be hostile. Jinja's own sandbox keeps
+templates from Python; it does not keep `{% for %}` loops, `'x' * 10**10` or `|center(10**10)` from taking all time and
+memory. Here every loop, call, filter and operator that makes a larger value pays for it from one budget per rendering,
+before the value is made where its size can be told, and values cannot be changed once they are made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+import jinja2
+from jinja2 import nodes, runtime, sandbox
+from jinja2.visitor import NodeTransformer
+
+from reward_kit.input_limits import (
+    TEMPLATE_BYTES,
+    TEMPLATE_CPU_S,
+    TEMPLATE_NUMBER,
+    TEMPLATE_OUTPUT_CHARS,
+    TEMPLATE_WORK,
+)
+
+_STEP = 16
+_NUMBER_BITS = 4_096
+_LARGE_NUMBER = re.compile(r"\d{5,}")
+_LARGE_PERCENT = re.compile(r"%(\([^)]*\))?[-#0 +]*(\*|\d{5,}|\d*\.(\*|\d{5,}))")
+_PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes"})
+_REPEATING = frozenset({"join", "replace", "translate"})
+_PADDING_FILTERS = ("batch", "center", "indent", "round", "slice", "tojson")
+_ITEM = 8
+
+
+class TemplateLimitError(Exception):
+    """A template does more than it may; the message says which limit it reaches."""
+
+
+class _Budget:
+    """What one rendering may still do."""
+
+    def __init__(self) -> None:
+        self._left, self._end = TEMPLATE_WORK, time.thread_time() + TEMPLATE_CPU_S
+
+    def spend(self, work: int) -> None:
+        """Pay for a step, or for a value of so many characters or items."""
+        self._left -= work
+        if self._left < 0:
+            raise TemplateLimitError(f"it makes more than {TEMPLATE_WORK:,} characters, counting list items and steps")
+        if time.thread_time() > self._end:
+            raise TemplateLimitError(f"it takes more than {TEMPLATE_CPU_S:g} s of processor time")
+
+
+_budget: ContextVar[_Budget] = ContextVar("_budget")
+
+
+def compile_template(text: str) -> tuple[jinja2.Template, frozenset[str]]:
+    """Compile a template; return it and the names it uses.
+
+    Raises:
+        TemplateLimitError: the template is larger than `TEMPLATE_BYTES`, or nested too deeply.
+        jinja2.TemplateSyntaxError: it is not a template.
+    """
+    from jinja2 import meta
+
+    if len(text) > TEMPLATE_BYTES:
+        raise TemplateLimitError(f"it has more than {TEMPLATE_BYTES // 1024} KiB")
+    environment = _BoundedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    try:
+        tree = environment.parse(text)
+        names = frozenset(meta.find_undeclared_variables(tree))
+        return environment.from_string(_Payments().visit(tree)), names
+    except jinja2.TemplateSyntaxError:
+        raise
+    except (RecursionError, MemoryError, SyntaxError, ValueError) as error:  # of the Python that Jinja writes
+        raise TemplateLimitError(f"it is nested too deeply to be compiled ({type(error).__name__})") from None
+
+
+def render_template(template: jinja2.Template, fields: Mapping[str, Any]) -> str:
+    """Return the text of a template.
+
+    Raises:
+        TemplateLimitError: it does more than a rendering may, or its text is too long.
+    """
+    with _rendering():
+        pieces, size = [], 0
+        for piece in template.generate(fields):
+            size += len(piece)
+            if size > TEMPLATE_OUTPUT_CHARS:
+                raise TemplateLimitError(f"its text has more than {TEMPLATE_OUTPUT_CHARS:,} characters")
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+@contextmanager
+def _rendering() -> Iterator[None]:
+    token = _budget.set(_Budget())
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def _spend(work: int) -> None:
+    budget = _budget.get(None)
+    if budget is None:  # a template is being compiled; what is constant in it is computed by its rendering
+        raise nodes.Impossible
+    budget.spend(work)
+
+
+def _paid(value: Any) -> Any:
+    """The value, once all that is in it is paid for: a list that holds another one twice counts it twice."""
+    _spend(1)
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, str | bytes):
+            _spend(len(one))
+        elif isinstance(one, Mapping):
+            _spend(_ITEM * len(one))
+            pending += itertools.chain(one.keys(), one.values())
+        elif isinstance(one, list | tuple | set | frozenset):
+            _spend(_ITEM * len(one))
+            pending += one
+    return value
+
+
+def _small(what: str, values: Iterable[Any]) -> None:
+    """Refuse a width, a count or a precision that would make an enormous text."""
+    for value in values:
+        if isinstance(value, int | float) and not -TEMPLATE_NUMBER <= value <= TEMPLATE_NUMBER:
+            raise TemplateLimitError(f"it gives {what!r} a number above {TEMPLATE_NUMBER:,}")
+
+
+class _Payments(NodeTransformer):
+    """Have loops, `~` and written lists go through filters that pay for them."""
+
+    def visit_For(self, node: nodes.For, *args: Any, **kwargs: Any) -> nodes.Node:
+        self.generic_visit(node)
+        # A loop variable must know its length where the template asks for it, so only the body pays.
+        pay = nodes.ExprStmt(_filter("pay_step", nodes.Const(None)))
+        node.body = [pay.set_lineno(node.lineno), *node.body]
+        if node.test is not None:
+            node.test = nodes.And(_filter("pay_step", nodes.Const(None)), node.test).set_lineno(node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat, *args: Any, **kwargs: Any) -> nodes.Node:
+        self.generic_visit(node)
+        return _filter("pay_text", nodes.List(node.nodes, lineno=node.lineno))
+
+    def visit_List(self, node: nodes.List, *args: Any, **kwargs: Any) -> nodes.Node:
+        self.generic_visit(node)
+        return _filter("pay", node)
+
+    def visit_Dict(self, node: nodes.Dict, *args: Any, **kwargs: Any) -> nodes.Node:
+        self.generic_visit(node)
+        return _filter("pay", node)
+
+    def visit_Tuple(self, node: nodes.Tuple, *args: Any, **kwargs: Any) -> nodes.Node:
+        self.generic_visit(node)
+        return _filter("pay", node) if node.ctx == "load" else node
+
+
+def _filter(name: str, node: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _concatenated(values: list[Any]) -> str:
+    texts = [str(value) for value in values]
+    _spend(sum(map(len, texts)))
+    return "".join(texts)
+
+
+def _pay_step(_: None) -> bool:
+    _spend(_STEP)
+    return True
+
+
+class _Formatter(sandbox.SandboxedFormatter):
+    """`str.format` without enormous widths."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        if _LARGE_NUMBER.search(format_spec):
+            raise TemplateLimitError(f"it formats with {format_spec[:40]!r}, a number above {TEMPLATE_NUMBER:,}")
+        return _paid(super().format_field(_paid(value), format_spec))
+
+
+class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which work is paid for."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(finalize=_paid, **options)
+        del self.globals["lipsum"]
+        for name, function in list(self.filters.items()):
+            self.filters[name] = _paying_filter(name, function)
+        self.filters |= {"pay": _paid, "pay_text": _concatenated, "pay_step": _pay_step}
+
+    @staticmethod
+    def concat(pieces: Iterable[str]) -> str:
+        """Join the output of a macro or a block."""
+        found = []
+        for piece in pieces:
+            _spend(1 + len(piece))
+            found.append(piece)
+        return "".join(found)
+
+    def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        """Compute `left operator right`, after a look at how large the result will be."""
+        _spend(_STEP)
+        if operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(value, str | bytes | list | tuple) and isinstance(times, int):
+                    _spend(max(0, times) * len(value) * (1 if isinstance(value, str | bytes) else _ITEM))
+        if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * abs(right)
+            if bits > _NUMBER_BITS:
+                raise TemplateLimitError(f"it computes a number of more than {_NUMBER_BITS:,} bits")
+        if operator == "%" and isinstance(left, str | bytes):
+            return _percent(left, right)
+        return _paid(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function, a macro or a method."""
+        _spend(_STEP)
+        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        if isinstance(owner, str | bytes | int):
+            if name in _PADDING:
+                _small(name, args)
+            if name in _REPEATING:
+                _spend(_repeated(owner, name, args))
+        return _paid(super().call(__context, __obj, *args, **kwargs))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`str.format` and `str.format_map`, which are paid for."""
+        if super().wrap_str_format(value) is None:
+            return None
+        text: str = value.__self__
+        formatter = _Formatter(self)
+        if value.__name__ == "format_map":
+            return lambda values: str(formatter.vformat(text, (), values))
+        return lambda *args, **kwargs: str(formatter.vformat(text, args, kwargs))
+
+
+def _percent(left: str | bytes, right: Any) -> Any:
+    if _LARGE_PERCENT.search(str(left)):
+        raise TemplateLimitError(f"it formats with {str(left)[:40]!r}, a number above {TEMPLATE_NUMBER:,}, or '*'")
+    _spend(len(left) * 4)
+    return _paid(left % _paid(right))
+
+
+def _repeated(text: Any, name: str, args: tuple[Any, ...]) -> int:
+    """How many characters `text.name(*args)` may have."""
+    if name == "replace" and len(args) >= 2 and isinstance(args[1], str | bytes):
+        return len(text) + int(text.count(args[0])) * len(args[1])
+    if name == "join" and args and hasattr(args[0], "__len__"):
+        return len(text) * len(args[0])
+    raise TemplateLimitError(f"it calls {name!r} in a way whose result may have any size; use the filter")
+
+
+def _paying_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that pays for its result, and before that for what can be told of it."""
+
+    @wraps(function)  # Jinja's mark that it wants the context or the environment is copied too
+    def paying(*args: Any, **kwargs: Any) -> Any:
+        _spend(_STEP)
+        marked = hasattr(function, "jinja_pass_arg")
+        value, rest = args[int(marked)], [*args[int(marked) + 1 :], *kwargs.values()]
+        if name in _PADDING_FILTERS:
+            _small(name, rest)
+        texts = sum(len(one) for one in rest if isinstance(one, str))
+        if name == "format":
+            return _percent(str(value), kwargs or tuple(rest))
+        if name == "replace" and len(rest) >= 2:
+            _spend(str(value).count(str(rest[0])) * len(str(rest[1])))
+        elif name == "indent":
+            _spend((str(value).count("\n") + 1) * (texts + sum(one for one in rest if isinstance(one, int))))
+        elif name in ("join", "wordwrap", "urlize", "xmlattr") and hasattr(value, "__len__"):
+            _spend(len(value) * (texts + 1))
+        elif name == "sum" and isinstance(kwargs.get("start", rest[1] if len(rest) > 1 else 0), str | list | tuple):
+            raise TemplateLimitError("it sums texts or lists, whose result may have any size; use 'join'")
+        result = function(*args, **kwargs)
+        return result if isinstance(result, Iterator) else _paid(result)
+
+    return paying

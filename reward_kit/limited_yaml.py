@@ -1,0 +1,106 @@
+"""YAML that may come from anywhere: read by the safe loader, with limits on its size, its nesting and its aliases.
+
+A dozen lines of aliases can stand for a billion values ("billion laughs"), and a merge key (`<<`) repeats what it
+names. So values are counted as if every alias were written out, before anything is made of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from reward_kit.input_limits import NESTING, YAML_BYTES, YAML_VALUES, shown_size
+
+_TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
+
+
+class YamlLimitError(yaml.MarkedYAMLError):
+    """The file is too large, or nested too deeply. It has a mark, as all errors of YAML."""
+
+
+class LimitedLoader(yaml.SafeLoader):
+    """PyYAML's safe loader of one document.
+
+    Raises:
+        YamlLimitError: a limit is passed; in the constructor that on bytes, in `get_single_node` the others.
+    """
+
+    def __init__(self, text: str) -> None:
+        if len(text) > YAML_BYTES:
+            problem = f"the file has more than {shown_size(YAML_BYTES)}, which is the limit; write a dataset as JSONL"
+            raise YamlLimitError(problem=problem)
+        super().__init__(text)
+        self._depth = self._nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Make the next node, unless it is one too many or too deep."""
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        self._depth += 1
+        self._nodes += 1
+        if self._depth > NESTING:
+            raise YamlLimitError(problem=_TOO_DEEP, problem_mark=mark)
+        if self._nodes > YAML_VALUES:
+            raise YamlLimitError(problem=_too_many(), problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        """Return the document's node, whose values with all aliases written out are not too many."""
+        node = super().get_single_node()
+        if node is not None:
+            _check_aliases(node, {}, set())
+        return node
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
+        """Read an integer; one of thousands of digits is an error with its line."""
+        try:
+            return super().construct_yaml_int(node)
+        except ValueError as error:
+            raise YamlLimitError(problem=f"not a number: {str(error)[:80]}", problem_mark=node.start_mark) from None
+
+
+LimitedLoader.add_constructor("tag:yaml.org,2002:int", LimitedLoader.construct_yaml_int)
+
+
+def _too_many() -> str:
+    return (
+        f"the file has more than {YAML_VALUES:,} values, counting what each alias stands for; write a dataset as JSONL"
+    )
+
+
+def _check_aliases(node: yaml.Node, known: dict[int, tuple[int, int]], above: set[int]) -> tuple[int, int]:
+    """Return how many values a node has with its aliases written out, and how deeply they are nested."""
+    if id(node) in known:
+        return known[id(node)]
+    if id(node) in above:
+        raise YamlLimitError(problem="a value contains itself", problem_mark=node.start_mark)
+    parts: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        parts = [part for pair in node.value for part in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        parts = node.value
+    above.add(id(node))
+    inner = [_check_aliases(part, known, above) for part in parts]
+    above.discard(id(node))
+    size, depth = 1 + sum(one for one, _ in inner), 1 + max((deep for _, deep in inner), default=0)
+    if size > YAML_VALUES:
+        raise YamlLimitError(problem=_too_many(), problem_mark=node.start_mark)
+    if depth > NESTING:
+        raise YamlLimitError(problem=_TOO_DEEP, problem_mark=node.start_mark)
+    known[id(node)] = size, depth
+    return size, depth
+
+
+def load_yaml(text: str) -> Any:
+    """Return the value of a YAML text.
+
+    Raises:
+        yaml.YAMLError: it is not YAML, or passes a limit.
+    """
+    loader = LimitedLoader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()

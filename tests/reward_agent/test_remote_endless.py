@@ -1,0 +1,37 @@
+"""Other endpoints that never stop sending: reward servers, and what `reward-kit doctor` asks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.endless import endless, peak
+
+REWARD = """
+import aiohttp
+from reward_kit.providers.retry import RetryPolicy
+from reward_kit.reward_agent.remote_client import Patience, RewardEndpoint
+"""
+ASK_REWARD = """
+patience = Patience(policy=RetryPolicy(max_attempts=2, base_s=0.01))
+async with RewardEndpoint("http://127.0.0.1:{port}/v1/rewards/exact", "key", patience) as endpoint:
+    await endpoint.post("score", b"{{}}")
+"""
+
+
+@pytest.mark.parametrize("kind", ["json", "error", "gzip", "headers"])
+def test_an_endless_answer_of_a_reward_server_is_cut(kind: str) -> None:
+    with endless(kind) as port:
+        cost = peak(REWARD, ASK_REWARD.format(port=port))
+    assert (cost.kind, cost.mb < 200) == ("ProviderError", True), cost
+    assert f"http://127.0.0.1:{port}/" in cost.message and "\n" not in cost.message and len(cost.message) < 2_000
+
+
+@pytest.mark.parametrize("kind", ["json", "gzip", "error", "headers"])
+def test_the_doctor_reads_no_endless_list_of_models(kind: str) -> None:
+    with endless(kind) as port:
+        ask = f"""
+        (answer,) = await asked(["http://127.0.0.1:{port}/v1"])
+        assert answer.outcome in ("foreign", "failing", "broken"), answer
+        """
+        cost = peak("import aiohttp\nfrom reward_kit.cli.doctor_endpoints import asked", ask)
+    assert (cost.kind, cost.message, cost.mb < 50) == ("", "", True), cost
