@@ -16,6 +16,7 @@ import pytest
 from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
+from reward_kit.agent.simulated_user import ScriptedUser
 from reward_kit.environments.alfworld import AlfworldConfig, AlfworldResource
 from reward_kit.environments.alfworld import _game_file as game_file
 from reward_kit.environments.base import ForkableResource
@@ -295,3 +296,26 @@ async def test_a_published_game_lies_below_its_folder(tmp_path: Path, monkeypatc
         settings = AlfworldConfig(game_file=path, task_folder=str(tmp_path / "data"))
         with pytest.raises(ConfigError, match="outside the task's folder"):
             game_file(settings)
+
+
+def test_the_fields_of_a_row_are_values_and_never_templates(tmp_path: Path) -> None:
+    text = "{{ 7 * 7 }} {% raw %} {{ question }} ${HOME}"
+    row = {"question": text, "replies": [text], "who": text}
+    task = Task("t", initial_user_prompt="Q: {{ question }}", dataset=[row, {"question": "{{ 1 }}"}], folder=tmp_path)
+    assert [task.messages(n)[0].text for n in (0, 1)] == [f"Q: {text}", "Q: {{ 1 }}"]
+    user = ScriptedUser(instructions="You are {{ who }}.")
+    (said,) = user._instructions.of(task.samples[0])
+    assert said.text == f"You are {text}."
+    own = Task("t", dataset=[{"messages": [{"role": "user", "content": text}]}], folder=tmp_path)
+    assert own.messages(0)[0].text == text
+
+
+def test_a_sample_id_names_no_path(tmp_path: Path) -> None:
+    ids = ["../../../x", "/etc/x", "..", "a/b\\c", "\u202e.txt"]
+    policy = ScriptedPolicy([{"type": "text", "content": "done"}])
+    rows = [{"id": name} for name in ids]
+    run = Task("t", initial_user_prompt="x", policy=policy, dataset=rows, folder=tmp_path).run(
+        log_dir=tmp_path / "deep" / "runs"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep"]
+    assert [path.parent for path in tmp_path.rglob("episodes.jsonl")] == [run.path]
