@@ -21,6 +21,7 @@ class Shop(PythonStateResource):
     """The state of `shop.json`. `expert_actions` in the configuration is what a perfect agent does and says."""
 
     registry = ToolRegistry("shop")
+    per_sample_keys = PythonStateResource.per_sample_keys | {"expert_actions"}
 
     async def setup(self, config: Mapping[str, Any]) -> None:
         self._script = list(config.get("expert_actions", ()))

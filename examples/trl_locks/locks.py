@@ -33,6 +33,7 @@ class CombinationLock(ForkableResource):
     """Three colours to be dialled one after another. It says which lock it is, and how far it is open."""
 
     fork_kind = "native"
+    per_sample_keys = frozenset({"lock"})
 
     def __init__(self) -> None:
         self._lock, self._place = 0, 0

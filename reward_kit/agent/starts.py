@@ -152,7 +152,8 @@ class GroupStart:
                 return await given.fork()
 
     def _config(self) -> dict[str, Any]:
-        return merged_config(self._task.base_resource_config, self._sample.resource_config)
+        sample = self._sample
+        return merged_config(self._kind(), self._task.base_resource_config, sample.resource_config, sample.place)
 
     def _kind(self) -> type[ForkableResource]:
         return type(self._given) if self._given is not None else resource_class(self._task.resource_type or "")

@@ -271,7 +271,9 @@ def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) 
             return findings, []  # what is wrong with it is found already
 
     findings, look = anyio.run(check)
-    for line in (*(f"{finding.level}: {finding.message}" for finding in findings), *look):
+    of_rows = ", ".join(sorted(kind.per_sample_keys_for(config)))
+    told = [f"{finding.level}: {finding.message}" for finding in findings]
+    for line in (*told, *([f"rows may set: {of_rows}"] if of_rows else []), *look):
         echo(line)
     errors = sum(finding.level == "error" for finding in findings)
     verdict = counted(errors, "error") if errors else "ok"

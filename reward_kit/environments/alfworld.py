@@ -52,6 +52,8 @@ class _Household(ForkableResource):
     """What an agent sees of a household, whichever engine plays it."""
 
     takes_task_folder = True
+    # Not `game_file` and `published`: a game file has a grammar, which is evaluated as Python.
+    per_sample_keys = frozenset({"split", "index", "seed", "task_types", "problem", "max_commands"})
     _session: Session
 
     async def get_observation(self) -> Any:
@@ -211,8 +213,11 @@ def _own_problem(data: Mapping[str, Any]) -> Tables:
 def _game_file(settings: AlfworldConfig) -> Path:
     """A game file, as the task names it or below `ALFWORLD_DATA`."""
     path, data = settings.game_file or "", os.environ.get("ALFWORLD_DATA")
-    if data and (found := Path(data).expanduser() / path).is_file():
-        return found.resolve()
+    if data:
+        root = Path(data).expanduser().resolve()
+        found = (root / path).resolve()
+        if found.is_file() and found.is_relative_to(root):
+            return found
     return task_path(path, settings.task_folder, "game_file")
 
 

@@ -20,14 +20,20 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
+
+from reward_kit.errors import ConfigError
 
 ForkKind = Literal["native", "replay", "none"]
 """How a world is copied: by itself, by making its actions again, or not at all."""
 ToolSpec = dict[str, Any]
 """A tool in OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+
+
+SET_BY_RUNNER = frozenset({"task_folder", "resource_server"})
+"""Configuration keys that a row can never set, even if a resource declares them in `per_sample_keys`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,9 @@ class ForkableResource(ABC):
         takes_task_folder: a configuration key `task_folder`, the folder of the task file, is added for this resource,
             so that it finds files by paths relative to it and refuses those that lead out of it.
         takes_resource_server: the task's `resource_server` is added as the configuration key of that name.
+        per_sample_keys: the configuration keys that a row of a dataset may set in its `resource_config`; a dotted name
+            (`env_kwargs.desc`) declares one key of a mapping. Rows are untrusted data, so declare only keys whose whole
+            value is data (a level, a seed, an initial state), never a command, an address, a path or a name of code.
     """
 
     fork_kind: ClassVar[ForkKind] = "none"
@@ -85,6 +94,7 @@ class ForkableResource(ABC):
     never_waits: ClassVar[bool] = False
     takes_task_folder: ClassVar[bool] = False
     takes_resource_server: ClassVar[bool] = False
+    per_sample_keys: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:
@@ -95,6 +105,30 @@ class ForkableResource(ABC):
     def is_deterministic_for(cls, config: Mapping[str, Any]) -> bool:
         """Whether a world of this configuration is deterministic; as `fork_kind_for`."""
         return cls.deterministic
+
+    @classmethod
+    def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
+        """The keys that a row may set if the task's configuration is `config`; as `fork_kind_for`."""
+        return cls.per_sample_keys
+
+    @classmethod
+    def keys_refused_to_rows(
+        cls, config: Mapping[str, Any], row: Mapping[str, Any]
+    ) -> Iterator[tuple[str, type[ForkableResource]]]:
+        """The keys of a row's `resource_config` that it may not set, dotted, each with the class that refuses it.
+
+        Args:
+            config: the task's configuration.
+            row: the row's.
+
+        Raises:
+            ConfigError: `per_sample_keys` is not a set of names.
+        """
+        allowed: Any = cls.per_sample_keys_for(config)
+        if isinstance(allowed, str) or not all(isinstance(key, str) for key in allowed):
+            raise ConfigError(f"{cls.__name__}.per_sample_keys: expected a set of names, got {allowed!r:.80}")
+        paths = {tuple(key.split(".")) for key in allowed}
+        return ((key, cls) for key in _undeclared(row, {path for path in paths if path[0] not in SET_BY_RUNNER}))
 
     @abstractmethod
     async def setup(self, config: Mapping[str, Any]) -> None:
@@ -168,6 +202,18 @@ class ForkableResource(ABC):
     def seen_by_tool(self, kind: type[ForkableResource], parameter: str) -> ForkableResource:
         """What a task's own tool receives whose parameter is annotated with `kind`: the world itself."""
         return self
+
+
+def _undeclared(row: Mapping[str, Any], allowed: set[tuple[str, ...]]) -> Iterator[str]:
+    """The keys of `row`, dotted, that no path in `allowed` covers."""
+    for key, value in row.items():
+        below = {path[1:] for path in allowed if path[0] == key}
+        if () in below:
+            continue
+        if below and isinstance(value, Mapping):
+            yield from (f"{key}.{inner}" for inner in _undeclared(value, below))
+        else:
+            yield str(key)
 
 
 def tool_spec(name: str, description: str, parameters: Mapping[str, Any] | None = None) -> ToolSpec:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ import anyio
 from pydantic import BaseModel, ConfigDict
 
 from reward_kit.environments.base import ForkableResource, ForkKind, StateSnapshot, StepOutcome, ToolSpec, hash_key
-from reward_kit.environments.config import merged_config, read_config
+from reward_kit.environments.config import overlaid, read_config
 from reward_kit.environments.registry import resource_class
 from reward_kit.environments.snapshots import compose
 from reward_kit.environments.tool_names import ToolNames
@@ -66,6 +66,26 @@ class CompositeResource(ForkableResource):
         if "resources" not in config:
             return cls.deterministic
         return all(kind.is_deterministic_for(own) for kind, own in read_parts(config).values())
+
+    @classmethod
+    def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
+        """Those of each part, below its name."""
+        parts = read_parts(config) if "resources" in config else {}
+        keys = {name: kind.per_sample_keys_for(own) for name, (kind, own) in parts.items()}
+        return frozenset(f"{name}.{key}" for name, own in keys.items() for key in own)
+
+    @classmethod
+    def keys_refused_to_rows(
+        cls, config: Mapping[str, Any], row: Mapping[str, Any]
+    ) -> Iterator[tuple[str, type[ForkableResource]]]:
+        """Those that a part refuses, and every key that is not the name of a part, `resources` included."""
+        parts = read_parts(config) if "resources" in config else {}
+        for name, value in row.items():
+            if name in parts and isinstance(value, Mapping):
+                kind, own = parts[name]
+                yield from ((f"{name}.{key}", owner) for key, owner in kind.keys_refused_to_rows(own, value))
+            else:
+                yield str(name), cls
 
     @property
     def parts(self) -> Mapping[str, ForkableResource]:
@@ -214,7 +234,7 @@ def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResour
             kind = resource_class(part.type)
             if issubclass(kind, CompositeResource):
                 raise ConfigError("a composite within a composite; put all resources into one list")
-        found[part.name] = (kind, merged_config(part.config, over.get(part.name, {})))
+        found[part.name] = (kind, overlaid(part.config, over.get(part.name, {})))
     return found
 
 

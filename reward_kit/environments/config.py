@@ -1,4 +1,9 @@
-"""Reads every resource's configuration in one way: what is unknown, wrong or outside the task's folder is one error."""
+"""Reads every resource's configuration in one way: what is unknown, wrong or outside the task's folder is one error.
+
+A configuration has two sources. The task file is code of its author and may set every key. A row of the dataset is
+data: `merged_config`, the one function that lays a row over a task's configuration, accepts only the keys that the
+resource declares in `per_sample_keys`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import BaseModel
 
+from reward_kit.environments.base import ForkableResource
 from reward_kit.errors import ConfigError
 from reward_kit.providers.keys import check_allowed, origin_of
 from reward_kit.validation import describe_validation_error
@@ -78,11 +84,44 @@ def task_path(path: str, task_folder: str | None, key: str) -> Path:
     return found
 
 
-def merged_config(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, key by key, at every depth; neither is changed."""
+def merged_config(
+    kind: type[ForkableResource], base: Mapping[str, Any], row: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """The configuration of one sample: the task's, with the row's `resource_config` laid over it.
+
+    Args:
+        kind: the class of the resource.
+        base: the task's `base_resource_config`.
+        row: the row's `resource_config`, which is untrusted data.
+        where: the row's file and line, or its name, for the message.
+
+    Raises:
+        ConfigError: the row sets a key that is not per-sample data of this resource.
+    """
+    check_row_config(kind, base, row, where)
+    return overlaid(base, row)
+
+
+def check_row_config(kind: type[ForkableResource], base: Mapping[str, Any], row: Mapping[str, Any], where: str) -> None:
+    """Reject a row's `resource_config` that sets anything but per-sample data; arguments as for `merged_config`.
+
+    Raises:
+        ConfigError: the message names the row, the key and the keys that a row may set.
+    """
+    for key, owner in kind.keys_refused_to_rows(base, row) if row else ():
+        allowed = sorted(kind.per_sample_keys_for(base))
+        keys = f"a row may set {', '.join(allowed)}" if allowed else "rows may set none of its keys"
+        remedy = "; set it in the task file, or remove it"
+        if not owner.__module__.startswith("reward_kit."):
+            remedy += f"; if its values are plain data, add it to {owner.__name__}.per_sample_keys"
+        raise ConfigError(f"{where}: resource_config.{key}: a row cannot set this key ({keys}){remedy}")
+
+
+def overlaid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, key by key, at every depth; neither is changed. Both come from the task's author."""
     merged = dict(base)
     for key, value in over.items():
         inner = merged.get(key)
         both = isinstance(inner, Mapping) and isinstance(value, Mapping)
-        merged[key] = merged_config(inner, value) if both else value  # type: ignore[arg-type]
+        merged[key] = overlaid(inner, value) if both else value  # type: ignore[arg-type]
     return merged

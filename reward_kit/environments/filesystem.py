@@ -52,6 +52,7 @@ class FilesystemResource(ForkableResource):
 
     fork_kind = "native"
     takes_task_folder = True
+    per_sample_keys = frozenset({"files"})
 
     def __init__(self) -> None:
         self._settings = FilesystemConfig()

@@ -10,6 +10,7 @@ Randomness is noise, and no part of it either: a slippery lake goes on different
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +32,12 @@ from reward_kit.environments.toy_text import FAMILIES, UNKNOWN, Blackjack, Famil
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary, did_you_mean, how_to_install
 
 _TOOL = "act"
+_DATA_ARGUMENTS = {
+    "FrozenLake": ("desc", "map_name", "is_slippery", "success_rate", "reward_schedule"),
+    "CliffWalking": ("is_slippery",),
+    "Taxi": ("is_rainy", "fickle_passenger"),
+    "Blackjack": ("natural", "sab"),
+}
 
 
 class RandomMap(BaseModel):
@@ -56,6 +63,7 @@ class GymnasiumResource(ForkableResource):
     """One Gymnasium environment; `act(action)` is its only tool."""
 
     fork_kind = "native"
+    per_sample_keys = frozenset({"random_map"})
 
     def __init__(self) -> None:
         self._settings = GymnasiumConfig(env_id="")
@@ -68,6 +76,13 @@ class GymnasiumResource(ForkableResource):
         self._reward: float | None = None
         self._terminated = False
         self._truncated = False
+
+    @classmethod
+    def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
+        """`random_map`, and those arguments of a toy-text environment that are data; of others nothing is known."""
+        found = re.fullmatch(r"(FrozenLake|CliffWalking|Taxi|Blackjack)\w*(-v\d+)?", str(config.get("env_id")))
+        known = _DATA_ARGUMENTS[found[1]] if found else ()
+        return cls.per_sample_keys | {f"env_kwargs.{name}" for name in known}
 
     async def setup(self, config: Mapping[str, Any]) -> None:
         self._settings = read_config(GymnasiumConfig, config, "gymnasium")

@@ -72,6 +72,7 @@ class HttpResource(ReplayForkResource):
 
     takes_task_folder = True
     takes_resource_server = True
+    per_sample_keys = frozenset({"config"})
 
     def __init__(self) -> None:
         super().__init__()

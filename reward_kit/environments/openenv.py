@@ -82,6 +82,7 @@ class OpenEnvResource(ReplayForkResource):
     deterministic = False
     takes_task_folder = True
     takes_resource_server = True
+    per_sample_keys = frozenset({"reset"})
 
     def __init__(self) -> None:
         super().__init__()

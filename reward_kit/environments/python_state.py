@@ -100,6 +100,7 @@ class PythonStateResource(ForkableResource):
     """A private JSON state with four tools, or those of a subclass's `registry`."""
 
     fork_kind = "native"
+    per_sample_keys = frozenset({"initial_state"})
     registry: ClassVar[ToolRegistry | None] = None
 
     def __init__(self) -> None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome, ToolSpec, tool_spec
 from reward_kit.environments.config import read_config, task_path
 from reward_kit.environments.sqlite_guard import GuardedConnection, SqliteLimits
+from reward_kit.environments.sqlite_seeds import SeedSource
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean, why_unreadable
 
 _SEED_TIME_S = 60.0
@@ -63,6 +64,7 @@ class SqliteResource(ForkableResource):
 
     fork_kind = "native"
     takes_task_folder = True
+    per_sample_keys = frozenset({"seed_sql", "expert_queries", "now"})
 
     def __init__(self) -> None:
         self._settings = SqliteConfig()
@@ -164,15 +166,16 @@ class SqliteResource(ForkableResource):
 
 def _seeded(settings: SqliteConfig) -> GuardedConnection:
     script, where = settings.seed_sql or "", "seed_sql"
+    source: SeedSource = "data"
     if settings.seed_sql_file is not None:
-        where = f"seed_sql_file {settings.seed_sql_file!r}"
+        where, source = f"seed_sql_file {settings.seed_sql_file!r}", "file"
         path = task_path(settings.seed_sql_file, settings.task_folder, "sqlite resource: seed_sql_file")
         try:
             script = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"sqlite resource: {where} cannot be read: {why_unreadable(path, error)}") from None
     try:
-        return GuardedConnection.seeded(settings.limits(), script, _SEED_TIME_S)
+        return GuardedConnection.seeded(settings.limits(), script, _SEED_TIME_S, source)
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
         raise ConfigError(f"sqlite resource: {where}: {error}") from None
 

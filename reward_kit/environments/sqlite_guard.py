@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reward_kit.environments.sqlite_seeds import DANGEROUS_FUNCTIONS, SeedSource, attaches, seed_problem
 from reward_kit.errors import ToolError
 
 _READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
@@ -65,16 +66,8 @@ _REASONS = {
     sqlite3.SQLITE_SAVEPOINT: "savepoints are refused: each call happens wholly or not at all",
     sqlite3.SQLITE_CREATE_VTABLE: "virtual tables are refused",
 }
-_REFUSED_FUNCTIONS = frozenset(
+_REFUSED_FUNCTIONS = DANGEROUS_FUNCTIONS | frozenset(
     {
-        "load_extension",
-        "readfile",
-        "writefile",
-        "edit",
-        "lsmode",
-        "fsdir",
-        "zipfile",
-        "fts3_tokenizer",
         "fts5",
         "sqlite_log",
         "sqlite_offset",
@@ -135,20 +128,22 @@ class GuardedConnection:
         self._random = random.Random(0)
         self._deadline = float("inf")
         self._trusted = True
+        self._seeding: SeedSource | None = None
         self._refusal = ""
         self._register_functions()
         self._arm()
 
     @classmethod
-    def seeded(cls, limits: SqliteLimits, script: str, time_s: float) -> GuardedConnection:
-        """A database made by a trusted script.
+    def seeded(cls, limits: SqliteLimits, script: str, time_s: float, source: SeedSource = "file") -> GuardedConnection:
+        """A database made by a script, which may do what `sqlite_seeds` allows.
 
         Raises:
+            ValueError: the script does what it may not.
             sqlite3.Error: the script fails, takes longer than `time_s` or makes too large a database.
         """
         builder = cls(limits)
+        builder._seeding = source
         try:
-            builder.connection.set_authorizer(None)
             # A dump is one long script; what it may not do is attach, or make a value that could not be read later.
             builder.connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, 1_000_000_000)
             builder.connection.setlimit(sqlite3.SQLITE_LIMIT_VDBE_OP, 250_000_000)
@@ -156,7 +151,12 @@ class GuardedConnection:
             builder.connection.executescript(script)
             if builder.connection.in_transaction:
                 builder.connection.commit()
+            builder._seeding = None
             return builder.copy()
+        except sqlite3.Error as error:
+            if builder._refusal:
+                raise ValueError(builder._refusal) from error
+            raise
         finally:
             builder.close()
 
@@ -288,10 +288,13 @@ class GuardedConnection:
         return int(time.monotonic() > self._deadline)
 
     def _authorize(self, action: int, first: str | None, second: str | None, _db: str | None, _by: str | None) -> int:
-        if self._trusted:
-            refused = action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)
-            return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
-        problem = self._problem(action, first or "", second)
+        if self._seeding is not None:
+            problem = seed_problem(self._seeding, action, (first or "").lower(), (second or "").lower())
+        elif self._trusted:
+            calls_dangerous = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in DANGEROUS_FUNCTIONS
+            return sqlite3.SQLITE_DENY if calls_dangerous or attaches(action) else sqlite3.SQLITE_OK
+        else:
+            problem = self._problem(action, first or "", second)
         self._refusal = self._refusal or problem
         return sqlite3.SQLITE_DENY if problem else sqlite3.SQLITE_OK
 

@@ -14,7 +14,7 @@ from reward_kit.agent.samples import Sample
 from reward_kit.agent.starts import GroupStart
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.composite import CompositeConfig, part_for_tool, read_parts
-from reward_kit.environments.config import read_config
+from reward_kit.environments.config import check_row_config, read_config
 from reward_kit.environments.registry import resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.environments.tools import ToolRegistry
@@ -47,9 +47,10 @@ def with_surroundings(located: LocatedYaml, definition: TaskDefinitionModel, fol
         ConfigError: a resource does not exist, or the server belongs to none of them, or to several.
     """
     resources = _resources(located, definition, folder)
+    _refuse_task_folder(located, definition, resources)
     for resource in resources:
         if resource.kind.takes_task_folder:
-            resource.config.setdefault("task_folder", str(folder))
+            resource.config["task_folder"] = str(folder)
     if definition.resource_server is not None:
         _give_server(located, definition, resources)
     if not resources:
@@ -81,6 +82,18 @@ def _resource(location: str, name: str, config: dict[str, Any], folder: Path) ->
     if location.partition(":")[0].endswith(".py"):
         location = str(folder / location)
     return _Resource(location, name, resource_class(location), dict(config))
+
+
+def _refuse_task_folder(located: LocatedYaml, definition: TaskDefinitionModel, resources: Sequence[_Resource]) -> None:
+    """Reject a task file that sets `task_folder`, which would move the folder that its paths must stay in."""
+    configs: list[Mapping[str, Any]] = [definition.base_resource_config, *(resource.config for resource in resources)]
+    if definition.resource_type == _COMPOSITE:  # also what is laid over a part, below the part's name
+        configs += [config for config in definition.base_resource_config.values() if isinstance(config, Mapping)]
+    if any("task_folder" in config for config in configs):
+        block = next((name for name in ("base_resource_config", "resources") if name in located.data), "")
+        raise ConfigError(
+            f"{located.where((block, 'task_folder'))}: task_folder: always the task file's own folder; remove this key"
+        )
 
 
 def _give_server(located: LocatedYaml, definition: TaskDefinitionModel, resources: Sequence[_Resource]) -> None:
@@ -123,19 +136,22 @@ def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> 
 
 
 def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) -> None:
-    """Refuse a sample that configures a resource which the task does not have.
+    """Reject a sample whose row sets more than per-sample data, or a resource that the task does not have.
 
     Raises:
-        ConfigError: the line, the key and the nearest name.
+        ConfigError: the message has the row's line, the key, and the keys that a row may set.
     """
-    if definition.resource_type != _COMPOSITE:
+    if definition.resource_type is None:
         return
-    names = read_parts(definition.base_resource_config)
+    kind, base = resource_class(definition.resource_type), definition.base_resource_config
+    is_composite = definition.resource_type == _COMPOSITE
+    names = read_parts(base) if is_composite else {}
     for sample in samples:
-        for key in sample.resource_config:
-            if key not in names:
-                near = did_you_mean(key, names)
+        for key in sample.resource_config if is_composite else ():
+            if key not in names and key != "resources":
+                near = did_you_mean(str(key), names)
                 raise ConfigError(f"{sample.where}: resource_config: no resource is called {key!r}{near}")
+        check_row_config(kind, base, sample.resource_config, sample.where)
 
 
 async def check_world(definition: TaskDefinitionModel, samples: Sequence[Sample], located: LocatedYaml) -> bool:

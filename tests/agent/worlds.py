@@ -54,6 +54,7 @@ class Counter(ForkableResource):
     """Counts; `open_worlds` holds every instance that is not closed."""
 
     fork_kind = "native"
+    per_sample_keys = frozenset({"greeting"})
     open_worlds: set = set()  # noqa: RUF012 - shared on purpose
     made: list = []  # noqa: RUF012
 

@@ -69,6 +69,8 @@ class Place:
 class World(ForkableResource):
     "Answers with the value that the row's `kind` names."
 
+    per_sample_keys = frozenset({"kind"})
+
     async def setup(self, config): self.kind = config["kind"]
     async def reset(self, seed=None): pass
     async def get_observation(self): return self.kind

@@ -371,9 +371,45 @@ async def test_a_seed_file_lies_in_the_task_folder(tmp_path) -> None:
 
 async def test_a_seed_cannot_attach_other_files(tmp_path) -> None:
     file = tmp_path / "other.db"
-    with pytest.raises(ConfigError, match="too many attached"):
-        await made(seed_sql=f"ATTACH '{file}' AS other")
+    for script in (f"ATTACH '{file}' AS other", f"CREATE TABLE t (x); VACUUM INTO '{file}'"):
+        with pytest.raises(ConfigError, match="seed_sql: ATTACH, DETACH and VACUUM are refused"):
+            await made(seed_sql=script)
     assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        # Debian's SQLite lets SQL register a tokenizer by its address, which is a call of any address in the process.
+        ("SELECT fts3_tokenizer('t', x'4141414141414141'); CREATE VIRTUAL TABLE f USING fts3(a, tokenize=t)", "fts3_t"),
+        ("SELECT load_extension('evil')", "load_extension"),
+        ("PRAGMA hard_heap_limit = 1000", "PRAGMA hard_heap_limit"),
+        ("PRAGMA temp_store_directory = '/tmp'", "PRAGMA temp_store_directory"),
+    ],
+)
+async def test_no_seed_loads_code_or_changes_the_process(script: str, problem: str, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=rf"seed_sql: .*{problem}\w*(\(\))? is refused"):
+        await made(seed_sql=script)
+    (tmp_path / "seed.sql").write_text(script)
+    with pytest.raises(ConfigError, match=rf"seed_sql_file 'seed.sql': .*{problem}\w*(\(\))? is refused"):
+        await SqliteResource().setup({"seed_sql_file": "seed.sql", "task_folder": str(tmp_path)})
+
+
+async def test_only_a_seed_file_makes_virtual_tables_and_writes_the_schema(tmp_path) -> None:
+    for script in ("CREATE VIRTUAL TABLE f USING fts5 (a)", "PRAGMA writable_schema = ON"):
+        with pytest.raises(ConfigError, match=r"seed_sql: .* refused"):
+            await made(seed_sql=script)
+        (tmp_path / "seed.sql").write_text(script)
+        resource = SqliteResource()
+        await resource.setup({"seed_sql_file": "seed.sql", "task_folder": str(tmp_path)})
+        await resource.close()
+
+
+async def test_a_seed_may_set_what_dumps_set() -> None:
+    dump = "PRAGMA foreign_keys=OFF; PRAGMA journal_mode=MEMORY; BEGIN TRANSACTION; CREATE TABLE t (a); "
+    resource = await made(seed_sql=f"{dump} INSERT INTO t VALUES (last_insert_rowid()); COMMIT; PRAGMA user_version=3;")
+    assert (await sql(resource, "PRAGMA user_version"))["rows"] == [[3]]
+    await resource.close()
 
 
 async def test_a_seed_may_be_a_long_dump() -> None:

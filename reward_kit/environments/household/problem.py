@@ -7,6 +7,7 @@ opens and closes them, takes and moves objects, and cleans, heats, cools, slices
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -93,15 +94,30 @@ class Problem:
         """The inverse of `to_json`.
 
         Raises:
-            ConfigError: a field is missing or unknown.
+            ConfigError: a field is missing or unknown, or a name or type is not a plain word.
         """
         try:
             receptacles = tuple(Receptacle(**item) for item in data["receptacles"])
             things = tuple(Thing(**item) for item in data["things"])
             rest = {**data, "receptacles": receptacles, "things": things, "task_type": TaskType(data["task_type"])}
-            return cls(**rest)
+            made = cls(**rest)
+            made._check_words()
+            return made
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"not a household problem: {error}") from None
+
+    def _check_words(self) -> None:
+        """Types and names become parts of PDDL and of TextWorld's grammar, in which {…} is evaluated as Python."""
+        types = [self.target, self.destination, *(one.type for one in self.receptacles)]
+        names = [*(one.name for one in self.receptacles), *(one.at for one in self.things)]
+        types += [one.type for one in self.things]
+        names += [one.name for one in self.things]
+        for word in types:
+            if not re.fullmatch(r"[A-Za-z]+", word):
+                raise ValueError(f"{word!r:.60} is not a type, which is one word of letters")
+        for name in names:
+            if not re.fullmatch(r"[A-Za-z]+ [0-9]{1,4}", name):
+                raise ValueError(f'{name!r:.60} is not a name: names are "<type> <number>"')
 
 
 _STATE_WORD = {TaskType.CLEAN: "clean ", TaskType.HEAT: "hot ", TaskType.COOL: "cool "}

@@ -60,6 +60,7 @@ class McpResource(ReplayForkResource):
     fork_kind = "none"
     deterministic = False
     takes_task_folder = True
+    per_sample_keys = frozenset({"expert_calls"})
 
     def __init__(self) -> None:
         super().__init__()

@@ -70,6 +70,7 @@ class SokobanResource(ForkableResource):
     """One level; `move(direction)` is its only tool."""
 
     fork_kind = "native"
+    per_sample_keys = frozenset(SokobanConfig.model_fields)
 
     def __init__(self) -> None:
         self._settings = SokobanConfig()

@@ -65,6 +65,8 @@ class TextworldResource(ReplayForkResource):
     """One game, in a worker process of its own."""
 
     takes_task_folder = True
+    # Not `game`: a game file runs in an interpreter, and its grammar is evaluated as Python.
+    per_sample_keys = frozenset({"maker", "options", "game_seed", "max_moves"})
 
     def __init__(self) -> None:
         super().__init__()

@@ -70,6 +70,7 @@ class WebshopResource(ForkableResource):
     """One visit with one goal, in a catalogue that all worlds of a process share."""
 
     fork_kind = "native"
+    per_sample_keys = frozenset({"index"})
 
     def __init__(self) -> None:
         self._settings = WebshopConfig()

@@ -296,4 +296,5 @@ class RayGroup:
 def _is_forked(definition: TaskDefinitionModel, sample: Sample) -> bool:
     """Whether the group's episodes begin in forks of one world."""
     kind = resource_class(definition.resource_type or "")
-    return kind.fork_kind_for(merged_config(definition.base_resource_config, sample.resource_config)) != "none"
+    config = merged_config(kind, definition.base_resource_config, sample.resource_config, sample.place)
+    return kind.fork_kind_for(config) != "none"

@@ -39,8 +39,9 @@ def environment_factory(
     """An `environment_factory` for `GRPOTrainer`.
 
     A row of the dataset may have a column `resource_config`, laid over `config`: a mapping, of which keys that are None
-    are left out, as data sets fill up what a row does not have; or the same as JSON text, in which nothing is. And a
-    column `seed`; without one, rows of one configuration begin alike.
+    are left out, as data sets fill up what a row does not have; or the same as JSON text, in which nothing is. It may
+    set only the keys that the resource declares in `per_sample_keys`. And a column `seed`; without one, rows of one
+    configuration begin alike.
 
     Args:
         resource: a built-in resource's name, `module:Class`, `file.py:Class`, or the class.
@@ -143,7 +144,8 @@ class Starts:
             ConfigError: the resource refuses its configuration.
             EnvironmentFailure: the world cannot be made, or is not like those before it.
         """
-        config = merged_config(self._config, _row_config(row))
+        where = f"row {row['id']!r}" if row.get("id") is not None else "a row of the data set"
+        config = merged_config(self.kind, self._config, _row_config(row), where)
         wanted = canonical_json([config, row.get("seed")])
         seed = row["seed"] if row.get("seed") is not None else derive_seed("environment", self._run_seed, wanted)
         self._count += 1
