@@ -11,7 +11,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, Self
 
-from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -38,7 +37,7 @@ class Display:
         scoring: tells how the scoring goes, where the run scores; None until somebody says who does.
     """
 
-    def __init__(self, kind: DisplayKind, total: int, console: Console | None = None) -> None:
+    def __init__(self, kind: DisplayKind, total: int, console: SafeConsole | None = None) -> None:
         self._kind, self._total = kind, total
         self.scoring: Callable[[], AgentStats | None] = lambda: None
         self._console = console or SafeConsole(stderr=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from reward_kit.providers.cassette import Cassette
 from reward_kit.rewards.judging.cache import AnswerCache
 from reward_kit.runs.report import page
 from reward_kit.runs.report.page import write_report
-from tests import command_line
 from tests.cli.project import Project
 from tests.rl.training.lake import lake_folder
 from tests.runs.report.made import random_run
@@ -30,6 +30,12 @@ def open_umask() -> Iterator[None]:
     os.umask(before)
 
 
+def called(project: Project, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which has the umask of this one."""
+    command, environment = project.command(*arguments), project.environment()
+    return subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True, check=False)
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -41,12 +47,12 @@ def open_to_others(run: Path) -> list[str]:
 
 def test_everything_that_a_run_leaves_is_its_owners_alone(tmp_path: Path) -> None:
     project = Project(tmp_path, credit={"estimator": "grpo"}, reward_function_path="reward.py:broken")
-    assert project.call("run", "task.yaml").returncode == 3  # so that there is a run.log
+    assert called(project, "run", "task.yaml").returncode == 3  # so that there is a run.log
     run = project.run_path()
-    assert project.call("rescore", str(run), "--reward", "reward.py:right", "--log-dir", "again").returncode == 0
+    assert called(project, "rescore", str(run), "--reward", "reward.py:right", "--log-dir", "again").returncode == 0
     (again,) = (tmp_path / "again").iterdir()
     for form in ("csv", "openai-jsonl"):
-        assert project.call("export", str(again), "--format", form).returncode == 0
+        assert called(project, "export", str(again), "--format", form).returncode == 0
     assert {path.name for path in run.iterdir()} >= {"run.json", "run.log", "report.html", "inputs", "summary.json"}
     assert {path.name for path in again.iterdir()} >= {"export", "episodes.jsonl", "scores.jsonl"}
     assert open_to_others(run) == open_to_others(again) == []
@@ -54,8 +60,9 @@ def test_everything_that_a_run_leaves_is_its_owners_alone(tmp_path: Path) -> Non
 
 
 def test_what_training_leaves_is_its_owners_alone(tmp_path: Path) -> None:
+    project = Project(tmp_path)
     lake_folder(tmp_path)
-    done = command_line.call("train", "train.yaml", "--display", "plain", cwd=tmp_path)
+    done = called(project, "train", "train.yaml", "--display", "plain")
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert (run / "checkpoints").is_dir() and open_to_others(run) == []
@@ -63,13 +70,13 @@ def test_what_training_leaves_is_its_owners_alone(tmp_path: Path) -> None:
 
 def test_a_resume_of_a_run_that_is_open_to_others_works_and_leaves_it_so(tmp_path: Path) -> None:
     project = Project(tmp_path)
-    assert project.call("run", "task.yaml", "--limit", "2").returncode == 0
+    assert called(project, "run", "task.yaml", "--limit", "2").returncode == 0
     run = project.run_path()
     for path in (run, *run.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     kept = (run / "episodes.jsonl").read_bytes().splitlines(keepends=True)
     (run / "episodes.jsonl").write_bytes(kept[0])
-    done = project.call("run", "--resume", str(run))
+    done = called(project, "run", "--resume", str(run))
     assert done.returncode == 0, done.stderr
     assert len((run / "episodes.jsonl").read_bytes().splitlines()) == len(kept)
     assert {mode(run / name) for name in ("run.json", "episodes.jsonl", "scores.jsonl", "summary.json")} == {0o644}
@@ -79,7 +86,7 @@ def test_a_resume_of_a_run_that_is_open_to_others_works_and_leaves_it_so(tmp_pat
 def test_a_file_named_with_o_is_what_the_umask_allows(tmp_path: Path) -> None:
     project = Project(tmp_path)
     for _ in range(2):
-        assert project.call("run", "task.yaml").returncode == 0
+        assert called(project, "run", "task.yaml").returncode == 0
     run, other = map(str, project.runs())
     for arguments in (
         ("report", run, "-o", "page.html"),
@@ -87,7 +94,7 @@ def test_a_file_named_with_o_is_what_the_umask_allows(tmp_path: Path) -> None:
         ("export", run, "--format", "csv", "--table", "scores", "-o", "scores.csv"),
         ("export", run, "--format", "openai-jsonl", "-o", "chats.jsonl"),
     ):
-        done = project.call(*arguments)
+        done = called(project, *arguments)
         assert done.returncode == 0, done.stderr
         assert mode(tmp_path / arguments[-1]) == 0o666
 

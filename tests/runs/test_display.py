@@ -7,16 +7,16 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from reward_kit.console import SafeConsole
 from reward_kit.reward_agent.stats import Tally
 from reward_kit.runs.display import Display, DisplayKind, _duration
 from reward_kit.runs.summary import EpisodeRow
 from tests.runs.test_summary import broken, row, unscored
 
 
-def console() -> Console:
-    return Console(width=80, file=StringIO(), record=True)
+def console() -> SafeConsole:
+    return SafeConsole(width=80, file=StringIO(), record=True)
 
 
 class Progress:
@@ -159,7 +159,7 @@ class TestKinds:
 
     def test_rich_leaves_nothing_behind_but_notes(self) -> None:
         file = StringIO()
-        display = Display("rich", 1, Console(width=80, file=file, force_terminal=True))
+        display = Display("rich", 1, SafeConsole(width=80, file=file, force_terminal=True))
         with display:
             display.episode_stopped(row("a", 0))
             display.say("a note")

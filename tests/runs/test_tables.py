@@ -6,8 +6,8 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
-from rich.console import Console
 
+from reward_kit.console import SafeConsole
 from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import PolicySummary
 from reward_kit.runs.tables import difference_text, interval_text, signed, summary_table
@@ -36,7 +36,7 @@ SUMMARY = PolicySummary(
 
 
 def shown(*summaries: PolicySummary, title: str = "my task", width: int = 80) -> str:
-    console = Console(width=width, file=StringIO(), record=True)
+    console = SafeConsole(width=width, file=StringIO(), record=True)
     console.print(summary_table(summaries, title))
     return console.export_text()
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Literal, Self
 
-from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -31,7 +30,7 @@ class TrainingDisplay:
     """
 
     def __init__(
-        self, kind: DisplayKind, updates: int, console: Console | None = None, *, evaluated_every: int | None = None
+        self, kind: DisplayKind, updates: int, console: SafeConsole | None = None, *, evaluated_every: int | None = None
     ) -> None:
         self._kind, self._updates, self._every = kind, updates, evaluated_every
         self._console = console or SafeConsole(stderr=True)

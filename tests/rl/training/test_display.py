@@ -5,15 +5,15 @@ from __future__ import annotations
 import io
 
 import pytest
-from rich.console import Console
 
+from reward_kit.console import SafeConsole
 from reward_kit.rl.training.display import TrainingDisplay
 from reward_kit.rl.training.state import Progress
 
 
 def left_after(seconds: list[float], updates: int, begun_at: int = 0, every: int | None = None) -> list[str]:
     """What each line says of the time that is left, where updates took so long and each evaluation 40 s."""
-    console = Console(file=io.StringIO(), width=200)
+    console = SafeConsole(file=io.StringIO(), width=200)
     display = TrainingDisplay("plain", updates, console, evaluated_every=every)
     display.begin_at(begun_at)
     if every is not None:

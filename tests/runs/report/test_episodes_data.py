@@ -97,7 +97,7 @@ def test_a_page_that_cannot_be_written_leaves_the_earlier_one_with_its_episodes(
     run = long_run(tmp_path)
     before = index_of(page_of(run))["folder"]
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise StoreError("cannot write: no space left on device")
 
     monkeypatch.setattr(page_module, "write_atomically", full)
