@@ -51,9 +51,10 @@ def origin_of(url: str) -> str:
     """
     parts = urlsplit(url)
     scheme = _SAME_AS.get(parts.scheme, parts.scheme)
-    if scheme not in _USUAL_PORTS or not _HOST.fullmatch(parts.hostname or ""):
+    name = parts.hostname or ""
+    if scheme not in _USUAL_PORTS or not _HOST.fullmatch(name):
         raise ValueError(f"{url!r} has no origin: it needs http or https, and a host in ASCII")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = f"[{name}]" if ":" in name else name
     is_usual = parts.port in (None, _USUAL_PORTS[scheme])
     return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{parts.port}"
 
