@@ -142,6 +142,8 @@ def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) ->
         ConfigError: the message has the row's line, the key, and the keys that a row may set.
     """
     if definition.resource_type is None:
+        if unused := next((sample for sample in samples if sample.resource_config), None):
+            raise ConfigError(f"{unused.where}: resource_config has no effect: the task has no resource_type")
         return
     kind, base = resource_class(definition.resource_type), definition.base_resource_config
     is_composite = definition.resource_type == _COMPOSITE

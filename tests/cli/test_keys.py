@@ -212,6 +212,18 @@ async def test_what_stands_in_the_file_of_a_run_leads_no_key_there(project: Proj
     assert server.requests and bearers(server.requests) == {None}
 
 
+async def test_what_the_user_typed_holds_for_a_resume(project: Project, server: ChatServer) -> None:
+    """The printed command to go on works without typing the endpoint again."""
+    project.write_task(policy={"type": "openai", "model": "m"})
+    project.write_rows([{"id": f"q{n}", "number": n, "ground_truth": "done"} for n in range(4)])
+    limits = ("-T", "run_limits.steps=1", "--max-concurrency", "1")
+    await run(project, "task.yaml", "--base-url", server.base_url, *limits, OPENAI_API_KEY=KEY)
+    before = len(server.requests)
+    done = await run(project, "--resume", "-T", "run_limits.steps=100", OPENAI_API_KEY=KEY)
+    assert done.returncode == 0, done.stderr
+    assert len(server.requests) > before and bearers(server.requests) == {f"Bearer {KEY}"}
+
+
 async def test_a_key_does_not_follow_a_redirect(project: Project, server: ChatServer) -> None:
     moved = status(307, {"Location": f"{server.base_url}/chat/completions"})
     async with ChatServer(lambda _: moved) as near:

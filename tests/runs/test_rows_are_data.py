@@ -319,3 +319,10 @@ def test_a_sample_id_names_no_path(tmp_path: Path) -> None:
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep"]
     assert [path.parent for path in tmp_path.rglob("episodes.jsonl")] == [run.path]
+
+
+def test_a_row_cannot_configure_a_resource_that_the_task_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"id": "a", "resource_config": {"command": ["touch", "canary"]}}\n')
+    (tmp_path / "task.yaml").write_text("name: t\ndataset_path: rows.jsonl\ninitial_user_prompt: hello\n")
+    with pytest.raises(ConfigError, match=r"rows\.jsonl:1: resource_config has no effect"):
+        load_task(tmp_path / "task.yaml")
