@@ -25,7 +25,8 @@ BETWEEN = (
 )
 ROWS_TOLD = (
     "errors, small helpers",
-    "data models, loading, processes",
+    "data models, loading, limits on input",
+    "child processes, YAML",
     "reward decorator, endpoints, episodes, worlds",
     "rollouts; confined execution",
     "scoring, credit, tokens",

@@ -126,6 +126,8 @@ def _built_in(name: str, installed: _Installed) -> set[str]:
 
 def find_module(name: str) -> Path | None:
     """The file of a dotted name, found without importing anything; None where there is none."""
+    if "/" in name or "\0" in name or not all(name.split(".")):
+        return None
     found = list(_parts(name, [*user_roots(), *map(Path, library_path())]))
     return found[-1][1] if found and found[-1][0] == name and found[-1][1].is_file() else None
 

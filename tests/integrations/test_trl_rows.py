@@ -26,6 +26,7 @@ from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.collecting import Collector
 from reward_kit.rl_processing import CreditAssigner
+from reward_kit.runs.tasks import load_task
 from reward_kit.tokens import build_rows
 from reward_kit.tokens.checking import check_trl_rollout
 from tests.tiny_policy import TinyPolicy
@@ -278,7 +279,7 @@ def test_a_task_file_gives_samples_reward_and_credit(tmp_path: Path) -> None:
     (tmp_path / "task.yaml").write_text(TASK.format(locks=locks.__file__))
     (tmp_path / "locks.jsonl").write_text('{"id": "a", "resource_config": {"lock": 1}}\n{"id": "b"}\n')
     policy = TinyPolicy()
-    rollouts = as_rollout_func(tmp_path / "task.yaml", policy)
+    rollouts = as_rollout_func(load_task(tmp_path / "task.yaml", {"sandbox.level": "in_process"}), policy)
     assert rollouts.rows() == [{"prompt": "a"}, {"prompt": "b"}]
     assert rollouts._named("a").resource_config == {"lock": 1}
     assert rollouts.parts.credit is not None and rollouts.parts.credit.options["omega"] == 0.25

@@ -353,11 +353,9 @@ class RewardAgent:
 
 def test_a_task_names_it_as_verl_does_and_every_answer_is_kept(tmp_path: Path) -> None:
     named = {"path": "mine.py", "name": "RewardAgent", "reward_kwargs": {"strictness": 3}}
-    project = Project(
-        tmp_path, reward_function_path=None, custom_reward_function=named, sandbox={"level": "in_process"}
-    )
+    project = Project(tmp_path, reward_function_path=None, custom_reward_function=named)
     (tmp_path / "mine.py").write_text(IN_A_RUN)
-    done = project.call("run", "task.yaml", "--json", JUDGE_API_KEY="sk-a-long-secret")
+    done = project.call("run", "task.yaml", "--sandbox", "in_process", "--json", JUDGE_API_KEY="sk-a-long-secret")
     assert done.returncode == 0, done.stderr
     (policy,) = json.loads(done.stdout)["policies"]
     assert (policy["scored"], policy["imputed"], policy["errors"]) == (6, 4, {})

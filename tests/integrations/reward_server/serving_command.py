@@ -67,4 +67,5 @@ def serve(folder: Path, *arguments: str, **variables: str) -> Iterator[Command]:
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Ours without what is for reward-kit, and these; an empty one is not set."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("REWARD_KIT_")}
+    kept["REWARD_KIT_TRUST"] = "1"
     return {name: value for name, value in {**kept, "NO_COLOR": "1", **variables}.items() if value}
