@@ -59,6 +59,7 @@ def test_everything_that_a_run_leaves_is_its_owners_alone(tmp_path: Path) -> Non
     assert mode(run.parent) == mode(again.parent) == 0o777
 
 
+@pytest.mark.campaign
 def test_what_training_leaves_is_its_owners_alone(tmp_path: Path) -> None:
     project = Project(tmp_path)
     lake_folder(tmp_path)

@@ -59,8 +59,15 @@ def interrupted(project: Project, sign: signal.Signals, has_begun: Any) -> tuple
     return code, json.loads((project.run_path() / "run.json").read_text())
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("kind", ["trickle", "event-trickle", "silence"])
+@pytest.mark.parametrize(
+    ("kind", "sign"),
+    [
+        ("event-trickle", signal.SIGINT),
+        ("silence", signal.SIGTERM),
+        pytest.param("trickle", signal.SIGINT, marks=pytest.mark.campaign),
+        pytest.param("trickle", signal.SIGTERM, marks=pytest.mark.campaign),
+    ],
+)
 def test_one_signal_ends_a_run_that_waits_for_a_model(tmp_path: Path, kind: str, sign: signal.Signals) -> None:
     with endless(kind) as port:
         options = {"base_url": f"http://127.0.0.1:{port}/v1", "stream": kind == "event-trickle"}
@@ -80,7 +87,9 @@ def _connected(port: int) -> bool:
     return any(line[2].endswith(wanted) and line[3] == "01" for line in lines)
 
 
-@pytest.mark.parametrize("silent_at", ["initialize", "tools/list", "tools/call"])
+@pytest.mark.parametrize(
+    "silent_at", ["tools/call", *(pytest.param(at, marks=pytest.mark.campaign) for at in ("initialize", "tools/list"))]
+)
 def test_one_signal_ends_a_run_that_waits_for_an_mcp_server(tmp_path: Path, silent_at: str) -> None:
     mark, server = tmp_path / "asked", tmp_path / "server.py"
     server.write_text(STUCK_SERVER.format(silent_at=silent_at, mark=str(mark)))

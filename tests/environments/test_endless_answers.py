@@ -73,7 +73,15 @@ PROGRESS = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"pr
 QUESTION = {"jsonrpc": "2.0", "method": "roots/list", "id": 7}
 
 
-@pytest.mark.parametrize("message", [NOTE, PROGRESS, QUESTION, "text"], ids=["log", "progress", "request", "text"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param("text", id="text"),
+        pytest.param(NOTE, id="log", marks=pytest.mark.campaign),
+        pytest.param(PROGRESS, id="progress", marks=pytest.mark.campaign),
+        pytest.param(QUESTION, id="request", marks=pytest.mark.campaign),
+    ],
+)
 def test_endless_messages_of_an_mcp_server_over_stdio_end_with_the_calls_deadline(tmp_path: Path, message) -> None:
     cost = over_stdio(tmp_path, f"(json.dumps({message!r}) + chr(10)) * 500", "sys.stdout.write(FLOOD)", timeout_s=1)
     assert (cost.kind, cost.mb < 200) == ("ToolError", True), cost
