@@ -42,7 +42,8 @@ values = st.text(st.characters(exclude_categories=["Cs", "Cc"]))
 @given(text=values, x=st.integers(), y=st.integers())
 def test_what_a_format_writes_it_reads(form, text, x, y):
     for tool, arguments in ((SAY, {"text": text}), (LOOK, {}), (ADD, {"x": x, "y": y}), (ADD, {})):
-        action = form.action(form.write(tool, arguments), TOOLS)
+        # A turn that may begin with reasoning is cut at "</think>", wherever it stands; Hypothesis tries that text too.
+        action = form.action(form.write(tool, arguments), TOOLS, may_reason=False)
         action.pop("id", None)
         assert action == call(tool.name, **arguments)
 
