@@ -17,13 +17,20 @@ import anyio
 
 from reward_kit.environments.http_client import JsonClient
 from reward_kit.errors import DeadlineError, EnvironmentFailure
-from reward_kit.input_limits import ENVIRONMENT_ANSWER_BYTES, ENVIRONMENT_ANSWER_VALUES, TooLargeError, check_values
+from reward_kit.input_limits import (
+    ENVIRONMENT_ANSWER_BYTES,
+    ENVIRONMENT_ANSWER_VALUES,
+    TooLargeError,
+    check_values,
+    shown_size,
+)
 from reward_kit.strict_json import read_strictly
 
 if TYPE_CHECKING:
     import aiohttp
 
 _CLOSE_S = 5.0
+_TOO_BIG = 1009  # RFC 6455, 7.4.1
 _AGAIN_S = 0.2
 _MOST_UNREAD = 2
 _AT_CAPACITY = "CAPACITY_REACHED"
@@ -132,6 +139,9 @@ class OpenEnvSession:
                 answers.put_nowait(message.data if message.type is aiohttp.WSMsgType.TEXT else "(a binary message)")
         finally:
             problem = f": {socket.exception()}" if socket.exception() else ""
+            if socket.close_code == _TOO_BIG:
+                limit = shown_size(ENVIRONMENT_ANSWER_BYTES)
+                problem = f": the answer has more than {limit}, which is the limit"
             code = f" (code {socket.close_code})" if socket.close_code else ""
             self._ended = f"the connection was closed{code}{problem}"
             answers.put_nowait(None)

@@ -147,6 +147,8 @@ def test_an_endless_answer_of_an_openenv_server_is_cut(kind: str) -> None:
         cost = peak(OPENENV, ASK_OPENENV.format(port=port))
     assert (cost.kind, cost.mb < 200) == ("EnvironmentFailure", True), cost
     assert f"ws://127.0.0.1:{port}/ws" in cost.message and "\n" not in cost.message
+    if kind in ("websocket-frame", "websocket-fragments"):
+        assert "the answer has more than 64 MiB, which is the limit" in cost.message
 
 
 ENGINE = "from reward_kit.environments.engine_process import EngineProcess"
