@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from reward_kit.reward_agent.confined import ConfinedLevel
     from reward_kit.reward_agent.package_environment import PackageEnvironment
     from reward_kit.reward_agent.sources import Sources
-    from reward_kit.sandbox.limits import Limits
+    from reward_kit.sandbox.program import Limits
 
 _LONGEST_S = 86_400.0
 _ANSWER_S = 60.0
@@ -174,7 +174,7 @@ def _served(url: str, choice: SandboxChoice, options: Mapping[str, Any]) -> Load
 
 async def _why_not_confined() -> str:
     """Why this machine confines nothing; "" where it does."""
-    from reward_kit.sandbox.availability import best_strength
+    from reward_kit.sandbox.host import best_strength
 
     try:
         await best_strength("auto")
@@ -303,7 +303,7 @@ def _read_paths(choice: SandboxChoice, folder: Path) -> tuple[str, ...]:
 
 def limits_of(choice: SandboxChoice) -> Limits:
     """The limits of one call. CPU time is as long as the wall limit, unless the user says otherwise."""
-    from reward_kit.sandbox.limits import Limits
+    from reward_kit.sandbox.program import Limits
 
     wall_s = min(choice.reward_time_s or _LONGEST_S, _LONGEST_S)
     return Limits(**{"wall_s": wall_s, "cpu_s": float(math.ceil(wall_s)), **choice.limits})

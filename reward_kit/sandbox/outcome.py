@@ -7,8 +7,8 @@ from typing import Any, Final, Literal
 
 from reward_kit.errors import Failure, FailureClass
 from reward_kit.sandbox.frames import FrameError, FrameFault
-from reward_kit.sandbox.kernel.rlimits import THREADS
-from reward_kit.sandbox.limits import Limits
+from reward_kit.sandbox.linux import THREADS
+from reward_kit.sandbox.program import Limits
 
 Level = Literal["isolated", "warm"]
 Strength = Literal["namespaces", "landlock", "process"]

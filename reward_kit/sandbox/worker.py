@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from reward_kit.errors import ConfigError
-from reward_kit.sandbox.child import Child
 from reward_kit.sandbox.frames import encode_request
-from reward_kit.sandbox.limits import Limits
 from reward_kit.sandbox.outcome import Evidence, Level, Outcome, Strength, judge
-from reward_kit.sandbox.program import Program
+from reward_kit.sandbox.program import Limits, Program
 from reward_kit.sandbox.zygote import Ended
-from reward_kit.sandbox.zygote_process import ZygoteProcess
+from reward_kit.sandbox.zygote_process import Child, ZygoteProcess
 
 _WARM_CPU_S = 86_400.0
 _CALLS_A_LOOK = 64

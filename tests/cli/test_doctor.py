@@ -25,12 +25,12 @@ from tests.sandbox.behind_walls import AVAILABLE, missing
 
 DENY = """
 import errno, sys
-from reward_kit.sandbox.kernel import bpf, libc, seccomp, syscalls
-denied = {"x86_64": {"unshare": 272, "landlock": 444}, "aarch64": {"unshare": 97, "landlock": 444}}[syscalls.machine()]
-deny = bpf.answer(bpf.errno_action(errno.EPERM))
-libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1, "")
+from reward_kit.sandbox import linux, seccomp
+denied = {"x86_64": {"unshare": 272, "landlock": 444}, "aarch64": {"unshare": 97, "landlock": 444}}[linux.machine()]
+deny = seccomp.answer(seccomp.errno_action(errno.EPERM))
+linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, "")
 rules = {denied[name]: deny for name in sys.argv[1].split(",")}
-seccomp.load(bpf.program(syscalls.audit_arch(syscalls.machine()), rules, bpf.answer(bpf.ALLOW)))
+seccomp.load(seccomp.assemble(linux.audit_arch(linux.machine()), rules, seccomp.answer(seccomp.ALLOW)))
 sys.argv[1:] = sys.argv[2:]
 from reward_kit.cli.main import main
 main()
