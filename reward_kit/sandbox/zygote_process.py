@@ -1,7 +1,7 @@
 """The host's end of a zygote and of its children.
 
-A zygote is started with one socket, asked for one child at a time, and ended by closing the socket. A child has a channel
-for frames and two outputs; every byte that comes from it is untrusted.
+A zygote is started with one socket, asked for one child at a time, and ended by closing the socket. A child has a
+channel for frames and two outputs; every byte that comes from it is untrusted.
 """
 
 from __future__ import annotations
