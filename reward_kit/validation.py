@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pydantic
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from reward_kit.errors import did_you_mean
+from reward_kit.errors import ConfigError, did_you_mean
 
 
 def describe_validation_error(error: pydantic.ValidationError, known: type[BaseModel] | None = None) -> list[str]:
@@ -89,3 +90,16 @@ def _model_types(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [found for part in getattr(annotation, "__args__", ()) for found in _model_types(part)]
+
+
+def check_number(name: str, value: Any, *, whole: bool = False, zero: bool = False) -> None:
+    """Positive, or zero where that is allowed.
+
+    Raises:
+        ConfigError: `value` is another thing; the message names the option.
+    """
+    kinds = int if whole else int | float
+    number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (value == 0 and not zero):
+        kind = "whole number" if whole else "number"
+        raise ConfigError(f"{name}: expected a {kind} {'of at least' if zero else 'above'} 0, got {value!r}")

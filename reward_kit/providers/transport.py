@@ -116,7 +116,7 @@ class Transport:
         import aiohttp
 
         return aiohttp.ClientSession(
-            # How many requests are in flight is up to lanes and the run; a wait in here would count as the endpoint's.
+            # How many requests are in flight is up to queues and the run; a wait in here would count as the endpoint's.
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(

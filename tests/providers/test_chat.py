@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from reward_kit.errors import ProviderError
 from reward_kit.models import Message
 from reward_kit.providers import ChatEndpoint, EncodedMessages, Price, PriceTable, Usage
-from reward_kit.providers.encoding import encode_request
-from reward_kit.providers.stream import EventReader, StreamedCompletion
+from reward_kit.providers.chat import encode_request
+from reward_kit.providers.completion import EventReader, StreamedCompletion
 from tests.chat_server import USAGE, ChatServer, answer, events, raw, tool_calls
 
 REQUEST = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

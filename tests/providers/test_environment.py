@@ -7,7 +7,7 @@ import re
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.providers.environment import OPENAI_BASE_URL, read_dotenv, resolve_endpoint
+from reward_kit.providers.keys import OPENAI_BASE_URL, read_dotenv, resolve_endpoint
 
 LOCAL = "http://127.0.0.1:8000/v1"
 

@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.providers.environment import NO_KEY, key_variable, resolve_endpoint
-from reward_kit.providers.keys import ORIGINS_VARIABLE, PROVIDERS, listed_origins, origin_of, origins_of
+from reward_kit.providers.keys import (
+    NO_KEY,
+    ORIGINS_VARIABLE,
+    PROVIDERS,
+    key_variable,
+    listed_origins,
+    origin_of,
+    origins_of,
+    resolve_endpoint,
+)
 
 LOCAL = "http://127.0.0.1:8000/v1"
 

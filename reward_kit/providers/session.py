@@ -1,4 +1,4 @@
-"""What all requests of one run share: the lanes to its endpoints, the cassette, and who is told of trouble."""
+"""What all requests of one run share: the queues to its endpoints, the cassette, and who is told of trouble."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 
 from reward_kit.errors import ConfigError
 from reward_kit.providers.cassette import Cassette
-from reward_kit.providers.environment import NO_KEY, EndpointSettings, key_variable, resolve_endpoint
-from reward_kit.providers.lane import Lane
-from reward_kit.providers.options import check_number
-from reward_kit.providers.rates import Rates
+from reward_kit.providers.keys import NO_KEY, EndpointSettings, key_variable, resolve_endpoint
+from reward_kit.providers.request_queue import Rates, RequestQueue
+from reward_kit.validation import check_number
 
 _log = logging.getLogger(__name__)
 
 
-class Traffic:
+class ProviderSession:
     """The traffic of one run. Policies that are given the same one share rates, outages and recordings.
 
     Args:
@@ -47,7 +46,7 @@ class Traffic:
         self.gave_up: Callable[[str], None] | None = None
         self._has_given_up = False
         self._told: set[str] = set()
-        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._queues: dict[tuple[str, str], RequestQueue] = {}
 
     @property
     def is_replaying(self) -> bool:
@@ -57,24 +56,24 @@ class Traffic:
     @property
     def is_down(self) -> bool:
         """Whether an endpoint is down, so that requests wait for it."""
-        return any(lane.is_down for lane in self._lanes.values())
+        return any(queue.is_down for queue in self._queues.values())
 
-    def lane(self, url: str, model: str, rates: Rates | None = None) -> Lane:
-        """The lane of a model at an endpoint; the same pair gives the same lane.
+    def queue(self, url: str, model: str, rates: Rates | None = None) -> RequestQueue:
+        """The queue of a model at an endpoint; the same pair gives the same queue.
 
         Raises:
-            ConfigError: the lane was made with other rates.
+            ConfigError: the queue was made with other rates.
         """
         rates = rates or Rates()
-        lane = self._lanes.get((url, model))
-        if lane is None:
-            lane = self._lanes[url, model] = Lane(f"{url} ({model})", rates, self)
-        if not rates.is_unlimited and lane.rates != rates:
+        queue = self._queues.get((url, model))
+        if queue is None:
+            queue = self._queues[url, model] = RequestQueue(f"{url} ({model})", rates, self)
+        if not rates.is_unlimited and queue.rates != rates:
             raise ConfigError(
                 f"two policies ask {model!r} at {url} and share its limits, but were given different ones: "
-                f"{lane.rates} and {rates}"
+                f"{queue.rates} and {rates}"
             )
-        return lane
+        return queue
 
     def tell_missing_key(self, problem: str) -> None:
         """Tell once of a key that a run would need."""
@@ -99,7 +98,10 @@ class Traffic:
 
 
 def endpoint_for(
-    traffic: Traffic | None, base_url: str | None = None, api_key: str | None = None, api_key_env: str | None = None
+    traffic: ProviderSession | None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    api_key_env: str | None = None,
 ) -> EndpointSettings:
     """`resolve_endpoint` for requests of this traffic: a replay needs no key, and who asks nobody is told of it.
 
@@ -122,7 +124,7 @@ def endpoint_for(
     return settings
 
 
-def key_variable_for(traffic: Traffic | None, options: Mapping[str, Any], of_user: Collection[str] = ()) -> Any:
+def key_variable_for(traffic: ProviderSession | None, options: Mapping[str, Any], of_user: Collection[str] = ()) -> Any:
     """`key_variable` for requests of this traffic: a replay sends no key, and who asks nobody is told of the problem.
 
     Args:
@@ -148,5 +150,5 @@ def key_variable_for(traffic: Traffic | None, options: Mapping[str, Any], of_use
         return NO_KEY
 
 
-CURRENT_TRAFFIC: ContextVar[Traffic | None] = ContextVar("CURRENT_TRAFFIC", default=None)
+CURRENT_PROVIDER_SESSION: ContextVar[ProviderSession | None] = ContextVar("CURRENT_PROVIDER_SESSION", default=None)
 """The traffic of the run that goes on, for what asks an endpoint and is not made by the run, such as an LLM judge."""
