@@ -379,7 +379,7 @@ async def test_a_403_before_any_answer_stops_the_run_too():
     assert scene.watcher.reasons == ["no"]
 
 
-async def test_time_in_the_lane_is_known_and_not_the_requests_own():
+async def test_time_in_the_queue_is_known_and_not_the_requests_own():
     scene = Scene(Rates(requests_per_minute=6))
     permits: list[Permit] = [scene.queue.permit(1) for _ in range(3)]
     tasks = [asyncio.create_task(permit.enter()) for permit in permits]
@@ -388,7 +388,7 @@ async def test_time_in_the_lane_is_known_and_not_the_requests_own():
     await asyncio.gather(*tasks)
 
 
-def test_a_lane_outlives_its_event_loop():
+def test_a_queue_outlives_its_event_loop():
     scene = Scene(Rates(max_connections=1))
 
     async def interrupted() -> None:

@@ -147,7 +147,7 @@ async def test_rates_hold_without_a_traffic_too():
         await chat.aclose()
 
 
-def test_one_pair_of_endpoint_and_model_has_one_lane_and_one_set_of_rates():
+def test_one_pair_of_endpoint_and_model_has_one_queue_and_one_set_of_rates():
     shared = ProviderSession()
     queue = shared.queue("http://a", "m", Rates(requests_per_minute=60))
     assert shared.queue("http://a", "m", Rates(requests_per_minute=60)) is queue
