@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from reward_kit.display_text import counted, shown
 from reward_kit.errors import safe_str
-from reward_kit.shown_text import counted, shown
 
 _LONGEST = 1_000
 _MOST_ROWS = 20

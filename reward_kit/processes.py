@@ -1,9 +1,9 @@
-"""The one place that starts long-lived child processes and makes temporary folders, so that none of them outlives us.
+"""Start long-lived child processes and make temporary folders, so that none of them outlives this process.
 
-Both are cleaned up where they are used, at the latest when the interpreter exits. For the rest (`kill -9`, a crash in
-C, an empty battery of memory) there is the guardian: a small process that is started with the first folder or child
-and learns of our end from a pipe (`process_guardian`). Every child, and whatever a child starts, inherits the
-guardian's token in its environment and is found by it, also in a session of its own.
+Both are cleaned up where they are used, at the latest when the interpreter exits. For the rest (`kill -9`, a crash in C,
+the kernel's out-of-memory killer) there is the guardian: a small process that is started with the first folder or child
+and learns of our end from a pipe (`process_guardian`). Every child, and whatever a child starts, inherits the guardian's
+token in its environment and is found by it, also in a session of its own.
 
 Importing this module starts nothing.
 """
@@ -33,7 +33,7 @@ from reward_kit import process_guardian
 from reward_kit.errors import ConfigError
 from reward_kit.private_files import FILE_MODE, make_private_folder
 from reward_kit.process_guardian import MARK
-from reward_kit.process_logs import LogLimit, log_end
+from reward_kit.safe_input import MIB, PROCESS_LOG_BYTES
 
 SECRET_NAME = re.compile(
     r"api[_-]?key$|access_?key|private_?key|token$|secret|password|passwd|credential|authorization", re.IGNORECASE
@@ -201,6 +201,54 @@ def remove_folder(path: Path) -> None:
 def temporary_root() -> Path:
     """The folder that holds all temporary folders of this process."""
     return _guard().root
+
+
+_LOG_CHECK_S = 0.1
+_LOG_KEPT_BYTES = MIB
+_LOG_NOTICE = b"[reward-kit: the log was cut here; it had more than %d MiB]\n"
+_LOG_TAIL_BYTES = 32_768
+
+
+class LogLimit:
+    """Watch a log while its writer runs; one above `PROCESS_LOG_BYTES` keeps its last MiB and goes on.
+
+    A thread does it, so that a blocked event loop does not fill the disk. The writer must have the file open for
+    appending: it then goes on at the new end.
+
+    Args:
+        log: the file.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, daemon=True, name=f"log of {log.name}").start()
+
+    def stop(self) -> None:
+        """End the watch. Called when the writer has ended; stopping again does nothing."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_LOG_CHECK_S):
+            with contextlib.suppress(OSError):
+                if self._log.stat().st_size > PROCESS_LOG_BYTES:
+                    self._cut()
+
+    def _cut(self) -> None:
+        kept = log_end(self._log, _LOG_KEPT_BYTES)
+        os.truncate(self._log, 0)
+        with self._log.open("ab") as file:
+            file.write(_LOG_NOTICE % (PROCESS_LOG_BYTES // MIB) + kept.partition(b"\n")[2])
+
+
+def log_end(log: Path, size: int = _LOG_TAIL_BYTES) -> bytes:
+    """Return the last bytes of a log; nothing if it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read(size)
+    except OSError:
+        return b""
 
 
 class ChildProcess:

@@ -9,6 +9,7 @@ import pydantic
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from reward_kit.display_text import truncate
 from reward_kit.errors import ConfigError, did_you_mean
 
 
@@ -28,9 +29,7 @@ def describe_validation_error(error: pydantic.ValidationError, known: type[BaseM
         elif problem["type"] == "missing":
             lines.append(f"{field}: missing")
         else:
-            shown = repr(problem["input"])
-            shown = shown if len(shown) <= 80 else f"{shown[:79]}…"
-            lines.append(f"{field}: {in_words(problem)} (got {shown})")
+            lines.append(f"{field}: {in_words(problem)} (got {truncate(repr(problem['input']), 80)})")
     return lines
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from reward_kit.display_text import counted, shown
 from reward_kit.errors import ConfigError
-from reward_kit.input_limits import MODEL_LIST_BYTES, read_beginning
 from reward_kit.providers.keys import (
     PROVIDERS,
     EndpointSettings,
@@ -27,7 +27,7 @@ from reward_kit.providers.keys import (
     read_dotenv,
     resolve_endpoint,
 )
-from reward_kit.shown_text import counted, shown
+from reward_kit.safe_input import MODEL_LIST_BYTES, read_beginning
 
 if TYPE_CHECKING:
     import aiohttp

@@ -23,6 +23,7 @@ from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.resumed_secrets import told_of_hidden
 from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
 from reward_kit.cli.trust import require_trust_in_file, trust_option
+from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.overrides import parse_override
@@ -34,7 +35,6 @@ from reward_kit.runs.resources import check_world
 from reward_kit.runs.store import RunStore, latest_run
 from reward_kit.runs.tasks import LoadedTask, load_task, read_definition
 from reward_kit.runs.yaml_lines import LocatedYaml
-from reward_kit.shown_text import counted
 from reward_kit.task_parts import RunLimitsModel
 from reward_kit.validation import describe_validation_error
 

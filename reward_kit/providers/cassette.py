@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from reward_kit.differences import first_difference
+from reward_kit.display_text import first_difference
 from reward_kit.errors import ConfigError, DeadlineError, LimitError, ProviderError, why_unreadable
-from reward_kit.input_limits import RECORDED_LINE_BYTES, shown_size
 from reward_kit.private_files import private_opener
 from reward_kit.processes import lock_for_this_process
 from reward_kit.providers.faults import EndpointError, excerpt
+from reward_kit.safe_input import RECORDED_LINE_BYTES, shown_size
 from reward_kit.undoing import undone_on_error
 
 SCHEMA_VERSION = 1

@@ -15,7 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from reward_kit.errors import ProviderError, kind_of
-from reward_kit.input_limits import (
+from reward_kit.models import FunctionCall, Message, ToolCall
+from reward_kit.providers.faults import TransientError, error_in_body, excerpt, too_large
+from reward_kit.providers.prices import PriceTable
+from reward_kit.safe_input import (
     MODEL_ANSWER_BYTES,
     MODEL_ANSWER_CALLS,
     MODEL_ANSWER_VALUES,
@@ -24,9 +27,6 @@ from reward_kit.input_limits import (
     check_values,
     shown_size,
 )
-from reward_kit.models import FunctionCall, Message, ToolCall
-from reward_kit.providers.faults import TransientError, error_in_body, excerpt, too_large
-from reward_kit.providers.prices import PriceTable
 
 _TOKEN_ID_PREFIX = "token_id:"  # vLLM writes tokens so under return_tokens_as_token_ids
 

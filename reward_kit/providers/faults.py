@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 from reward_kit.errors import DeadlineError, LimitError, ProviderError
-from reward_kit.input_limits import MODEL_ANSWER_VALUES, TooLargeError, check_values
+from reward_kit.safe_input import MODEL_ANSWER_VALUES, TooLargeError, check_values
 
 
 def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:

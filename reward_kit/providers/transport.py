@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from reward_kit.errors import DeadlineError, ProviderError
-from reward_kit.input_limits import ERROR_BODY_BYTES, MODEL_ANSWER_BYTES, TooLargeError, read_beginning, read_body
 from reward_kit.providers.faults import (
     IdleTimeoutError,
     TransientError,
@@ -24,6 +23,7 @@ from reward_kit.providers.faults import (
     json_of_answer,
     too_large,
 )
+from reward_kit.safe_input import ERROR_BODY_BYTES, MODEL_ANSWER_BYTES, TooLargeError, read_beginning, read_body
 
 if TYPE_CHECKING:
     import aiohttp

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from reward_kit.display_text import counted
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, ProviderError, RewardKitError, StoreError, boundary, kind_of
 from reward_kit.processes import LOG_FOLDER
@@ -35,7 +36,6 @@ from reward_kit.runs.scoring_given import origin_of_data, ready_to_score, scorin
 from reward_kit.runs.store import RunStore
 from reward_kit.runs.summary import summarise, summary_to_json
 from reward_kit.runs.tasks import LoadedTask, load_task
-from reward_kit.shown_text import counted
 from reward_kit.task_parts import CreditModel
 from reward_kit.validation import check_number
 

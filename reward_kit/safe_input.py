@@ -7,10 +7,14 @@ very short values takes about 25 times its size once it is parsed, so answers al
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import aiohttp
+
 
 MIB = 2**20
 
@@ -157,3 +161,37 @@ async def read_beginning(response: aiohttp.ClientResponse, most_bytes: int) -> b
             response.close()
             break
     return bytes(body)
+
+
+Pairs = list[tuple[str, Any]]
+
+
+def strict_decoder(object_pairs_hook: Callable[[Pairs], Any] | None = None) -> json.JSONDecoder:
+    """A decoder that reads strictly; of each object `object_pairs_hook` makes what it is read as."""
+    return json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=object_pairs_hook)
+
+
+def read_strictly(text: str | bytes) -> Any:
+    """The value of a JSON text; bytes are UTF-8, or one of the others that JSON may be written in.
+
+    Raises:
+        ValueError: it is none; the message says why.
+        RecursionError: it nests deeper than Python can go.
+    """
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
+    return _decode(text)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.40} is beyond every float")
+    return number
+
+
+_decode = strict_decoder().decode
