@@ -23,7 +23,7 @@ _WarmKey = tuple[Program, Limits]
 
 
 class Sandbox:
-    """Runs programs behind walls, for the length of an `async with`.
+    """Run programs confined, for the length of an `async with`.
 
     Zygotes are started as they are needed, at most `slots` at work; idle ones are kept, the longest unused given up
     first.
@@ -52,14 +52,14 @@ class Sandbox:
 
     @property
     def strength(self) -> Strength:
-        """The walls in use."""
+        """The strength in use."""
         if self._strength is None:
             raise ConfigError("the sandbox is used before `async with` has opened it")
         return self._strength
 
     @property
     def waiting_children(self) -> set[int]:
-        """The ids of children whose walls stand and that have been sent no call yet."""
+        """The ids of confined children that have been sent no call yet."""
         return {zygote.prepared_pid for zygote in self._idle} - {0}
 
     @property
@@ -240,11 +240,11 @@ _known: dict[Strength, Availability] = {}
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether one strength works here.
+    """The result of trying one strength on this machine.
 
     Attributes:
         strength: which.
-        is_available: a child was run behind these walls, and they held.
+        is_available: a child was confined with it, and could not get out.
         reason: why not; "" where it works.
         landlock: the version of Landlock that is in force; 0 for none.
     """

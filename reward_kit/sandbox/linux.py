@@ -24,7 +24,7 @@ class SetupError(Exception):
     Attributes:
         step: what was being done, as in "mount the work folder".
         reason: why it failed, for people.
-        errno: the kernel's number; 0 where there is none.
+        errno: the kernel's number; 0 if unknown.
     """
 
     def __init__(self, step: str, reason: str, errno: int = 0) -> None:
@@ -53,10 +53,10 @@ def syscall(number: int, *arguments: int, step: str) -> int:
 
 
 def fork() -> int:
-    """`fork(2)` of a process that has one thread, with random numbers drawn anew in the child.
+    """Call `fork(2)` in a process that has one thread, and reseed `random` in the child.
 
-    `os.fork` besides makes locks of all kinds anew in case another thread held one. That touches a hundred pages, each
-    of which is then copied: a third of a millisecond.
+    `os.fork` also recreates all kinds of locks in case another thread held one. That touches a hundred pages, each of
+    which is then copied: a third of a millisecond.
 
     Raises:
         SetupError: there can be no further process.
@@ -236,11 +236,11 @@ SIGNALS_AND_TIMERS = 1_024
 _SIGPENDING = 11
 """`RLIMIT_SIGPENDING` (asm-generic/resource.h), which Python has no name for."""
 SPARE_TASKS = 1_024
-"""How many tasks a user id that others share may gain before confined code can start no thread."""
+"""Tasks that a user id which others share may gain before confined code can start no thread."""
 
 
 class ProcessLimits(NamedTuple):
-    """What `apply` sets, in the kernel's units."""
+    """Resource limits in the kernel's units."""
 
     cpu_s: int
     address_space: int

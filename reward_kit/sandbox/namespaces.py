@@ -1,4 +1,4 @@
-"""A world of its own for confined code: user, mount, PID, network, IPC, UTS and cgroup namespaces, and a root on tmpfs.
+"""Namespaces for confined code (user, mount, PID, network, IPC, UTS, cgroup) and a root on tmpfs.
 
 The order matters and was measured. A zygote that is root builds its read-only root first (an interpreter in a private
 home is then still readable), gives up root, and only then makes the user namespace; an ordinary user makes the user
@@ -114,7 +114,7 @@ def _write(descriptor: int, text: str, step: str) -> None:
 
 
 def _build_root(read_paths: Sequence[tuple[str, str]]) -> None:
-    """Put a tmpfs in the place of `/`, show the paths in it, and forget the old root."""
+    """Replace `/` by a tmpfs that shows the paths, and detach the old root."""
     linux.mount("", "/", "", _MS_REC | _MS_PRIVATE, "", "make mounts private")
     base = WORK_FOLDER
     linux.mount("sandbox", base, "tmpfs", _MS_NOSUID, "mode=0755,size=1m,nr_inodes=4096", "mount a root")

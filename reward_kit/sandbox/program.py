@@ -1,4 +1,4 @@
-"""What is run in a sandbox, and the world it needs: text, function, imports, and the paths it may read."""
+"""Programs that a sandbox runs, the limits of their calls, and what they import and may read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOURCE_LIMIT = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Code to be called behind walls.
+    """Code to be called in the sandbox.
 
     Attributes:
         source: its text.
@@ -43,7 +43,7 @@ class Program:
         read_paths: further files and folders it may read, absolute, on the machine where it runs.
         search_paths: folders it may import from, which it may read too.
         is_async: the function is async and is awaited; one that is not declared so gets an error instead.
-        library_path: folders of packages that it sees in the place of the running interpreter's; () for those.
+        library_path: folders of packages that it sees instead of the running interpreter's; () for those.
         last_call: JSON of the one argument of a last call that a warm child gets when it is ended in good order, for
             the form "plain"; what it answers is not looked at. "" for none.
     """
@@ -63,16 +63,16 @@ class Program:
         if len(self.source) > SOURCE_LIMIT:
             raise ConfigError(f"{self.filename} has {len(self.source):,} characters; at most {SOURCE_LIMIT:,} are run")
         if not self.function.isidentifier():
-            raise ConfigError(f"{self.function!r} is no name of a function")
+            raise ConfigError(f"{self.function!r} is not a function name")
         for name in self.imports:
             if not _MODULE_NAME.match(name):
-                raise ConfigError(f"imports: {name!r} is no name of a module")
+                raise ConfigError(f"imports: {name!r} is not a module name")
         for path in (*self.read_paths, *self.search_paths, *self.library_path):
             _check_path(path)
 
     def payload(self) -> bytes:
-        """What a child is told of it: JSON, the content of a frame."""
-        told = {
+        """Return the JSON for a child, the content of a frame."""
+        fields = {
             "source": self.source,
             "filename": self.filename,
             "function": self.function,
@@ -80,12 +80,12 @@ class Program:
             "form": self.form,
             "is_async": self.is_async,
         }
-        return json.dumps(told).encode()
+        return json.dumps(fields).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a zygote is started with; programs with the same one share zygotes.
+    """The configuration of a zygote; programs with the same one share zygotes.
 
     Attributes:
         imports: modules to import.
@@ -109,7 +109,7 @@ def world_of(program: Program, *, may_start_processes: bool) -> World:
     for path in (*program.read_paths, *program.search_paths, *program.library_path):
         _check_readable(path)
     imports = (*program.imports, *(("asyncio",) if program.is_async else ()))
-    # The package itself is loaded before its walls stand; of a folder it shares with others, nothing more is found.
+    # The package itself is loaded before the zygote is confined; of a folder it shares, nothing more is found.
     own = () if program.library_path else (str(_PACKAGE.parent),)
     library = [*standard_library(), *program.library_path] if program.library_path else library_path()
     paths = [*library, str(_PACKAGE), f"{sys.base_prefix}/lib", *_LIBRARIES, *_TIME_ZONES]
@@ -122,7 +122,7 @@ def world_of(program: Program, *, may_start_processes: bool) -> World:
 
 
 def needs_of(program: Program) -> tuple[object, ...]:
-    """What of a program decides its world, without its text."""
+    """Return the parts of a program that decide its world, as a key."""
     return program.imports, program.read_paths, program.search_paths, program.is_async, program.library_path
 
 
@@ -147,9 +147,9 @@ def _check_path(path: str) -> None:
 
 
 def _check_readable(path: str) -> None:
-    """That it is there and open, which can only be told where the program runs."""
+    """Check that a path exists and is open to the sandbox's user."""
     if not os.path.exists(path):  # noqa: PTH110
-        raise ConfigError(f"{path}, which the program is to read, is not there")
+        raise ConfigError(f"{path}, which the program is to read, does not exist")
     if os.geteuid() == 0:
         wanted = 0o005 if os.path.isdir(path) else 0o004  # noqa: PTH112
         if os.stat(path).st_mode & wanted != wanted:  # noqa: PTH116

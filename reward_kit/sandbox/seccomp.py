@@ -36,7 +36,7 @@ Code = tuple["Instruction", ...]
 
 
 class Instruction(NamedTuple):
-    """One `struct sock_filter`; the jumps count the instructions to skip."""
+    """A `struct sock_filter`; the jumps count the instructions to skip."""
 
     operation: int
     if_true: int
@@ -104,7 +104,7 @@ def assemble(arch: int, rules: Mapping[int, Code], default: Code) -> bytes:
 
 
 def _ranges(rules: Mapping[int, Code], default: Code) -> list[tuple[int, Code]]:
-    """Where each run of numbers with the same rule starts, from 0 up."""
+    """Return where each run of numbers with the same rule starts, from 0 up."""
     starts: list[tuple[int, Code]] = [(0, rules.get(0, default))]
     for number in sorted({*rules, *(number + 1 for number in rules)}):
         code = rules.get(number, default)
@@ -151,7 +151,7 @@ recvfrom shutdown wait4 waitid
 # third version): without a root of its own, code could change the modes and times of any file of its user.
 _OF_ANY_FILE: Final = "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat truncate"
 _FOR_SUBPROCESSES: Final = "fork vfork execve execveat setsid setpgid kill tgkill"
-# Copying a file asks for these and goes on where there are none.
+# Copying a file asks for these and goes on without them.
 _NOT_SUPPORTED: Final = """
 getxattr lgetxattr fgetxattr setxattr lsetxattr fsetxattr listxattr llistxattr flistxattr
 """

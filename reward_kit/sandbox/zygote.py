@@ -1,11 +1,11 @@
-"""The program that is started once, imports what calls will need, puts itself behind walls, and forks a child per call.
+"""The zygote: a program that imports once what calls need, confines itself, and forks a child for each call.
 
 Run as `python -I -S zygote.py CONTROL`: with an empty environment and one socket. It never sees a byte of a program, a
 request or a result: the host hands it the descriptors of a call and a record of fixed size, the child reads the rest
-behind its walls. So nothing of one call is left in memory that the next one's child is a copy of.
+once it is confined. So nothing of one call is left in the memory that the next child is a copy of.
 
-It does one call at a time. It ends, and with it everything it started, when the socket closes. Whatever goes wrong in
-putting up a wall ends the child with `SETUP_EXIT` before anything foreign was read.
+It does one call at a time. It ends, and with it everything it started, when the socket closes. A failed step of the
+confinement ends the child with `SETUP_EXIT` before any untrusted byte was read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KILL: Final = b"K"
 BY_ITSELF, KILLED, TOO_MUCH_DISK = 0, 1, 2
 _FILES_PER_MEBIBYTE = 256
 _DISK_LOOK_MS = 20
-"""How often a work folder on a real disk is measured; in a namespace it is a file system of its own size."""
+"""Interval for measuring a work folder on a real disk; in a namespace it is a file system of its own size."""
 _DEVICE_READ = ("random", "urandom")
 
 
@@ -54,7 +54,7 @@ class Spawn(NamedTuple):
     is_single: int
 
     def packed(self) -> bytes:
-        """As it goes over the socket."""
+        """Pack it for the socket."""
         return SPAWN.pack(*self)
 
 
@@ -68,12 +68,12 @@ class Ended(NamedTuple):
     how: int  # BY_ITSELF, KILLED or TOO_MUCH_DISK
 
     def packed(self) -> bytes:
-        """As it goes over the socket."""
+        """Pack it for the socket."""
         return ENDED.pack(*self)
 
 
 class Zygote:
-    """This process, behind its own walls."""
+    """This process, once it is confined."""
 
     def __init__(self, control: _socket.socket, config: dict[str, Any], pid_namespace: int, statm: int) -> None:
         self._control = control
@@ -163,20 +163,20 @@ class Zygote:
             os.close(ending)
 
     def _be_child(self, spawn: Spawn, descriptors: Sequence[int], folder: str, parent: int) -> None:
-        """In the child: put up the walls, then serve. Never returns."""
+        """Confine the child, then serve. Never returns."""
         try:
             _take_descriptors(self._null, descriptors)
             linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "die with the zygote")
             if self._strength != "namespaces" and os.getppid() != parent:
                 os._exit(SETUP_EXIT)
-            self._put_up_walls(spawn, folder)
+            self._confine_child(spawn, folder)
             os.write(CHANNEL, READY)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, nothing may run behind half a wall
+        except BaseException as error:  # noqa: BLE001 - whatever it is, nothing may run half confined
             os.write(2, f"{type(error).__name__}: {error}"[:1000].encode("utf-8", "replace"))
             os._exit(SETUP_EXIT)
         harness.serve(CHANNEL, spawn.max_result, is_single=bool(spawn.is_single))
 
-    def _put_up_walls(self, spawn: Spawn, folder: str) -> None:
+    def _confine_child(self, spawn: Spawn, folder: str) -> None:
         is_confined = self._strength != "process"
         work = folder or namespaces.WORK_FOLDER
         if self._strength == "namespaces":
@@ -195,7 +195,7 @@ class Zygote:
             seccomp.load(seccomp.for_process(self._filter, os.getpid()))
 
     def _tasks(self, spawn: Spawn) -> int:
-        """Tasks of this user id: the zygote, its parent behind the same walls, the child, and what that may start."""
+        """Return the limit on tasks of this user id: zygote, its parent, child, and what the child may start."""
         if self._config["shares_user"]:
             return self._others + linux.SPARE_TASKS if self._others else 0
         ours = 3 if self._strength == "namespaces" else 2
@@ -209,12 +209,12 @@ class Zygote:
 
 
 def files_in(disk: int) -> int:
-    """How many files and folders a work folder of this many bytes may hold."""
+    """Return how many files and folders a work folder of this many bytes may hold."""
     return max(16, _FILES_PER_MEBIBYTE * disk // linux.MEBIBYTE)
 
 
 def uses_more(folder: str, disk: int) -> bool:
-    """Whether a work folder on a real disk holds more than it may; one that cannot be measured does."""
+    """Return whether a work folder on a real disk holds more than it may, or cannot be measured."""
     pending, files, size = [folder], 0, 0
     try:
         while pending:
@@ -262,7 +262,7 @@ def remove_folder(path: str) -> None:
 
 
 def _enter(config: dict[str, Any]) -> tuple[int, int]:
-    """Put up the zygote's own walls; its PID namespace and its memory figure, -1 where there is none.
+    """Confine the zygote; return descriptors of its PID namespace and of its `statm`, each -1 if missing.
 
     The process that called stays behind as the parent of the new process 1, which this returns in, and ends with it.
     """
@@ -303,7 +303,7 @@ def _confine_oneself(config: dict[str, Any]) -> None:
 
 
 def shared_rules(config: dict[str, Any]) -> list[tuple[str, int]]:
-    """Landlock's rules for what every call may read where there is no root of its own, and for devices."""
+    """Return Landlock's rules for devices, and for what every call may read in the absence of a root of its own."""
     rules = [(real, landlock.READ) for _, real in config["read_paths"]]
     for device in namespaces.DEVICES:
         rights = landlock.READ_DEVICE if device in _DEVICE_READ else landlock.WRITE_DEVICE
@@ -350,7 +350,7 @@ def _reply(control: _socket.socket, message: dict[str, Any]) -> None:
 
 
 def main(descriptor: int) -> None:
-    """Read the configuration, put up walls, import, say so, and serve."""
+    """Read the configuration, confine this process, import, report readiness, and serve."""
     control = _socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o022)  # the root that is built is for another user than its builder

@@ -46,17 +46,17 @@ _ENVIRONMENT = {
 _PASSED_ON = ("LD_LIBRARY_PATH", "TZ")
 _BOOT_S = 120.0
 BACKSTOP_S = 2.0
-"""A zygote that has not ended a child this long after it was told to is ended itself."""
+"""Time in which a zygote must end a child; afterwards it is ended itself."""
 _FIRST_UNUSED_ID = 1_900_000_000
 _MEBIBYTE = 1 << 20
 
 
 class ZygoteProcess:
-    """One zygote.
+    """A zygote process.
 
     Attributes:
         is_alive: it can be asked for a child.
-        facts: what it said of itself when it was ready.
+        facts: its report when it was ready.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, work_root: Path | None) -> None:
@@ -75,7 +75,7 @@ class ZygoteProcess:
         """Start one and wait until it has imported everything.
 
         Raises:
-            SetupError: its walls cannot be put up here, or an import failed.
+            SetupError: it cannot be confined here, or an import failed.
         """
         config, work_root = _configuration(world, strength)
         control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -131,7 +131,7 @@ class ZygoteProcess:
         return self._spawn(limits, wanted)
 
     def prepare(self, limits: Limits, *, is_single: bool, cpu_s: float, program: Program | None = None) -> None:
-        """Have the next child put up its walls, and load a program, before anyone asks for it."""
+        """Start and confine the next child, and load a program into it, ahead of its call."""
         if self.is_alive and self._prepared is None:
             self._prepared = self._spawn(limits, spawn_of(limits, is_single=is_single, cpu_s=cpu_s))
             if program is not None:
@@ -223,7 +223,7 @@ class ZygoteProcess:
             remove_folder(self._work_root)
 
     async def _is_gone(self, timeout_s: float) -> bool:
-        """Whether it has ended, after at most this time."""
+        """Return whether it has ended, after at most this time."""
         if self._process.poll() is not None:
             return True
         ending = os.pidfd_open(self._process.pid)
@@ -287,7 +287,7 @@ def _work_root(user: int | None) -> Path:
 
 
 def _is_open_to_all(world: World) -> bool:
-    """Whether any user may read what the world shows, by the folders on the way to it."""
+    """Return whether any user may reach what the world shows, by the folders on the way to it."""
     ways = {parent for _, real in world.read_paths for parent in Path(real).parents}
     return all(stat.S_IMODE(parent.stat().st_mode) & 0o001 for parent in ways)
 
@@ -304,7 +304,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Capture:
-    """One of the child's outputs: read as it comes, so that the child never waits, and kept up to a limit."""
+    """An output of the child: read as it comes, so that the child never waits, and kept up to a limit."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self._loop, self._limit = loop, limit
@@ -328,8 +328,8 @@ class Capture:
         return True
 
     def take(self) -> tuple[bytes, bool]:
-        """What was kept since the last time, all that is waiting included, and whether more had come."""
-        for _ in range(8):  # what one full pipe may hold; whoever writes on has its time for it, not ours
+        """Return what was kept since the last time, waiting bytes included, and whether more had come."""
+        for _ in range(8):  # as much as a full pipe holds; more is not waited for
             if not self._read():
                 break
         if not self._kept:
@@ -349,9 +349,9 @@ class Child:
 
     Attributes:
         limits: of its calls.
-        is_ready: it said that its walls stand.
-        pid: its id as this process sees it, which the kernel told with its first word; 0 before.
-        answered: resolves when an answer is complete, or cannot become one any more; made anew for each call.
+        is_ready: it reported that it is confined.
+        pid: its id as this process sees it, which the kernel sends with its first byte; 0 before.
+        answered: resolves when an answer is complete, or cannot become one any more; new for each call.
         ended: resolves with the zygote's record of its end; None where the zygote died.
     """
 
@@ -381,7 +381,7 @@ class Child:
         return self.limits == limits and self._program in (None, program)
 
     def is_as(self, limits: Limits, spawn: Spawn, program: Program | None) -> bool:
-        """It may run the program, was made by this record, and has neither ended nor said anything since."""
+        """Return whether it may run the program, was made by this record, and has neither ended nor written since."""
         fits = self._spawn == spawn and self.may_run(limits, program)
         return fits and not self.ended.done() and not self.has_extra
 
@@ -416,7 +416,7 @@ class Child:
             sent = self._channel.send(data)
         except BlockingIOError:
             sent = 0
-        except OSError:  # it has ended, which is told elsewhere
+        except OSError:  # it has ended, which is reported elsewhere
             return
         if sent < len(data):
             self._unsent = data[sent:]
@@ -487,7 +487,7 @@ class Child:
 
     @property
     def has_fault(self) -> bool:
-        """What came is no answer."""
+        """Whether the bytes that came are not an answer."""
         return self._fault is not None
 
     @property
