@@ -76,9 +76,9 @@ class SafeFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and the lines of the traceback."""
-        said = {"msg": one_line(self._hide(record.getMessage())), "args": None}
+        safe = {"msg": one_line(self._hide(record.getMessage())), "args": None}
         bare = {"exc_info": None, "exc_text": None, "stack_info": None}
-        line = super().format(logging.makeLogRecord({**vars(record), **said, **bare}))
+        line = super().format(logging.makeLogRecord({**vars(record), **safe, **bare}))
         return self._hide(line + indented(self._hide(traceback_of(record))))
 
 

@@ -66,7 +66,7 @@ _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 """Handed on too, in capitals as well, unless they hold a password: behind a proxy a child has no other network."""
 
 LOG_FOLDER: ContextVar[Path | None] = ContextVar("LOG_FOLDER", default=None)
-"""Where the output of children goes, such as a run's `logs` folder; where there is none, it is gone with the child."""
+"""The folder for the output of children, such as a run's `logs`; without one it is removed with the child."""
 
 _SHARED = "shared"
 _log_numbers: dict[Path, int] = {}
@@ -82,7 +82,7 @@ class _Guard:
         self.sessions: set[int] = set()
         self._owner = os.getpid()
         command = [sys.executable, "-I", "-S", process_guardian.__file__, self.token, str(self.root)]
-        # Without our mark: whoever guards us must not kill our guardian before it has done its work.
+        # Without our mark: a guardian of ours must not kill this guardian before it has done its work.
         environment = {name: value for name, value in os.environ.items() if name != MARK}
         reader, self._pipe = os.pipe()
         try:
@@ -252,7 +252,7 @@ def log_end(log: Path, size: int = _LOG_TAIL_BYTES) -> bytes:
 
 
 class ChildProcess:
-    """A child in a session of its own, made by `start_process`. Whoever starts one ends it."""
+    """A child in a session of its own, made by `start_process`; its starter ends it."""
 
     def __init__(self, process: subprocess.Popen[bytes], token: str, log: Path, keep_log: bool) -> None:
         self._process = process
@@ -270,7 +270,7 @@ class ChildProcess:
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """Its standard input and output, where it was started `piped`; whoever takes them closes them."""
+        """Its standard input and output, if it was started `piped`; the caller closes them."""
         assert self._process.stdin is not None and self._process.stdout is not None, "it was not started piped"
         return self._process.stdin, self._process.stdout
 
@@ -280,7 +280,7 @@ class ChildProcess:
         if self._process.returncode is not None or not hasattr(os, "waitid"):
             return self._process.poll()
         try:
-            # Looked at, not reaped: until `end` no other process can get its id, so signals to it hit nobody else.
+            # Looked at, not reaped: until `end` no other process can get its id, so signals to it hit no other process.
             status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return self._process.poll()
@@ -335,7 +335,7 @@ async def start_process(
         piped: its standard input and output are `ChildProcess.pipes`, and only its errors go to the log.
 
     Raises:
-        ConfigError: there is no such program or folder, or it must not be run.
+        ConfigError: the program or folder does not exist, or must not be run.
     """
     guard, own, kept_in = _guard(), secrets.token_hex(8), LOG_FOLDER.get()
     log = _new_log(kept_in or temporary_folder("log-"), log_name)

@@ -1,4 +1,4 @@
-"""What is wrong with data that a pydantic model refused, a line for each problem, as a user can mend it."""
+"""Messages for data that a pydantic model or an option check rejects, one line for each problem."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reward_kit.errors import ConfigError, did_you_mean
 
 
 def describe_validation_error(error: pydantic.ValidationError, known: type[BaseModel] | None = None) -> list[str]:
-    """One line per problem: the field, the offending value, what is wrong, and the nearest known key.
+    """Return one line per problem: the field, the offending value, what is wrong, and the nearest known key.
 
     Args:
         error: what pydantic raised.
@@ -53,11 +53,11 @@ _WORDS = {
     "less_than_equal": "must be {le} or less",
     "literal_error": "expected {expected}",
 }
-"""Pydantic's kinds of problems that users meet, said as the rest of our messages are."""
+"""Our wording of the problems that users meet, by pydantic's kind."""
 
 
 def in_words(problem: ErrorDetails) -> str:
-    """What is wrong, without the field and the value."""
+    """Describe a problem, without the field and the value."""
     words = _WORDS.get(problem["type"])
     if words is None:
         return problem["msg"].removeprefix("Value error, ")
@@ -92,7 +92,7 @@ def _model_types(annotation: Any) -> list[type[BaseModel]]:
 
 
 def check_number(name: str, value: Any, *, whole: bool = False, zero: bool = False) -> None:
-    """Positive, or zero where that is allowed.
+    """Check that an option is a positive number, or zero if that is allowed.
 
     Raises:
         ConfigError: `value` is another thing; the message names the option.

@@ -316,7 +316,7 @@ def _traffic(record: Path | None, replay: Path | None, dry_run: bool) -> Provide
 
     if record is not None and replay is not None:
         raise click.UsageError("give --record or --replay, not both")
-    traffic = ProviderSession(cassette=Cassette.replay(replay) if replay is not None else None, asks_nobody=dry_run)
+    traffic = ProviderSession(cassette=Cassette.replay(replay) if replay is not None else None, is_dry_run=dry_run)
     if dry_run:
         traffic.notice = lambda line: echo(f"note: {line}; a dry run needs none", err=True)
     return traffic
@@ -332,7 +332,7 @@ def _loaded(request: Request, traffic: ProviderSession, stored: Collection[str])
     """
     from reward_kit.providers.session import CURRENT_PROVIDER_SESSION
 
-    token = CURRENT_PROVIDER_SESSION.set(traffic if traffic.asks_nobody else None)
+    token = CURRENT_PROVIDER_SESSION.set(traffic if traffic.is_dry_run else None)
     try:
         return load_task(request.task_path, request.overrides, stored=stored)
     finally:

@@ -1,6 +1,16 @@
-"""Which exchange of a recording answers a request, and which comes nearest where none does.
+"""Exchanges with endpoints, recorded to a file and replayed from it without any network.
 
-Only places in the file are held in memory; a line is read again when it is asked for.
+A file of JSON lines. A header opens each recording session; every other line is one exchange:
+
+    {"schema_version": 1, "created": "2026-01-31T12:00:00+00:00"}
+    {"key": …, "scope": …, "occurrence": 0, "url": …, "request": {…}, "answer": {…}, "retries": 0}
+    {"key": …, "scope": …, "occurrence": 1, "url": …, "request": {…}, "error": {"class": …, "message": …}}
+
+`key` is the SHA-256 of the canonical request: every field of it, its JSON with sorted keys. `scope` is the episode that
+asked, and `occurrence` counts equal requests in it. No HTTP header and no API key is kept. A line is flushed when its
+exchange is over, so that a killed run loses at most the line being written.
+
+Only offsets are held in memory; a line is read again when it is needed.
 """
 
 from __future__ import annotations
@@ -46,7 +56,7 @@ class Question(NamedTuple):
 
 @dataclass(slots=True)
 class _Place:
-    """Where an exchange stands, and of whom."""
+    """The offset of an exchange, and its episode."""
 
     offset: int
     number: int
@@ -78,7 +88,7 @@ class CassetteIndex:
         """The index of an open file.
 
         Raises:
-            ConfigError: it is no cassette, or a line in its middle is none of its lines.
+            ConfigError: it is not a cassette, or a line in its middle is not an exchange.
         """
         index = cls(path, file)
         session = 0
@@ -94,7 +104,7 @@ class CassetteIndex:
             if line is not None and "schema_version" in line:
                 session += 1
             elif number == 1 or line is None or not _is_exchange(line):
-                raise ConfigError(f"{path}:{number}: this line is no recorded exchange; the file is damaged")
+                raise ConfigError(f"{path}:{number}: this line is not a recorded exchange; the file is damaged")
             else:
                 index._add(line, session, number)
             index.end += len(raw)
@@ -108,9 +118,9 @@ class CassetteIndex:
         self._by_key[line["key"]].append(place)
 
     def _arrange(self) -> None:
-        """The exchanges of each episode and request in the order in which a replay uses them.
+        """Put the exchanges of each episode and request in the order in which a replay uses them.
 
-        An episode that was recorded in several sessions was begun anew in the last one, so that one comes first.
+        An episode that was recorded in several sessions was started again in the last one, so that one comes first.
         """
         latest: dict[str, int] = {}
         for place in self._places():
@@ -136,7 +146,7 @@ class CassetteIndex:
         """The line that answers a request.
 
         Raises:
-            ProviderError: there is none.
+            ProviderError: no recorded exchange is left.
         """
         own = self._queues.get((question.scope, question.key), [])
         if question.occurrence < len(own) and not own[question.occurrence].is_taken:
@@ -172,7 +182,7 @@ class CassetteIndex:
         return f"{what}; the nearest is {near}; they differ{_difference(line['request'], question.request)}"
 
     def _nearest(self, question: Question) -> tuple[_Place, dict[str, Any]] | None:
-        """The exchange that shares most with a request: of the same episode and length first, then what it says."""
+        """Return the exchange that shares most with a request: of its episode and length first, then by content."""
         messages = question.request.get("messages")
         count = len(messages) if isinstance(messages, list) else 0
         places = sorted(self._places(), key=lambda place: (place.scope != question.scope, abs(place.messages - count)))
@@ -210,7 +220,7 @@ def read_header(path: Path, file: IO[bytes]) -> None:
         return  # nothing, or a header whose writer was killed
     header = _parsed(first)
     if header is None or not isinstance(header.get("schema_version"), int):
-        raise ConfigError(f"{path} is no cassette: its first line is {excerpt(first, limit=80)!r}")
+        raise ConfigError(f"{path} is not a cassette: its first line is {excerpt(first, limit=80)!r}")
     if header["schema_version"] > SCHEMA_VERSION:
         raise ConfigError(f"{path} was recorded by a later version (schema_version {header['schema_version']})")
 
@@ -221,9 +231,9 @@ def describe(request: Mapping[str, Any], scope: str) -> str:
     last = messages[-1] if isinstance(messages[-1], Mapping) else {}
     content = last.get("content")
     text = content if isinstance(content, str) else json.dumps(content if content else last.get("tool_calls"))
-    said = f"the last from {last.get('role')}: {excerpt(text, limit=80)!r}"
+    last_message = f"the last from {last.get('role')}: {excerpt(text, limit=80)!r}"
     asker = f" of episode {scope}" if scope else ""
-    return f"the request{asker} to {request.get('model')} with {len(messages)} messages, {said}"
+    return f"the request{asker} to {request.get('model')} with {len(messages)} messages, {last_message}"
 
 
 def _is_exchange(line: Mapping[str, Any]) -> bool:
@@ -239,7 +249,7 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
 
 
 def _likeness(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[int, int]:
-    """How many messages are the same from the first on, and how many other fields."""
+    """Count the messages that are the same from the first on, and the other fields that are."""
     shared = 0
     for one, other in zip(_messages(recorded), _messages(asked), strict=False):
         if one != other:
@@ -271,7 +281,7 @@ _ERRORS = {"ProviderError": ProviderError, "DeadlineError": DeadlineError, "Limi
 
 
 class Answer(NamedTuple):
-    """What came back to a request: the JSON value as read, a streamed one added up, and how many retries it took."""
+    """An answer: the JSON value as read, a streamed one added up, and how many retries it took."""
 
     value: Any
     retries: int
@@ -298,7 +308,7 @@ class Cassette:
         """Record to `path`. What it holds already stays; an episode that is run again replaces its earlier exchanges.
 
         Raises:
-            ConfigError: the file is there and is no cassette, another process records to it, or it cannot be written.
+            ConfigError: the file exists and is not a cassette, another process records to it, or it cannot be written.
         """
         path = Path(path)
         try:
@@ -316,7 +326,7 @@ class Cassette:
         """Replay from `path`.
 
         Raises:
-            ConfigError: it cannot be read, or is no cassette.
+            ConfigError: it cannot be read, or is not a cassette.
         """
         path = Path(path)
         file = open_cassette(path)
@@ -328,7 +338,7 @@ class Cassette:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether answers come from the file."""
+        """True if answers come from the file."""
         return self._index is not None
 
     def question(self, body: bytes, scope: str, url: str) -> Question:
@@ -347,10 +357,10 @@ class Cassette:
         return Question(key, scope, occurrence, url, request)
 
     def answer(self, question: Question) -> Answer:
-        """The recorded answer: the one of the same episode, else the first of the same request that nobody took yet.
+        """Return the recorded answer: of the same episode, else the first unused one of the same request.
 
         Raises:
-            ProviderError: the recorded one, or there is no recording; then the message names the nearest.
+            ProviderError: the recorded one, or nothing fits; then the message names the nearest.
             DeadlineError, LimitError: the recorded one.
         """
         assert self._index is not None, "this cassette records"

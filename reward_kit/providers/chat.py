@@ -1,4 +1,7 @@
-"""Requests as bytes, with each message of a conversation encoded once and not again in every later turn."""
+"""Chat completions from an OpenAI-compatible endpoint: encode, send, retry, read, price.
+
+Each message of a conversation is encoded once and not again in every later turn.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def encode_json(value: Any) -> str:
     try:
         return _encode(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ProviderError(f"the request cannot be sent, it is no JSON: {error}") from error
+        raise ProviderError(f"the request cannot be sent, it is not JSON: {error}") from error
 
 
 def encode_request(request: Mapping[str, Any]) -> bytes:
@@ -94,7 +97,7 @@ class _Answered(NamedTuple):
 
 
 class ChatEndpoint:
-    """One endpoint and its connections.
+    """An endpoint and its connections, shared by everything that talks to it in a run.
 
     Args:
         base_url: such as "http://127.0.0.1:8000/v1"; "/chat/completions" is appended.
@@ -109,7 +112,7 @@ class ChatEndpoint:
         traffic: what it shares with the other endpoints of a run: the queue to each model, outages, recordings. Without
             one and without rates, requests neither wait for one another nor for an endpoint that is down.
         rates: what the user allows each model.
-        no_key: why no key is sent; told where the endpoint wants one.
+        no_key: the reason for sending no key, shown if the endpoint wants one.
     """
 
     def __init__(
@@ -148,7 +151,7 @@ class ChatEndpoint:
         return f"ChatEndpoint({self._url!r})"
 
     def queue(self, model: str) -> RequestQueue | None:
-        """The queue to a model; None where there is no traffic to share it with.
+        """Return the queue to a model; None without a `ProviderSession` to share it.
 
         Raises:
             ConfigError: another endpoint of the same traffic has other rates for it.
@@ -217,7 +220,7 @@ class ChatEndpoint:
             answered, retries = await with_retries(attempt, self._retry, self._jitter, permit)
         except ProviderError as error:
             if permit is not None:
-                await asyncio.sleep(0)  # whoever stops the run because of this may do so before it counts as a failure
+                await asyncio.sleep(0)  # a run that stops because of this may do so before it counts as a failure
             if isinstance(error, AccessError | UnknownHostError):
                 raise ProviderError(str(error)) from error
             raise
@@ -225,8 +228,8 @@ class ChatEndpoint:
             if permit is not None:
                 _note_answer(permit, answered.completion.usage)
             if _log.isEnabledFor(logging.DEBUG):
-                told = {"model": facts.model, "took_s": round(time.monotonic() - began, 6), "retries": retries}
-                _log.debug("the endpoint answered", extra=told)
+                details = {"model": facts.model, "took_s": round(time.monotonic() - began, 6), "retries": retries}
+                _log.debug("the endpoint answered", extra=details)
             return answered, retries
         finally:
             if permit is not None:
@@ -240,7 +243,7 @@ class ChatEndpoint:
 
 
 def _most_tokens(request: Mapping[str, Any]) -> int:
-    """How many tokens the answer may have, 0 where the request does not say."""
+    """Return the most tokens that the answer may have, 0 if the request does not say."""
     most = request.get("max_completion_tokens") or request.get("max_tokens")
     return most if isinstance(most, int) else 0
 

@@ -1,4 +1,4 @@
-"""What a chat completion says, read from the JSON of the many servers that almost agree on its form.
+"""Chat completions, read from the JSON of the many servers that almost agree on its form, streamed or not.
 
 Absent is None, never zero: a server that reports no usage gives `usage=None`, one that reports no token ids gives
 `token_ids=None`.
@@ -33,7 +33,7 @@ _TOKEN_ID_PREFIX = "token_id:"  # vLLM writes tokens so under return_tokens_as_t
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one completion used.
+    """The tokens and cost of one completion.
 
     Attributes:
         prompt_tokens: tokens read, cached ones included.
@@ -50,7 +50,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """One answer of a model.
+    """An answer of a model.
 
     Attributes:
         message: the assistant's message, with `tool_calls` and `reasoning_content` where there are any.
@@ -73,7 +73,7 @@ class ChatCompletion:
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What reading an answer needs to know of its request.
+    """The facts of a request that reading its answer needs.
 
     Attributes:
         where: the URL, for messages.
@@ -120,7 +120,7 @@ def _first_choice(data: Any, facts: RequestFacts) -> Mapping[str, Any]:
 
 def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
     content = raw.get("content")
-    # A refusal comes beside a null content; it is what the model said.
+    # A refusal comes beside a null content; it is the model's text.
     content = raw.get("refusal") if content is None else content
     calls = raw.get("tool_calls") or []
     try:
@@ -173,7 +173,7 @@ def _usage(data: Mapping[str, Any], model: str, prices: PriceTable | None) -> Us
 
 
 def _dollars(value: Any) -> float | None:
-    """What a router such as OpenRouter says that a completion cost."""
+    """Return the cost that a router such as OpenRouter reports."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if number and math.isfinite(value) and value >= 0 else None
 
@@ -205,7 +205,10 @@ _PIECE_BYTES = 56
 
 
 class EventReader:
-    """Cuts bytes into the `data` texts of events, wherever the network cut the bytes."""
+    """Split bytes into the `data` texts of events, independent of how the network cut the bytes.
+
+    Events follow the WHATWG standard (html.spec.whatwg.org, "Server-sent events"); chat completions use `data`.
+    """
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -239,7 +242,7 @@ class EventReader:
 
 
 class _Budget:
-    """What one streamed answer may still send and have kept of it.
+    """The bytes and values that one streamed answer may still send and have kept of it.
 
     Every limit counts towards memory: a kept text costs `_PIECE_BYTES` beside its characters, which is what Python
     needs for it.
@@ -277,7 +280,7 @@ class _Budget:
 
 
 class StreamedCompletion:
-    """Adds up the chunks of one streamed chat completion.
+    """Add up the chunks of one streamed chat completion to the JSON value that the same answer has when not streamed.
 
     Args:
         where: the URL, for messages.
@@ -395,7 +398,7 @@ class StreamedCompletion:
 
 
 class _CallParts:
-    """One tool call as its pieces arrive."""
+    """A tool call as its pieces arrive."""
 
     __slots__ = ("arguments", "call_id", "index", "name")
 

@@ -1,7 +1,8 @@
-"""How long an endpoint asks to be left alone: Retry-After in every form that is met in the wild.
+"""Failures of endpoints, in one sentence a reader can act on, and whether asking again could help.
 
-RFC 9110 section 10.2.3 allows whole seconds or an HTTP date. Providers also send decimal seconds, and milliseconds in
-`retry-after-ms`, which is the more exact one and wins.
+The error types live between a transport and a `ChatEndpoint`, which raises the flat `ProviderError` or `DeadlineError`
+when it gives up. No secret reaches a message: the caller passes those it sent, and they are blotted out before a text
+is cut to length, so that no half of one survives the cut.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from reward_kit.safe_input import MODEL_ANSWER_VALUES, TooLargeError, check_valu
 
 
 def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:
-    """Seconds to wait, never negative; None where the headers do not say or cannot be understood.
+    """Return the seconds to wait, never negative; None if the headers do not say or cannot be understood.
+
+    RFC 9110 section 10.2.3 allows whole seconds or an HTTP date. Providers also send decimal seconds, and milliseconds
+    in `retry-after-ms`, which is the more exact one and wins.
 
     Args:
         headers: of the answer, looked up without regard to case.
@@ -150,7 +154,7 @@ def json_of_answer(
         secrets: texts that must not appear in a message.
 
     Raises:
-        TransientError: a status worth another attempt, HTML, or something that is no JSON.
+        TransientError: a status worth another attempt, HTML, or something that is not JSON.
         ProviderError: any other status that is not a success, or more values than `MODEL_ANSWER_VALUES`.
     """
     if not 200 <= status < 300:
@@ -176,7 +180,7 @@ def too_large(where: str, limit: TooLargeError) -> ProviderError:
 
 
 def looks_like_html(headers: Mapping[str, str], body: bytes = b"") -> bool:
-    """Whether an answer is a web page, by its type or its first character."""
+    """Return whether an answer is a web page, by its type or its first character."""
     return "html" in headers.get("Content-Type", "").lower() or body[:64].lstrip()[:1] == b"<"
 
 
@@ -263,7 +267,11 @@ class Trouble(NamedTuple):
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
-    """The trouble that an error, or what caused it, tells of; None where it tells of none that may pass."""
+    """Return the temporary trouble that an error of any client, or its cause, reports; None if there is none.
+
+    Clients agree on little. Most put the answer's status and headers on the error or on its `response`; without an
+    answer they have a type of their own, which is known by its name, so that none of them is imported here.
+    """
     for each in _chain(error):
         if isinstance(each, TransientError):
             return Trouble(each.retry_after_s)
@@ -285,12 +293,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _status(told: Any) -> int:
+def _status(source: Any) -> int:
     """The HTTP status that an error or an answer has; 0 where it has none."""
-    found = (getattr(told, name, None) for name in ("status_code", "status", "code"))
+    found = (getattr(source, name, None) for name in ("status_code", "status", "code"))
     return next((value for value in found if type(value) is int and 400 <= value < 600), 0)
 
 
-def _retry_after(told: Any) -> float | None:
-    headers = getattr(told, "headers", None)
+def _retry_after(source: Any) -> float | None:
+    headers = getattr(source, "headers", None)
     return parse_retry_after(headers) if isinstance(headers, Mapping | Message) else None

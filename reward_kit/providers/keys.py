@@ -1,7 +1,7 @@
-"""Which key may go to which server.
+"""The endpoint that requests go to, and which key may go to which server.
 
 A key goes only to the origins (scheme, host, port) that it was configured for. A task file, a train file or a `.env`
-names servers and variables, and configures nothing: both may have come from somebody else. An origin of a variable is
+names servers and variables, and configures nothing: both may be untrusted. An origin of a variable is
 
 1. the provider's own, from `PROVIDERS`; for OPENAI_API_KEY that of OPENAI_BASE_URL, if it is set beside the key;
 2. each one that REWARD_KIT_KEY_ORIGINS pairs with it, which is read from the process's environment alone.
@@ -43,7 +43,7 @@ PROVIDERS: Mapping[str, str] = {
 """The variable that each provider's documentation names for its key, and the origin of its OpenAI-compatible API."""
 
 _USUAL_PORTS = {"http": 80, "https": 443}
-_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # others may be read as another host by whoever connects
+_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # others may be read as another host by the client that connects
 _SAME_AS = {"ws": "http", "wss": "https"}
 
 
@@ -113,7 +113,7 @@ def origins_of(name: str, shell: Mapping[str, str], beside: Mapping[str, str] | 
         try:
             own = origin_of(url)
         except ValueError:
-            own = None  # told where the URL is used
+            own = None  # reported where the URL is used
     return listed_origins(shell).get(name, frozenset()) | ({own} if own else frozenset())
 
 
@@ -163,7 +163,7 @@ def check_allowed(name: str, url: str, shell: Mapping[str, str], beside: Mapping
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 NO_KEY = ""
-"""As `api_key_env`: send no key, whatever the environment holds."""
+"""The `api_key_env` that sends no key, whatever the environment holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class _Variables(NamedTuple):
         return self.shell.get(name) or self.dotenv.get(name, "")
 
     def beside(self, name: str) -> Mapping[str, str]:
-        """What is set where the variable is: a key of the shell belongs to a URL of the shell."""
+        """Return the variables of the same source: a key of the shell belongs to a URL of the shell."""
         return self.shell if name in self.shell else {**self.dotenv, **self.shell}
 
     def may_get(self, name: str, url: str) -> bool:
@@ -221,7 +221,7 @@ def resolve_endpoint(
         folder: where the search for `.env` begins, by default the working directory.
 
     Raises:
-        ConfigError: a key is required and there is none, or a value cannot be used.
+        ConfigError: a required key is missing, or a value cannot be used.
     """
     for name, value in (("base_url", base_url), ("api_key", api_key), ("api_key_env", api_key_env)):
         if value is not None and not isinstance(value, str):
@@ -318,20 +318,20 @@ def _checked_url(url: str) -> str:
     """`url`, without a slash at its end. A URL that may hold a credential is refused without being shown."""
     scheme, separator, rest = url.partition("://")
     if scheme not in ("http", "https") or not separator or not rest.strip("/"):
-        raise ConfigError(f"base_url {url!r} is no URL; it looks like http://127.0.0.1:8000/v1")
+        raise ConfigError(f"base_url {url!r} is not a URL; it looks like http://127.0.0.1:8000/v1")
     if "@" in rest.partition("/")[0]:
         raise ConfigError("base_url holds a user name or password; give the credential as api_key instead")
     if "?" in rest or "#" in rest:
         raise ConfigError("base_url holds a query or fragment; nothing may follow its path, such as /v1")
     try:
-        _ = urlsplit(url).port  # both refuse what nobody can connect to, such as port 99999
+        _ = urlsplit(url).port  # rejects what cannot be connected to, such as port 99999
     except ValueError as error:
-        raise ConfigError(f"base_url {url!r} is no URL: {error}") from None
+        raise ConfigError(f"base_url {url!r} is not a URL: {error}") from None
     return url.rstrip("/")
 
 
 def read_dotenv(folder: Path) -> dict[str, str]:
-    """The variables of the nearest `.env` in `folder` or above it; {} where there is none or it cannot be read."""
+    """Return the variables of the nearest `.env` in `folder` or above it; {} without one that can be read."""
     for place in (folder, *folder.parents):
         try:
             text = (place / ".env").read_text(encoding="utf-8-sig")

@@ -42,7 +42,7 @@ _MEMORY = 0.1  # the share of the latest answer in a running average
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the user allows one model of one endpoint; None is no limit.
+    """The rates that the user allows one model of one endpoint; None is no limit.
 
     Attributes:
         requests_per_minute: attempts that may begin in a minute.
@@ -50,7 +50,7 @@ class Rates:
         max_connections: requests in flight.
 
     Raises:
-        ConfigError: a value is no positive number.
+        ConfigError: a value is not a positive number.
     """
 
     requests_per_minute: float | None = None
@@ -64,7 +64,7 @@ class Rates:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether nothing is limited."""
+        """True if nothing is limited."""
         return self == _UNLIMITED
 
 
@@ -73,7 +73,7 @@ _UNLIMITED = Rates()
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how long to try.
+    """The number and duration of attempts.
 
     Attributes:
         max_attempts: in all, the first included.
@@ -124,7 +124,7 @@ class Bucket:
 
 
 class TokenEstimate:
-    """How many tokens a request will use, learned from what earlier ones used.
+    """An estimate of the tokens of a request, learned from what earlier ones used.
 
     Before the first answer a token is 4 bytes of the request, and the answer has as many as it may have.
     """
@@ -214,7 +214,7 @@ _LONGEST_PROBE_S = 30.0
 
 
 class Fault(Enum):
-    """What a failed attempt says of the endpoint."""
+    """The state of the endpoint that a failed attempt shows."""
 
     REFUSED = "too much was asked of it"
     FAILED = "it could not answer, or not in time"
@@ -280,7 +280,7 @@ class Outage:
         return None if self._next_probe is None else max(0.0, self._next_probe - now)
 
     def probe(self) -> None:
-        """One request tries."""
+        """Note that one request tries."""
         self._next_probe = None
 
     def probe_later(self, now: float) -> None:
@@ -299,7 +299,7 @@ _BURST_S = 1.0  # the refusals of one burst come within about this time
 
 
 WHILE_WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar("WHILE_WAITING", default=nullcontext)
-"""What surrounds the time that a request of this task waits in a queue, such as an episode's clock standing still."""
+"""Context for the time that a request of this task waits in a queue, such as an episode's clock standing still."""
 
 
 class Timer(Protocol):
@@ -321,7 +321,7 @@ class Clock:
 
 
 class Watcher(Protocol):
-    """Who is told how an endpoint is doing, and decides how long to wait for it."""
+    """A receiver of news of an endpoint, which decides how long to wait for it."""
 
     outage_patience_s: float
 
@@ -392,7 +392,7 @@ class RequestQueue:
     Args:
         name: for messages.
         rates: what the user allows.
-        watcher: is told of outages and rate limits.
+        watcher: gets news of outages and rate limits.
         clock: replaced in tests.
     """
 
@@ -410,12 +410,12 @@ class RequestQueue:
         self._timer: Timer | None = None
         self._patience: Timer | None = None
         self._in_flight = self._sent = self._known = 0
-        self._paused_until = self._last_answer = self._told_at = float("-inf")
+        self._paused_until = self._last_answer = self._notified_at = float("-inf")
         self._given_up: str | None = None
 
     @property
     def is_down(self) -> bool:
-        """Whether the endpoint is down, so that requests wait."""
+        """True if the endpoint is down, so that requests wait."""
         return self._outage.is_open
 
     @property
@@ -429,7 +429,7 @@ class RequestQueue:
         return Permit(self, self._known, size, max_completion, budget_s)
 
     async def enter(self, permit: Permit) -> None:
-        """As `Permit.enter`."""
+        """See `Permit.enter`."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # whatever was in flight in another loop ended with it
             self._loop, self._timer, self._in_flight = loop, None, 0
@@ -464,7 +464,7 @@ class RequestQueue:
             permit.waited_s += self._clock.now() - began
 
     def _let_in(self) -> None:
-        """Let in whoever may go now, and come back when the next one may."""
+        """Admit the requests that may go now, and come back when the next one may."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -515,7 +515,7 @@ class RequestQueue:
         return was_probe
 
     def leave(self, permit: Permit) -> None:
-        """As `Permit.leave`."""
+        """See `Permit.leave`."""
         if not permit.is_in:
             return
         if self._release(permit) and self._outage.is_open:
@@ -523,7 +523,7 @@ class RequestQueue:
         self._let_in()
 
     def answered(self, permit: Permit, prompt_tokens: int | None, completion_tokens: int) -> None:
-        """As `Permit.answered`."""
+        """See `Permit.answered`."""
         self._release(permit)
         self._is_alive()
         if self._tokens is not None and prompt_tokens is not None:
@@ -546,7 +546,7 @@ class RequestQueue:
             self._watcher.tell(f"{self._name} answers again after {now - since:.0f} s; the run goes on")
 
     def failed(self, permit: Permit, error: EndpointError, is_last: bool) -> bool:
-        """As `Permit.failed`."""
+        """See `Permit.failed`."""
         was_probe = self._release(permit)
         now = self._clock.now()
         fault = self._fault(error)
@@ -567,7 +567,7 @@ class RequestQueue:
         return excused
 
     def _fault(self, error: EndpointError) -> Fault | None:
-        """What an error says of the endpoint; None where it is an answer to the request."""
+        """Return the state that an error shows; None if it is an answer to the request."""
         has_answered = self._last_answer >= 0
         if isinstance(error, AccessError) and (error.is_certain or not has_answered):
             self._stop_soon(str(error))
@@ -591,18 +591,18 @@ class RequestQueue:
             self._paused_until = max(self._paused_until, now + min(asked_s, self._watcher.outage_patience_s))
         elif is_news:
             self._paused_until = max(self._paused_until, now + self._concurrency.pause_s())
-        if is_news and now - self._told_at >= _TELL_AGAIN_S:
-            self._told_at = now
-            self._clock.call_later(_BURST_S, self._tell_limit)
+        if is_news and now - self._notified_at >= _TELL_AGAIN_S:
+            self._notified_at = now
+            self._clock.call_later(_BURST_S, self._notify_limit)
 
-    def _tell_limit(self) -> None:
+    def _notify_limit(self) -> None:
         most = int(self._concurrency.limit)
         wait_s = self._paused_until - self._clock.now()
         pause = f", none for {wait_s:.0f} s" if wait_s >= 1 else ""
         self._watcher.tell(f"{self._name} limits the rate: at most {most} requests in flight from now on{pause}")
 
     def _is_everyones(self, permit: Permit, error: EndpointError, now: float) -> bool:
-        """Whether a refusal is the endpoint's state and not this request's: nothing was answered since it was sent."""
+        """Return whether a refusal is about the endpoint, not this request: nothing was answered since it was sent."""
         if not isinstance(error, TransientError) or not error.is_overloaded or self._last_answer >= permit.admitted:
             return False
         since = self._outage.since
@@ -627,9 +627,9 @@ class RequestQueue:
         left_s = max(0.0, self._patience_s() - (now - began))
         self._patience = self._clock.call_later(left_s, lambda: self._lose_patience(str(error)))
 
-    def _what(self, said: str) -> str:
-        """What an error says, without the URL that this queue's name begins with already."""
-        return said.removeprefix(self._name.partition(" ")[0]).lstrip(": ")
+    def _what(self, message: str) -> str:
+        """Return an error's message without the URL that this queue's name begins with."""
+        return message.removeprefix(self._name.partition(" ")[0]).lstrip(": ")
 
     def _lose_patience(self, last: str) -> None:
         if self._outage.is_open and self._outage.since is not None:
@@ -662,7 +662,7 @@ async def with_retries(
 
     Only `TransientError` and `IdleTimeoutError` are tried again; every other error passes at once. With a permit, each
     attempt waits for its turn, and one that failed because the endpoint is down or wants less counts neither as an
-    attempt nor as time. The caller tells the permit of an answer.
+    attempt nor as time. The caller reports an answer to the permit.
 
     Raises:
         ProviderError, DeadlineError: the last failure, when attempts or budget are used up; the message says which.
@@ -690,7 +690,7 @@ async def with_retries(
 
 
 def _is_last(error: EndpointError, counted: int, policy: RetryPolicy) -> bool:
-    """Whether no attempt would follow on `error`."""
+    """Return whether no attempt would follow `error`."""
     return not isinstance(error, TransientError | IdleTimeoutError) or counted + 1 >= policy.max_attempts
 
 
@@ -700,7 +700,7 @@ def _next_wait(
     """Seconds before the next attempt.
 
     Raises:
-        ProviderError, DeadlineError: there is no next attempt.
+        ProviderError, DeadlineError: no attempt is left.
     """
     if policy.max_attempts == 1:
         raise _final(error) from error

@@ -1,4 +1,4 @@
-"""What all requests of one run share: the queues to its endpoints, the cassette, and who is told of trouble."""
+"""`ProviderSession`: the queues, the cassette and the notices that all requests of one run share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ProviderSession:
         cassette: where exchanges are recorded to or replayed from.
         outage_patience_s: seconds for which an endpoint that has answered before is waited for once it is down, or asks
             to be left alone; one that never answered is waited for at most 60 s.
-        asks_nobody: no request will be made, as in a dry run: a key that is missing is told, and no error.
+        is_dry_run: no request will be made; a missing key is a notice instead of an error.
 
     Attributes:
         notice: called with one line when an endpoint goes down, comes back, or limits the rate.
@@ -32,30 +32,30 @@ class ProviderSession:
             so that it can cancel them.
 
     Raises:
-        ConfigError: the patience is no positive number.
+        ConfigError: the patience is not a positive number.
     """
 
     def __init__(
-        self, *, cassette: Cassette | None = None, outage_patience_s: float = 600.0, asks_nobody: bool = False
+        self, *, cassette: Cassette | None = None, outage_patience_s: float = 600.0, is_dry_run: bool = False
     ) -> None:
         check_number("outage_patience_s", outage_patience_s)
         self.cassette = cassette
         self.outage_patience_s = outage_patience_s
-        self.asks_nobody = asks_nobody
+        self.is_dry_run = is_dry_run
         self.notice: Callable[[str], None] = _log.warning
         self.gave_up: Callable[[str], None] | None = None
         self._has_given_up = False
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._queues: dict[tuple[str, str], RequestQueue] = {}
 
     @property
     def is_replaying(self) -> bool:
-        """Whether no request leaves this process."""
+        """True if no request leaves this process."""
         return self.cassette is not None and self.cassette.is_replaying
 
     @property
     def is_down(self) -> bool:
-        """Whether an endpoint is down, so that requests wait for it."""
+        """True if an endpoint is down, so that requests wait for it."""
         return any(queue.is_down for queue in self._queues.values())
 
     def queue(self, url: str, model: str, rates: Rates | None = None) -> RequestQueue:
@@ -77,8 +77,8 @@ class ProviderSession:
 
     def tell_missing_key(self, problem: str) -> None:
         """Tell once of a key that a run would need."""
-        if problem not in self._told:
-            self._told.add(problem)
+        if problem not in self._reported:
+            self._reported.add(problem)
             self.tell(problem)
 
     def tell(self, line: str) -> None:
@@ -103,17 +103,17 @@ def endpoint_for(
     api_key: str | None = None,
     api_key_env: str | None = None,
 ) -> EndpointSettings:
-    """`resolve_endpoint` for requests of this traffic: a replay needs no key, and who asks nobody is told of it.
+    """`resolve_endpoint` for requests of this traffic: a replay needs no key, and a dry run gets a notice.
 
     Args:
-        traffic: of the run; None where there is none.
+        traffic: the session of the run, if any.
         base_url, api_key, api_key_env: as `resolve_endpoint` takes them.
 
     Raises:
-        ConfigError: a key is required and there is none, or a value cannot be used.
+        ConfigError: a required key is missing, or a value cannot be used.
     """
     named = (base_url, api_key, api_key_env)
-    if traffic is None or not traffic.asks_nobody:
+    if traffic is None or not traffic.is_dry_run:
         return resolve_endpoint(*named, needs_key=traffic is None or not traffic.is_replaying)
     settings = resolve_endpoint(*named, needs_key=False)
     if settings.api_key is None and not traffic.is_replaying:
@@ -125,10 +125,10 @@ def endpoint_for(
 
 
 def key_variable_for(traffic: ProviderSession | None, options: Mapping[str, Any], of_user: Collection[str] = ()) -> Any:
-    """`key_variable` for requests of this traffic: a replay sends no key, and who asks nobody is told of the problem.
+    """`key_variable` for requests of this traffic: a replay sends no key, and a dry run gets a notice.
 
     Args:
-        traffic: of the run; None where there is none.
+        traffic: the session of the run, if any.
         options: of the endpoint's block, of which `base_url`, `api_key` and `api_key_env` are read. A key that stands
             in the block itself is the file's own.
         of_user: as `key_variable` takes it.
@@ -138,13 +138,13 @@ def key_variable_for(traffic: ProviderSession | None, options: Mapping[str, Any]
     """
     base_url, named = options.get("base_url"), options.get("api_key_env")
     if options.get("api_key") or not (isinstance(base_url, str | None) and isinstance(named, str | None)):
-        return named  # the file's own; whoever takes a wrong value refuses it
+        return named  # the file's own; a wrong value is rejected where it is used
     if traffic is not None and traffic.is_replaying:
         return NO_KEY
     try:
         return key_variable(base_url, named, of_user=of_user)
     except ConfigError as error:
-        if traffic is None or not traffic.asks_nobody:
+        if traffic is None or not traffic.is_dry_run:
             raise
         traffic.tell_missing_key(str(error))
         return NO_KEY

@@ -1,4 +1,4 @@
-"""The one place that sends bytes to a model endpoint: a POST over aiohttp, with every way it can fail told apart.
+"""The one place that sends bytes to a model endpoint: a POST over aiohttp that distinguishes every failure.
 
 Why aiohttp and not an SDK is measured in `development/transport.md`. Everything above this file talks to
 `Transport.post`, so a test or a recorder replaces one method. aiohttp is imported when the first request is made.

@@ -250,7 +250,7 @@ class TestEndpoints:
     def test_a_wrong_variable_costs_its_line_and_not_the_rest(self, monkeypatch):
         monkeypatch.setenv("OPENAI_BASE_URL", "localhost:8000")
         _, (one,) = self.told()
-        assert one["outcome"] == "misconfigured" and "is no URL" in one["told"]
+        assert one["outcome"] == "misconfigured" and "is not a URL" in one["told"]
 
     def test_a_file_of_variables_counts(self, tmp_path):
         with Endpoint() as endpoint:

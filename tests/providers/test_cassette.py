@@ -185,7 +185,7 @@ def test_a_file_that_is_no_cassette_is_neither_replayed_nor_overwritten(tmp_path
     path = tmp_path / "notes.txt"
     path.write_text(text)
     for use in (Cassette.record, Cassette.replay):
-        with pytest.raises(ConfigError, match=r"notes\.txt is no cassette"):
+        with pytest.raises(ConfigError, match=r"notes\.txt is not a cassette"):
             use(path)
     assert path.read_text() == text
 
@@ -202,7 +202,7 @@ def test_a_damaged_line_a_later_version_and_a_missing_file_are_config_errors(tmp
     Cassette.record(path).close()
     header = path.read_text()
     path.write_text(header + "oops\n" + header)
-    with pytest.raises(ConfigError, match=r"c\.jsonl:2: this line is no recorded exchange"):
+    with pytest.raises(ConfigError, match=r"c\.jsonl:2: this line is not a recorded exchange"):
         Cassette.replay(path)
     path.write_text('{"schema_version": 2}\n')
     with pytest.raises(ConfigError, match="recorded by a later version"):
@@ -263,13 +263,13 @@ def test_a_hostile_line_is_refused_with_its_number(tmp_path, monkeypatch) -> Non
     header = '{"schema_version": 1}\n'
     for line, problem in (
         ("x" * 30_000, ":2: this line has more than"),
-        ("[" * 15_000, ":2: this line is no recorded exchange"),
-        ('{"key": "k", "scope": "", "occurrence": 0, "request": 1}', ":2: this line is no recorded exchange"),
+        ("[" * 15_000, ":2: this line is not a recorded exchange"),
+        ('{"key": "k", "scope": "", "occurrence": 0, "request": 1}', ":2: this line is not a recorded exchange"),
     ):
         path.write_text(f"{header}{line}\n")
         with pytest.raises(ConfigError) as raised:
             Cassette.replay(path)
         assert str(raised.value).startswith(f"{path}{problem}")
     path.write_text("x" * 30_000)
-    with pytest.raises(ConfigError, match="is no cassette"):
+    with pytest.raises(ConfigError, match="is not a cassette"):
         Cassette.replay(path)

@@ -180,7 +180,7 @@ async def test_torn_surrogates_are_mended(text, read, stream):
 
 
 async def test_a_request_that_is_no_json_is_not_sent():
-    with pytest.raises(ProviderError, match="it is no JSON"):
+    with pytest.raises(ProviderError, match="it is not JSON"):
         await ask(answer(), request={**REQUEST, "temperature": float("nan")})
 
 

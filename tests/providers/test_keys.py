@@ -119,7 +119,7 @@ def test_a_url_without_an_origin_gets_no_key(tmp_path: Path, url: str) -> None:
     try:
         assert resolve_endpoint(environ=environ, folder=tmp_path).api_key is None
     except ConfigError as error:
-        assert "is no URL" in str(error)
+        assert "is not a URL" in str(error)
 
 
 def test_without_a_url_a_file_cannot_send_another_variable_to_openai(tmp_path: Path) -> None:
