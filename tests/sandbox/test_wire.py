@@ -29,6 +29,7 @@ from reward_kit.sandbox.wire import (
     told,
     values_of,
 )
+from tests.profiles import examples
 
 PIECES = st.one_of(
     st.binary(max_size=40),
@@ -51,7 +52,7 @@ async def read_all(data: bytes, most: int) -> list[tuple[bytes, bytes]]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(PIECES, max_size=5).map(b"".join))
 def test_any_bytes_are_messages_or_a_wire_error(data):
     try:
@@ -66,7 +67,7 @@ def test_any_bytes_are_messages_or_a_wire_error(data):
             assert "what is no answer" in str(error)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.text(max_size=30), st.booleans(), st.lists(st.sampled_from(["os", "json.decoder"]), max_size=2))
 def test_a_program_arrives_as_it_was_sent(source, is_async, imports):
     program = Program(source + "\ud800", "solve", "é.py", "plain", tuple(imports), ("/a",), ("/b",), is_async)
@@ -76,7 +77,7 @@ def test_a_program_arrives_as_it_was_sent(source, is_async, imports):
     assert body == b"[]"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text(st.characters(codec="utf-8"), max_size=100), st.text(max_size=100), st.sampled_from([0, 1]))
 def test_an_outcome_arrives_within_its_bound(value, printed, failed):
     limits = Limits(result_kb=1, output_kb=1)
