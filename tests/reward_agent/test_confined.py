@@ -22,6 +22,7 @@ from reward_kit.sandbox import host
 from reward_kit.sandbox.host import Availability
 from reward_kit.sandbox.worker import Session
 from tests.agent.worlds import WORLD, call, calls, worker_of
+from tests.profiles import examples
 
 LEVELS = ("in_process", "warm", "isolated")
 CHAT = [Message(role="user", content="2+2?"), Message(role="assistant", content="4")]
@@ -92,7 +93,7 @@ class TestTheSameAtEveryLevel:
         write(tmp_path, "from .inner import split\ndef words(message): return split(message.text)\n", "helpers/text.py")
         write(tmp_path, "def split(text): return text.split()\n", "helpers/inner.py")
 
-        @settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=examples(25), deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(st.lists(self.messages, min_size=1, max_size=4), self.plain, st.dictionaries(st.text(), self.plain))
         def same(messages, truth, sample):
             turns = list(range(len(messages)))
