@@ -119,7 +119,7 @@ class ZygoteProcess:
             cpu_s: until the kernel ends it.
             program: what it may have loaded already; by default nothing.
         """
-        wanted = spawn_of(limits, is_single=is_single, cpu_s=cpu_s)
+        wanted = spawn_record(limits, is_single=is_single, cpu_s=cpu_s)
         child, self._prepared = self._prepared, None
         if child is not None:
             if child.is_as(limits, wanted, program):
@@ -133,7 +133,7 @@ class ZygoteProcess:
     def prepare(self, limits: Limits, *, is_single: bool, cpu_s: float, program: Program | None = None) -> None:
         """Start and confine the next child, and load a program into it, ahead of its call."""
         if self.is_alive and self._prepared is None:
-            self._prepared = self._spawn(limits, spawn_of(limits, is_single=is_single, cpu_s=cpu_s))
+            self._prepared = self._spawn(limits, spawn_record(limits, is_single=is_single, cpu_s=cpu_s))
             if program is not None:
                 self._prepared.load(program)
 
@@ -240,7 +240,7 @@ class ZygoteProcess:
         return True
 
 
-def spawn_of(limits: Limits, *, is_single: bool, cpu_s: float) -> Spawn:
+def spawn_record(limits: Limits, *, is_single: bool, cpu_s: float) -> Spawn:
     """The record that asks for a child with these limits."""
     return Spawn(
         math.ceil(cpu_s),
