@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from reward_kit.errors import ConfigError
-from reward_kit.providers.retry import RetryPolicy
+from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent import AsyncRewardAgent, Retries
 from tests.profiles import examples
 from tests.reward_agent import virtual_time

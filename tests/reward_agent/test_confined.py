@@ -18,8 +18,8 @@ from reward_kit.models import Message
 from reward_kit.reward_agent import ScoringRequest
 from reward_kit.reward_agent.confined import ConfinedScorer
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
-from reward_kit.sandbox import availability
-from reward_kit.sandbox.availability import Availability
+from reward_kit.sandbox import host
+from reward_kit.sandbox.host import Availability
 from reward_kit.sandbox.worker import Session
 from tests.agent.worlds import WORLD, call, calls, worker_of
 from tests.profiles import examples
@@ -294,8 +294,8 @@ class TestLoading:
 
     @pytest.mark.parametrize("level", [None, "warm"])
     def test_a_machine_without_walls_runs_it_here_and_says_so(self, tmp_path, monkeypatch, level):
-        none = {s: Availability(s, False, "there are none") for s in availability.STRENGTHS}
-        monkeypatch.setattr(availability, "_known", none)
+        none = {s: Availability(s, False, "there are none") for s in host.STRENGTHS}
+        monkeypatch.setattr(host, "_known", none)
         write(tmp_path, "def reward(messages): return {'score': 1.0}\n")
         loaded = load(tmp_path, "reward", level)
         assert len(loaded.notes) == 1 and "runs in_process, without walls" in loaded.notes[0]
