@@ -17,9 +17,8 @@ from pydantic import Field
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.reward_options import checks_options
-from reward_kit.rewards.reading.language_words import LANGUAGES_OF_LETTER, LANGUAGES_OF_WORD, SCRIPTS
-from reward_kit.rewards.reading.replies import Part, composed, last_reply, lines_without_code, own_messages
-from reward_kit.rewards.reading.texts import passed
+from reward_kit.rewards.language_words import LANGUAGES_OF_LETTER, LANGUAGES_OF_WORD, SCRIPTS
+from reward_kit.rewards.replies import Part, composed, last_reply, lines_without_code, own_messages, passed
 from reward_kit.typed_interface import reward_function
 
 _NOT_LANGUAGE: Final = re.compile(

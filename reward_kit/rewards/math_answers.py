@@ -8,12 +8,12 @@ from typing import Any
 from reward_kit.errors import RewardError
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.reward_options import checks_options
+from reward_kit.rewards.answers import Found, Unmarked, find_answer, last_number, truth_text
 from reward_kit.rewards.mathematics.equality import Terms, Units, same
 from reward_kit.rewards.mathematics.forms import Form, quick_number, read_form
 from reward_kit.rewards.mathematics.numbers import check_tolerances, close
 from reward_kit.rewards.option_types import Tolerance, check_extra
-from reward_kit.rewards.reading.found_answers import Found, Unmarked, find_answer, last_number, truth_text
-from reward_kit.rewards.reading.texts import last_answer, needed, passed, shown
+from reward_kit.rewards.replies import last_answer, needed, passed, shown
 from reward_kit.typed_interface import reward_function
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.reward_options import with_options
-from reward_kit.rewards.exact_answers import exact_answer
-from reward_kit.rewards.reading.normalising import SQUAD
+from reward_kit.rewards.answers import exact_answer
+from reward_kit.rewards.replies import SQUAD
 from tests.rewards.answers import MEGABYTE, ask, histories, wild_text
 
 SAME: dict[str, tuple[str, str, tuple[str, ...]]] = {

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from reward_kit import with_options
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import Message
+from reward_kit.rewards.language_words import SCRIPTS
 from reward_kit.rewards.languages import same_language
-from reward_kit.rewards.reading.language_words import SCRIPTS
 from tests.rewards.forms import ask, histories, long, said, texts, turns
 
 TEXTS = {

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from typing import Final
 
-from reward_kit.rewards.reading.replies import composed
+from reward_kit.rewards.replies import composed
 
 LONGEST_TEXT: Final = 2_000
 """Characters of one answer. Nothing longer is read."""

@@ -37,7 +37,6 @@ SCRIPTS: Final[dict[str, frozenset[str]]] = {
     "th": frozenset({"THAI"}),
 }
 """The languages that are known, by their ISO 639-1 codes, with the scripts that each is written in."""
-
 _WORDS: Final = {
     "en": """
         the a i of and to in is was are were be been it that this these those with for as on at by from not have has had
@@ -137,7 +136,6 @@ _WORDS: Final = {
         आणि आहे आहेत या हा ही हे ते तो ती च्या चे ची चा मध्ये नाही होते होता होती केले केली की पण व म्हणून तर मी तू आपण
         आम्ही तुम्ही त्या त्याच्या त्यांनी असे असा अशी एक साठी वर पासून झाले झाली काय खूप किंवा जर करून""",
 }
-
 _LETTERS: Final = {
     "cs": "áčďéěíňóřšťúůýž", "da": "æøåé", "de": "äöüß", "es": "áéíóúüñ", "fi": "äöå", "fr": "àâæçéèêëîïôœùûüÿ",
     "hu": "áéíóöőúüű", "it": "àèéìíòóù", "nl": "éëïü", "pl": "ąćęłńóśźż", "pt": "áâãàçéêíóôõú", "ro": "ăâîșşțţ",
@@ -158,6 +156,5 @@ def _inverted(lists: dict[str, list[str]]) -> dict[str, tuple[str, ...]]:
 
 LANGUAGES_OF_WORD: Final = _inverted({language: words.split() for language, words in _WORDS.items()})
 """The languages in whose list a word stands, in lower case."""
-
 LANGUAGES_OF_LETTER: Final = _inverted({language: list(letters) for language, letters in _LETTERS.items()})
 """The languages that are written with a letter; only of letters that not all languages of their script have."""
