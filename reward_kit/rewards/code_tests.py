@@ -1,5 +1,17 @@
 """Hidden tests of a program: reading them from a ground truth, taking assertions apart, comparing what came back.
 
+A ground truth has one of these forms, or is the JSON text of one:
+
+- `{"function": "solve", "tests": [{"args": […], "kwargs": {…}, "expected": …}, …]}`: calls of a function.
+- `{"tests": [{"stdin": "…", "stdout": "…"}, …]}`: runs of a program.
+- APPS and TACO: `{"inputs": […], "outputs": […], "fn_name": …}`; without `fn_name` they are runs.
+- LiveCodeBench: `[{"input": "…", "output": "…", "testtype": "stdin" | "functional"}, …]`, for functional ones in
+  `{"function": …, "tests": […]}`, with an argument on each line.
+- MBPP: `{"test_list": ["assert f(1) == 2", …]}`; HumanEval: `{"test": "def check(candidate): …", "entry_point": "f"}`.
+
+A test may carry a `"class"`, by which results are counted too, and all but the bare list a `"setup"`, which runs in the
+sandbox before the program and so must hold nothing that is expected.
+
 `assert f(3) == [1, 2, 3]` becomes the question `f(3)` and a condition on its answer. The condition is evaluated here by
 a small interpreter of Python's expressions that knows constants, comparisons, arithmetic and a few functions, and that
 meets nothing but plain data. Unknown expressions are refused, since the only other way would be to run the assertion

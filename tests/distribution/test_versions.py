@@ -24,6 +24,7 @@ USES = {
     "text-games": "import textworld, alfworld",
     "json": "import jsonschema; jsonschema.validate(1, {'type': 'integer'})",
     "math": "import math_verify, mpmath, sympy; from reward_kit.rewards import math_answer",
+    "languages": "import py3langid; assert py3langid.classify('This is an English sentence.')[0] == 'en'",
     "mcp": "import reward_kit.environments.mcp; import mcp",
     "similarity": "from rapidfuzz import fuzz; assert fuzz.ratio('a', 'a') == 100",
     "train": "from reward_kit.cli import main; main.program.get_command(None, 'train'); import reward_kit.rl.trainer",
