@@ -1,7 +1,4 @@
-"""Rewards that everyone needs, a file per family. Each is an ordinary reward function with its options as keywords.
-
-What they are made of is in folders: `reading/` what is read of a reply, `comparing/` what is compared with a truth,
-`mathematics/`, `programs/` for code, `judging/` for judges.
+"""Built-in rewards, a file per family. Each is an ordinary reward function with its options as keywords.
 
 Give options in a task file with `reward_options:`, or in code with `reward_kit.with_options`.
 """

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_options import checks_options
-from reward_kit.rewards.mathematics.text import LONGEST_TEXT, unwrap
-from reward_kit.rewards.replies import Normalisation, last_answer, last_text, needed, normalised, passed, shown
+from reward_kit.rewards.quantities import LONGEST_TEXT, read_number, unwrap
+from reward_kit.rewards.replies import composed, last_answer, last_text, needed, passed, shown
 from reward_kit.typed_interface import reward_function
 
 Unmarked = Literal["refuse", "last_number"]
@@ -201,6 +202,48 @@ def answer_region(text: str) -> str:
 
 LONGEST = 100_000
 """Characters of an answer that is looked at. A longer one is not normalised, and is wrong."""
+Normalisation = Literal["strip", "casefold", "nfkc", "punctuation", "articles", "whitespace", "numbers"]
+SQUAD: Final[tuple[Normalisation, ...]] = ("casefold", "punctuation", "articles", "whitespace")
+"""As the evaluation of SQuAD 1.1 (Rajpurkar 2016) does, in its order."""
+_ARTICLES: Final = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
+
+
+def normalised(text: str, steps: tuple[Normalisation, ...]) -> str:
+    """`text` after these steps, in their order.
+
+    "strip" drops white space around it, "whitespace" also makes one blank of each run inside; "casefold" ignores case;
+    "nfkc" unites Unicode's compatible characters; "punctuation" drops every character of Unicode's classes P and S that
+    is punctuation in ASCII, and all of class P; "articles" drops a, an and the; "numbers" writes a plain number in one
+    way.
+    """
+    for step in steps:
+        text = _STEPS[step](text)
+    return text
+
+
+def _without_punctuation(text: str) -> str:
+    return "".join(char for char in text if not _is_punctuation(char))
+
+
+def _is_punctuation(char: str) -> bool:
+    kind = unicodedata.category(char)
+    return kind[0] == "P" or (kind[0] == "S" and char.isascii())
+
+
+def _one_spelling(text: str) -> str:
+    number = read_number(text)
+    return text if number is None else str(number)
+
+
+_STEPS: Final[dict[str, Callable[[str], str]]] = {
+    "strip": str.strip,
+    "casefold": str.casefold,
+    "nfkc": lambda text: composed(text, "NFKC"),
+    "punctuation": _without_punctuation,
+    "articles": lambda text: _ARTICLES.sub(" ", text),
+    "whitespace": lambda text: " ".join(text.split()),
+    "numbers": _one_spelling,
+}
 
 
 @reward_function

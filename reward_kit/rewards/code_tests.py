@@ -493,6 +493,9 @@ def _range(*ends: int) -> range:
     return made
 
 
+_FUNCTIONS["range"] = _range
+
+
 def _function(node: ast.Call) -> Callable[..., Any]:
     name = ast.unparse(node.func).removeprefix("math.")
     if name not in _FUNCTIONS or any(keyword.arg is None for keyword in node.keywords):

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 import textwrap
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 from reward_kit.errors import RewardError
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.rewards.mathematics.numbers import read_number
 
 _THOUGHT_ENDS = "</think>"
 _THOUGHT_BEGINS = "<think>"
@@ -189,47 +188,3 @@ def _opening(line: str) -> tuple[str, str]:
 
 def _block(tag: str, lines: list[str]) -> Block:
     return Block(tag, textwrap.dedent("\n".join(lines)) if lines and lines[0][:1] in (" ", "\t") else "\n".join(lines))
-
-
-Normalisation = Literal["strip", "casefold", "nfkc", "punctuation", "articles", "whitespace", "numbers"]
-SQUAD: Final[tuple[Normalisation, ...]] = ("casefold", "punctuation", "articles", "whitespace")
-"""As the evaluation of SQuAD 1.1 (Rajpurkar 2016) does, in its order."""
-_ARTICLES: Final = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
-
-
-def normalised(text: str, steps: tuple[Normalisation, ...]) -> str:
-    """`text` after these steps, in their order.
-
-    "strip" drops white space around it, "whitespace" also makes one blank of each run inside; "casefold" ignores case;
-    "nfkc" unites Unicode's compatible characters; "punctuation" drops every character of Unicode's classes P and S that
-    is punctuation in ASCII, and all of class P; "articles" drops a, an and the; "numbers" writes a plain number in one
-    way.
-    """
-    for step in steps:
-        text = _STEPS[step](text)
-    return text
-
-
-def _without_punctuation(text: str) -> str:
-    return "".join(char for char in text if not _is_punctuation(char))
-
-
-def _is_punctuation(char: str) -> bool:
-    kind = unicodedata.category(char)
-    return kind[0] == "P" or (kind[0] == "S" and char.isascii())
-
-
-def _one_spelling(text: str) -> str:
-    number = read_number(text)
-    return text if number is None else str(number)
-
-
-_STEPS: Final[dict[str, Callable[[str], str]]] = {
-    "strip": str.strip,
-    "casefold": str.casefold,
-    "nfkc": lambda text: composed(text, "NFKC"),
-    "punctuation": _without_punctuation,
-    "articles": lambda text: _ARTICLES.sub(" ", text),
-    "whitespace": lambda text: " ".join(text.split()),
-    "numbers": _one_spelling,
-}

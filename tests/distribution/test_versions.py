@@ -23,7 +23,7 @@ USES = {
     "assert not asyncio.run(check_resource(resource_class('gymnasium'), {'env_id': 'FrozenLake-v1'}, seed=0, steps=5))",
     "text-games": "import textworld, alfworld",
     "json": "import jsonschema; jsonschema.validate(1, {'type': 'integer'})",
-    "math": "import math_verify, mpmath, sympy; from reward_kit.rewards import math_answer",
+    "math": "import math_verify, sympy; from reward_kit.rewards import math_answer",
     "languages": "import py3langid; assert py3langid.classify('This is an English sentence.')[0] == 'en'",
     "mcp": "import reward_kit.environments.mcp; import mcp",
     "similarity": "from rapidfuzz import fuzz; assert fuzz.ratio('a', 'a') == 100",
