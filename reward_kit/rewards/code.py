@@ -26,10 +26,9 @@ from reward_kit.reward_options import checks_options
 from reward_kit.rewards.code_tests import CallTest, Rules, RunTest, Stdout, Suite, shown_answer, suite_of
 from reward_kit.rewards.option_types import Closeness, Megabytes, Seconds, check_closeness
 from reward_kit.rewards.replies import Choice, block_of, last_answer, needed
-from reward_kit.sandbox.limits import Limits
+from reward_kit.sandbox.host import Sandbox
 from reward_kit.sandbox.outcome import Outcome
-from reward_kit.sandbox.program import SOURCE_LIMIT, Program
-from reward_kit.sandbox.remote import Confinement, sandbox_at
+from reward_kit.sandbox.program import SOURCE_LIMIT, Limits, Program
 from reward_kit.typed_interface import reward_function
 
 PassRate = Literal["fraction", "all"]
@@ -64,18 +63,18 @@ def _check_order(options: Mapping[str, Any]) -> None:
         )
 
 
-_REFUSAL = "what a model wrote is run behind walls only"
-_LOST = ("zygote", "connection")
-_SLOTS_A_CPU = 2
+_REFUSAL = "what a model wrote is run in a sandbox only"
+_SLOTS_PER_CPU = 2
 """Programs that sleep leave the processor to others; with more than two, wall limits would meet honest ones."""
 
 
 class CodeSandboxes:
-    """The sandboxes of one worker, for the length of an `async with`. None of them runs anything without walls."""
+    """The sandbox of one worker, for the length of an `async with`. It never runs anything unconfined."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
-        self._open: dict[str | None, Confinement | str] = {}
+        self._sandbox: Sandbox | None = None
+        self._refusal = ""
         self._opening: asyncio.Lock | None = None
 
     async def __aenter__(self) -> CodeSandboxes:
@@ -85,29 +84,27 @@ class CodeSandboxes:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open = {}
+        self._sandbox = None
         await self._stack.aclose()
 
     @classmethod
     async def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Refuse what could score nothing, before the first rollout.
+        """Reject, before the first rollout, a machine on which nothing could be scored.
 
         Raises:
-            ConfigError: nothing can be confined where the options say.
+            ConfigError: this machine cannot confine code.
         """
         async with cls() as sandboxes:
-            await sandboxes._at(options.get("back_end"))
+            await sandboxes._opened()
 
-    async def ask(
-        self, program: Program, inputs: Sequence[Any], limits: Limits, back_end: str | None = None
-    ) -> list[Outcome]:
+    async def ask(self, program: Program, inputs: Sequence[Any], limits: Limits) -> list[Outcome]:
         """As `Sandbox.ask`. What is lost for reasons of the sandbox is asked once more.
 
         Raises:
-            ConfigError: nothing can be confined there; the rollout is unscored, its class `refused`.
+            ConfigError: this machine cannot confine code; the rollout is unscored, its class `refused`.
             RewardError: it was lost again; the rollout is unscored.
         """
-        sandbox = await self._at(back_end)
+        sandbox = await self._opened()
         outcomes = await sandbox.ask(program, inputs, limits=limits)
         if _lost(outcomes):
             outcomes = await sandbox.ask(program, inputs, limits=limits)
@@ -118,26 +115,25 @@ class CodeSandboxes:
             raise RewardError(f"the sandbox lost the program twice: {lost}")
         return outcomes
 
-    async def _at(self, back_end: str | None) -> Confinement:
+    async def _opened(self) -> Sandbox:
         if self._opening is None:
             raise ConfigError("the sandboxes of code rewards are used outside of their `async with`")
         async with self._opening:
-            if back_end not in self._open:
-                slots = None if back_end is not None else _SLOTS_A_CPU * len(os.sched_getaffinity(0))
+            if self._sandbox is None and not self._refusal:
+                sandbox = Sandbox(slots=_SLOTS_PER_CPU * len(os.sched_getaffinity(0)))
                 try:
-                    self._open[back_end] = await self._stack.enter_async_context(sandbox_at(back_end, slots=slots))
+                    self._sandbox = await self._stack.enter_async_context(sandbox)
                 # Nothing has changed when the next rollout comes, and finding out takes a while: the reason is kept.
                 except ConfigError as error:
-                    self._open[back_end] = f"{_REFUSAL}: {error}; or name a back end, such as back_end='docker:IMAGE'"
+                    self._refusal = f"{_REFUSAL}: {error}; or serve the reward from a Linux container and name its URL"
                 except OSError as error:
-                    self._open[back_end] = (
-                        f"{_REFUSAL}, and none can be put up ({error}); a reward that brings its own sandbox runs at "
-                        "the level in_process, not behind other walls"
+                    self._refusal = (
+                        f"{_REFUSAL}, and none can be set up ({error}); a reward that brings its own sandbox runs at "
+                        "the level in_process, not inside another sandbox"
                     )
-            found = self._open[back_end]
-        if isinstance(found, str):
-            raise ConfigError(found)
-        return found
+        if self._sandbox is None:
+            raise ConfigError(self._refusal)
+        return self._sandbox
 
 
 @reward_function(resources={"sandbox": CodeSandboxes})
@@ -159,7 +155,6 @@ async def python_code(
     memory_mb: Megabytes = 512,
     preload: tuple[str, ...] = (),
     tell_expected: bool = True,
-    back_end: str | None = None,
 ) -> EvaluateResult:
     """The share of hidden tests that the Python program in the reply passes.
 
@@ -190,7 +185,6 @@ async def python_code(
         memory_mb: MiB of memory.
         preload: installed modules that programs use and that are slow to import, such as numpy.
         tell_expected: the reason may show what was asked and expected.
-        back_end: "docker:IMAGE" or "ssh:HOST" in the place of this machine's own walls.
 
     Raises:
         RewardError: the ground truth holds no tests that can be asked; the message says what to write.
@@ -216,7 +210,7 @@ async def python_code(
     program = Program(source, "ask", "<harness>", form="plain", imports=(_INSIDE, *preload))
     async with AsyncExitStack() as stack:
         ours = sandbox if sandbox is not None else await stack.enter_async_context(CodeSandboxes())
-        asking = _Asking(ours, program, limits, back_end, rules, stops_early=pass_rate == "all")
+        asking = _Asking(ours, program, limits, rules, stops_early=pass_rate == "all")
         verdicts = await (asking.calls(suite.calls) if suite.calls else asking.runs(suite.runs, runs))
     return _result(suite, verdicts, pass_rate, tell_expected)
 
@@ -237,7 +231,6 @@ async def program_code(
     compile_s: Annotated[float, Field(gt=0, le=600)] = 30.0,
     memory_mb: Megabytes = 1024,
     tell_expected: bool = True,
-    back_end: str | None = None,
 ) -> EvaluateResult:
     """The share of hidden runs that a program of another language passes: compiled once, a fresh process for each run.
 
@@ -254,7 +247,6 @@ async def program_code(
         time_s: seconds of CPU time of each run; of wall time three times as much and one more.
         compile_s: seconds of wall time to compile.
         memory_mb: MiB of memory of each process.
-        back_end: as in `python_code`; the compiler is looked for there.
 
     Raises:
         RewardError: the ground truth holds no runs.
@@ -268,7 +260,7 @@ async def program_code(
     suite = suite_of(needed(ground_truth, "program_code"))
     if suite.calls or suite.setup:
         raise RewardError("program_code has runs for tests, with stdin and stdout; calls and setup are for python_code")
-    rules, spoken = _rules(tolerance, False, stdout), language_of(language, is_here=back_end is None)
+    rules, spoken = _rules(tolerance, False, stdout), language_of(language)
     text = _program_text(messages, ALIASES[language], block, unfenced)
     if not text or len(text) > SOURCE_LIMIT // 8:
         return _nothing("the program is too long" if text else f"the reply has no fenced block of {language}")
@@ -276,7 +268,7 @@ async def program_code(
     program = spoken.program(text, limits, time_s, compile_s)
     async with AsyncExitStack() as stack:
         ours = sandbox if sandbox is not None else await stack.enter_async_context(CodeSandboxes())
-        outcomes = await ours.ask(program, [test.stdin for test in suite.runs], limits, back_end)
+        outcomes = await ours.ask(program, [test.stdin for test in suite.runs], limits)
     verdicts = [_of_process(test, one, rules) for test, one in zip(suite.runs, outcomes, strict=True)]
     return _result(suite, verdicts, pass_rate, tell_expected)
 
@@ -289,16 +281,15 @@ class _Asking:
         sandbox: CodeSandboxes,
         program: Program,
         limits: Limits,
-        back_end: str | None,
         rules: Rules,
         *,
         stops_early: bool,
     ) -> None:
-        self._sandbox, self._program, self._limits, self._back_end = sandbox, program, limits, back_end
+        self._sandbox, self._program, self._limits = sandbox, program, limits
         self._rules, self._stops_early = rules, stops_early
 
     async def _ask(self, inputs: Sequence[Any]) -> list[Outcome]:
-        return await self._sandbox.ask(self._program, inputs, self._limits, self._back_end)
+        return await self._sandbox.ask(self._program, inputs, self._limits)
 
     async def calls(self, tests: Sequence[CallTest]) -> list[_Verdict]:
         """All calls in one child, one at a time."""
@@ -511,17 +502,17 @@ def missing_tool(language: str) -> str:
     return f"{found.tool} is not in {_WHERE}, where the sandbox looks; on Debian: apt-get install {found.install}"
 
 
-def language_of(name: str, *, is_here: bool) -> Language:
+def language_of(name: str) -> Language:
     """How programs of a language are run.
 
     Raises:
         ConfigError: its tool is to be on this machine and is not.
     """
-    if is_here and (problem := missing_tool(name)):
+    if problem := missing_tool(name):
         raise ConfigError(f"program_code, language {name!r}: {problem}")
     return LANGUAGES[name]
 
 
 def _lost(outcomes: Sequence[Outcome]) -> str:
-    messages = [one.failure.message for one in outcomes if one.kind in _LOST and one.failure is not None]
-    return messages[0] if messages else ""
+    messages = (one.failure.message for one in outcomes if one.kind == "zygote" and one.failure is not None)
+    return next(messages, "")

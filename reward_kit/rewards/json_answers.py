@@ -15,7 +15,7 @@ from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_options import checks_options
 from reward_kit.rewards.option_types import Closeness, check_closeness, check_extra
 from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, passed, shown
-from reward_kit.strict_json import Pairs, strict_decoder
+from reward_kit.safe_input import Pairs, strict_decoder
 from reward_kit.typed_interface import reward_function
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ import pydantic
 from reward_kit.errors import ConfigError
 from reward_kit.models import Message
 from reward_kit.rewards.replies import last_answer
-from reward_kit.strict_json import Pairs, strict_decoder
+from reward_kit.safe_input import Pairs, strict_decoder
 from reward_kit.task_parts import CriterionModel
 from reward_kit.validation import describe_validation_error
 
