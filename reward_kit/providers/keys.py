@@ -7,8 +7,8 @@ names servers and variables, and configures nothing: both may be untrusted. An o
 2. each one that REWARD_KIT_KEY_ORIGINS pairs with it, which is read from the process's environment alone.
 
 What is typed (`--base-url`, `-T policy.base_url=…`) or written in Python is the user's own choice and is not checked.
-The endpoint and its key are taken from arguments, then the environment, then the nearest `.env` in the working directory
-or above it, which never overrides a set variable and is read, not exported. No key is in a repr or a message.
+The endpoint and its key are taken from arguments, then the environment, then the nearest `.env` in the working
+directory or above it, which never overrides a set variable and is read, not exported. No key is in a repr or a message.
 """
 
 from __future__ import annotations
