@@ -18,8 +18,18 @@ PACKAGE = Path(reward_kit.__file__).parent
 # Lowest first. A unit imports from rows above it, and from units to its left in its own row.
 LAYERS = [
     ["errors", "lazy", "differences", "strict_json", "undoing", "private_files", "shown_text", "notebook_html"],
-    ["task_parts", "earlier_tasks", "validation", "models", "returned", "loading", "process_guardian", "input_limits"],
-    ["process_logs", "processes", "limited_yaml"],
+    [
+        "task_parts",
+        "earlier_tasks",
+        "validation",
+        "models",
+        "returned",
+        "loading",
+        "process_guardian",
+        "input_limits",
+        "torch_cpu",
+    ],
+    ["process_logs", "processes", "limited_yaml", "torch_cpu"],
     ["findings", "typed_interface", "reward_options", "reward_calls", "providers", "episodes", "environments"],
     ["console", "log_format", "agent", "sandbox"],
     ["rewards", "tokens", "reward_agent", "reward_checks", "credit", "rl_helpers", "rl_processing"],
@@ -28,7 +38,7 @@ LAYERS = [
     ["integrations", "cli"],
 ]
 HEAVY = {"torch", "transformers", "ray", "trl"}
-MAY_IMPORT_HEAVY = ("reward_kit.agent.policies.hf", "reward_kit.rl", "reward_kit.integrations")
+MAY_IMPORT_HEAVY = ("reward_kit.agent.policies.hf", "reward_kit.rl", "reward_kit.integrations", "reward_kit.torch_cpu")
 
 
 def modules() -> dict[str, ast.Module]:

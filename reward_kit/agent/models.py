@@ -1,16 +1,16 @@
-"""`StepData`, the view of one step that credit works on, its `History`, and `StopReason`, why an episode ended."""
+"""A step of an episode as credit assignment sees it, and why an episode ended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, overload
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
-from reward_kit.agent.log_probs import read_log_probs
 from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.segments import REWRITTEN, UNKNOWN_VERSION, Turn
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message
 
@@ -73,6 +73,7 @@ _TERMINAL = frozenset(
         StopReason.USER_STOPPED,
     }
 )
+
 _LIMITS = frozenset(
     {
         StopReason.MAX_STEPS,
@@ -195,3 +196,51 @@ def steps_of(episode: SingleAgentEpisode) -> list[StepData]:
 
 def _output(episode: SingleAgentEpisode, key: str, t: int) -> Any:
     return episode.get_extra_model_outputs(key, t) if key in episode.extra_model_outputs else None
+
+
+_IN_OUTPUTS = ("prompt_ids", "token_ids", "logprobs", "policy_version")
+
+_IN_INFO = ("usage", "finish_reason")
+
+
+def write_log_probs(
+    log_probs: Mapping[str, Any] | None, episode: SingleAgentEpisode, info: dict[str, Any]
+) -> dict[str, Any]:
+    """Write what is said of an episode's next action.
+
+    Args:
+        log_probs: as the policy gave it.
+        episode: gets the tokens.
+        info: of the step; gets its facts.
+
+    Returns:
+        What belongs to the step's outputs; values may be None.
+    """
+    if not log_probs:
+        return {}
+    info |= {key: log_probs[key] for key in _IN_INFO if log_probs.get(key)}
+    outputs = {key: log_probs.get(key) for key in _IN_OUTPUTS}
+    prompt_ids, token_ids, logprobs, version = outputs.values()
+    if prompt_ids is None or token_ids is None:
+        return outputs
+    version = UNKNOWN_VERSION if version is None else version
+    reason = log_probs.get("segment_reason") or REWRITTEN
+    allowed = log_probs.get("allowed_ids")
+    episode.tokens.add_turn(len(episode), prompt_ids, token_ids, logprobs, version, reason, allowed)
+    return {}
+
+
+def read_log_probs(episode: SingleAgentEpisode, t: int, turn: Turn | None) -> dict[str, Any] | None:
+    """What was said of the t-th action; only what is known, None where nothing is.
+
+    Args:
+        episode: its record.
+        t: the action.
+        turn: `episode.tokens.turns().get(t)`; taken once for all steps.
+    """
+    info = episode.get_infos(t + 1)
+    said = {key: episode.get_extra_model_outputs(key, t) for key in _IN_OUTPUTS if key in episode.extra_model_outputs}
+    if turn is not None:
+        said |= turn._asdict()
+    said |= {key: info.get(key) for key in _IN_INFO}
+    return {key: value for key, value in said.items() if value is not None} or None

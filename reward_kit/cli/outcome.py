@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import anyio
 from rich.console import Console, RenderableType
 
-from reward_kit.agent.tool_troubles import CURRENT_TROUBLES, ToolTroubles
+from reward_kit.agent.tool_execution import CURRENT_TROUBLES, ToolTroubles
 from reward_kit.cli import operator_log
 from reward_kit.cli.echo import echo_json
 from reward_kit.console import SafeConsole

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from reward_kit.agent.tool_troubles import ToolTroubles
+from reward_kit.agent.tool_execution import ToolTroubles
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import RewardKitError, ToolError
 

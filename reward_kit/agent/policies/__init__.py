@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic
 
 BUILT_IN: dict[str, str] = {
-    "expert": "reward_kit.agent.policies.expert_policy:ExpertPolicy",
+    "expert": "reward_kit.agent.policies.simple_policies:ExpertPolicy",
     "hf": "reward_kit.agent.policies.hf_policy:HFAgentPolicy",
-    "human": "reward_kit.agent.policies.human_policy:HumanPolicy",
+    "human": "reward_kit.agent.policies.simple_policies:HumanPolicy",
     "openai": "reward_kit.agent.policies.openai_policy:OpenAIAgentPolicy",
     "own_agent": "reward_kit.agent.policies.own_agent_policy:OwnAgentPolicy",
-    "random": "reward_kit.agent.policies.random_policy:RandomPolicy",
+    "random": "reward_kit.agent.policies.simple_policies:RandomPolicy",
     "replay": "reward_kit.agent.policies.replay_policy:ReplayPolicy",
-    "scripted": "reward_kit.agent.policies.scripted_policy:ScriptedPolicy",
+    "scripted": "reward_kit.agent.policies.simple_policies:ScriptedPolicy",
 }
 # What the program itself fills in is no option of a task file.
 _NOT_OPTIONS = {"expert": {"resource"}, "human": {"reader", "writer"}}

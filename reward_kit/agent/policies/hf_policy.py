@@ -1,9 +1,4 @@
-"""The policy that is a language model of ours: any causal LM of `transformers`, tokens in and tokens out.
-
-A session's context is the exact ids of its episode so far and what the chat template adds for the new messages; what is
-sampled is recorded with its log-probabilities, the weights' version, and what a constraint left to choose from. All
-sessions share one engine, which acts with a copy of the weights in training.
-"""
+"""Options of the policy that a file may have wrong: of another kind, or too small."""
 
 from __future__ import annotations
 
@@ -17,28 +12,60 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reward_kit.agent.policies.hf.action_formats import ActionFormat, Plain
-from reward_kit.agent.policies.hf.chat_layout import ChatLayout, Tools
-from reward_kit.agent.policies.hf.constraints import Choices
-from reward_kit.agent.policies.hf.conversation import Conversation, tools_given
-from reward_kit.agent.policies.hf.engine import Engine
-from reward_kit.agent.policies.hf.json_grammar import JsonGrammar
-from reward_kit.agent.policies.hf.loading import Origin
-from reward_kit.agent.policies.hf.merged_weights import merged_state_dict
-from reward_kit.agent.policies.hf.options import check_options, check_room
-from reward_kit.agent.policies.hf.recognition import action_format as recognised
-from reward_kit.agent.policies.hf.remembered import OPTIONS, settled
+from reward_kit.agent.policies.hf.action_formats import ActionFormat, Plain, Tool, tools_of
+from reward_kit.agent.policies.hf.action_formats import action_format as recognised
+from reward_kit.agent.policies.hf.chat_layout import ChatLayout, Conversation, Tools, tools_given
+from reward_kit.agent.policies.hf.constraints import Choices, JsonGrammar, TurnConstraints
+from reward_kit.agent.policies.hf.engine import Engine, Generated, Slot
+from reward_kit.agent.policies.hf.model import OPTIONS, Origin, PolicyWithValue, merged_state_dict, settled
 from reward_kit.agent.policies.hf.sampling import Sampling
-from reward_kit.agent.policies.hf.tools import Tool, tools_of
-from reward_kit.agent.policies.hf.turn_constraints import TurnConstraints
-from reward_kit.agent.policies.hf.turns import Generated, Slot
-from reward_kit.agent.policies.hf.value_head import PolicyWithValue
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.environments.base import ToolSpec
-from reward_kit.errors import ConfigError, PolicyError
+from reward_kit.errors import ConfigError, PolicyError, kind_of
 from reward_kit.models import Message
 
+
+def check_options(
+    *, numbers: Mapping[str, object], whole: Mapping[str, tuple[object, int]], switches: Mapping[str, object]
+) -> None:
+    """Refuse what is of another kind than it should be.
+
+    Args:
+        numbers: by their names.
+        whole: whole numbers, each with its least value.
+        switches: what is true or false.
+
+    Raises:
+        ConfigError: see above.
+    """
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ConfigError(f"{name}: expected a number, got {number!r}, {kind_of(number)}")
+    for name, (count, least) in whole.items():
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise ConfigError(f"{name}: expected a whole number, got {count!r}, {kind_of(count)}")
+        if count < least:
+            raise ConfigError(f"{name}: {count} is below {least}")
+    for name, switch in switches.items():
+        if not isinstance(switch, bool):
+            raise ConfigError(f"{name}: expected true or false, got {switch!r}, {kind_of(switch)}")
+
+
+def check_room(max_context: int, max_new_tokens: int) -> int:
+    """The first of them, where an answer leaves room for a prompt.
+
+    Raises:
+        ConfigError: it does not, and every episode would end before its first step.
+    """
+    if max_new_tokens >= max_context:
+        raise ConfigError(
+            f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in a context of {max_context} tokens"
+        )
+    return max_context
+
+
 _TOOL_ROLES = ("tool", "user")
+
 _TEXT = Plain()  # where there is no tool, everything is a text
 
 

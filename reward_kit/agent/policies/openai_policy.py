@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reward_kit.agent.policies.chat_outputs import output_of
+from reward_kit.agent.actions import action_of
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, ProviderError
 from reward_kit.models import Message
 from reward_kit.providers.chat import ChatEndpoint
-from reward_kit.providers.completion import ChatCompletion
+from reward_kit.providers.completion import ChatCompletion, Usage
 from reward_kit.providers.encoding import EncodedMessages, encode_json
 from reward_kit.providers.options import check_number
 from reward_kit.providers.prices import load_prices
@@ -25,6 +25,7 @@ from reward_kit.providers.retry import RetryPolicy
 from reward_kit.providers.traffic import Traffic, endpoint_for
 
 _SEED_RANGE = 2**31  # servers keep seeds in a signed 32-bit integer
+
 _OWN_KEYS = ("model", "messages", "tools", "stream", "stream_options", "seed")
 
 
@@ -234,3 +235,32 @@ def _without_reasoning(message: Message) -> dict[str, Any]:
 
 def _no_reasoning(chat: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in chat.items() if key != "reasoning_content"}
+
+
+def output_of(completion: ChatCompletion) -> PolicyOutput:
+    """The completion as one action of a policy."""
+    message = completion.message
+    text = message.text
+    raw = text if text or not message.tool_calls else None
+    return PolicyOutput(action_of(message), raw, _token_facts(completion))
+
+
+def _token_facts(completion: ChatCompletion) -> dict[str, Any]:
+    """`PolicyOutput.log_probs`: only what the endpoint said."""
+    facts = {
+        "prompt_ids": completion.prompt_ids,
+        "token_ids": completion.token_ids,
+        "logprobs": completion.logprobs,
+        "usage": _usage(completion.usage) if completion.usage else None,
+        "finish_reason": completion.finish_reason,
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    facts: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+    if usage.cached_tokens:
+        facts["cached_tokens"] = usage.cached_tokens
+    if usage.cost is not None:
+        facts["cost"] = usage.cost
+    return facts

@@ -19,11 +19,10 @@ from typing import Any
 import verifiers.v1 as vf
 from pydantic import Field
 
-from reward_kit.agent.execution import Execution, Toolbox
-from reward_kit.agent.plain_json import as_text
+from reward_kit.agent.actions import as_text
 from reward_kit.agent.samples import Sample
-from reward_kit.agent.starts import GroupStart
-from reward_kit.agent.world_calls import close_quietly, environment_call
+from reward_kit.agent.starts import GroupStart, close_quietly, environment_call
+from reward_kit.agent.tool_execution import Execution, Toolbox
 from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, RewardKitError, did_you_mean

@@ -13,15 +13,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from reward_kit.agent.chat_actions import assistant_message
-from reward_kit.agent.policies.hf.action_formats import ActionFormat, Plain
-from reward_kit.agent.policies.hf.chat_layout import ChatLayout
-from reward_kit.agent.policies.hf.constraints import TokenConstraint
-from reward_kit.agent.policies.hf.conversation import Conversation, tools_given
-from reward_kit.agent.policies.hf.recognition import FORMATS
-from reward_kit.agent.policies.hf.recognition import action_format as recognised
-from reward_kit.agent.policies.hf.tools import Tool, tools_of
-from reward_kit.agent.policies.hf.turn_constraints import TurnConstraints
+from reward_kit.agent.actions import assistant_message
+from reward_kit.agent.policies.hf.action_formats import FORMATS, ActionFormat, Plain, Tool, tools_of
+from reward_kit.agent.policies.hf.action_formats import action_format as recognised
+from reward_kit.agent.policies.hf.chat_layout import ChatLayout, Conversation, tools_given
+from reward_kit.agent.policies.hf.constraints import TokenConstraint, TurnConstraints
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, tool_calls_of
 from reward_kit.environments.base import ToolSpec
 from reward_kit.episodes.segments import REWRITTEN, EpisodeTokens

@@ -61,7 +61,7 @@ def _takes_weights(kind: Any) -> bool:
 def _check_language_model(plan: TrainingPlan) -> None:
     block, _ = plan.policy_block
     if (device := block.options().get("device", "auto")) != "meta":
-        from reward_kit.agent.policies.hf.loading import device_of  # with transformers, which only such a policy needs
+        from reward_kit.agent.policies.hf.model import device_of  # with transformers, which only such a policy needs
 
         device_of(str(device))
     policy = plan.make_policy(device="meta")

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from reward_kit.agent.execution import Toolbox
 from reward_kit.agent.starts import GroupStart
+from reward_kit.agent.tool_execution import Toolbox
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.runs.header import RunHeader

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from reward_kit.agent.policies.hf import conversation
+from reward_kit.agent.policies.hf.action_formats import FORMATS
 from reward_kit.agent.policies.hf.chat_layout import NO_TOOLS
-from reward_kit.agent.policies.hf.recognition import FORMATS
 from reward_kit.agent.policies.hf_policy import HFAgentPolicy
 
 PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "local_models.md").read_text(encoding="utf-8")

@@ -4,9 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.agent.policies.hf.action_formats import Bare, Hermes, Llama, Mistral, Plain, ResponseTemplate
-from reward_kit.agent.policies.hf.recognition import action_format
-from reward_kit.agent.policies.hf.tools import MAX_LISTED, Tool, all_calls, tools_of
+from reward_kit.agent.policies.hf.action_formats import (
+    MAX_LISTED,
+    Bare,
+    Hermes,
+    Llama,
+    Mistral,
+    Plain,
+    ResponseTemplate,
+    Tool,
+    action_format,
+    all_calls,
+    tools_of,
+)
 from reward_kit.environments.base import tool_spec
 from reward_kit.errors import ConfigError, PolicyError
 from tests.agent.policies.hf.small_models import CHATML, LLAMA_LIKE, PLAIN_TEXT, byte_tokenizer

@@ -5,23 +5,30 @@ The form is that of OpenAI's API reference ("Create chat completion" and "The ch
 
 from __future__ import annotations
 
+import json
+import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import pydantic
+from aiohttp import web
 
-from reward_kit.errors import kind_of
+from reward_kit.errors import EpisodeError, kind_of
+from reward_kit.input_limits import AGENT_REQUEST_BYTES
 from reward_kit.models import Message, ToolCall
 from reward_kit.providers.completion import ChatCompletion, Usage
 from reward_kit.strict_json import read_strictly
 from reward_kit.validation import describe_validation_error
 
 ChatMessage = dict[str, Any]
+
 """A message in chat form, as it came."""
 
 _MESSAGES = pydantic.TypeAdapter(list[Message])
+
 _NOT_PASSED_ON = frozenset({"model", "messages", "stream", "stream_options", "n", "seed", "logprobs", "top_logprobs"})
 
 
@@ -145,3 +152,101 @@ def _usage(usage: Usage) -> dict[str, Any]:
     total = usage.prompt_tokens + usage.completion_tokens
     counts = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "total_tokens": total}
     return {**counts, "prompt_tokens_details": {"cached_tokens": usage.cached_tokens}}
+
+
+Answerer = Callable[[ChatRequest], Awaitable[Answer]]
+
+"""Answers one request of an episode's agent; an `EpisodeError` says that the episode is over."""
+
+
+class RecordingEndpoint:
+    """One server for all episodes of a policy. It starts with its first address and stops with `close`.
+
+    Args:
+        model: the name that the list of models shows.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._answerers: dict[str, Answerer] = {}
+        self._runner: web.AppRunner | None = None
+        self._starting = anyio.Lock()
+        self._url = ""
+
+    async def open(self, answerer: Answerer) -> str:
+        """A new address, such as "http://127.0.0.1:41233/TOKEN/v1", whose requests `answerer` answers."""
+        async with self._starting:
+            if self._runner is None:
+                await self._start()
+        token = secrets.token_urlsafe(18)
+        self._answerers[token] = answerer
+        return f"{self._url}/{token}/v1"
+
+    def forget(self, base_url: str) -> None:
+        """Answer requests to this address with 404 from now on."""
+        self._answerers.pop(base_url.split("/")[-2], None)
+
+    async def close(self) -> None:
+        """Stop the server. Called once, when no address is in use any more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _start(self) -> None:
+        app = web.Application(client_max_size=AGENT_REQUEST_BYTES, middlewares=[_errors_as_json])
+        app.router.add_post("/{token}/v1/chat/completions", self._complete)
+        app.router.add_get("/{token}/v1/models", self._models)
+        app.router.add_route("*", "/{token}/v1/{rest:.*}", self._unserved)
+        # A client that hangs up takes its request back, so that the model is not asked for nobody.
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self._url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    def _answerer(self, request: web.Request) -> Answerer:
+        answerer = self._answerers.get(request.match_info["token"])
+        if answerer is None:
+            raise web.HTTPNotFound(text="no episode has this address; it may be over")
+        return answerer
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        answerer = self._answerer(request)
+        try:
+            asked = read_request(await request.read())
+            answer = await answerer(asked)
+        except (RefusedRequest, EpisodeError) as error:
+            raise web.HTTPBadRequest(text=str(error)) from error
+        return await _stream(request, answer, asked.include_usage) if asked.stream else _whole(answer)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._answerer(request)
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "reward-kit"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _unserved(self, request: web.Request) -> web.Response:
+        self._answerer(request)
+        raise web.HTTPNotFound(text=f"{request.match_info['rest']} is not served here; use POST chat/completions")
+
+
+def _whole(answer: Answer) -> web.Response:
+    return web.json_response(answer.to_json())
+
+
+async def _stream(request: web.Request, answer: Answer, include_usage: bool) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    events = [f"data: {json.dumps(chunk)}\n\n" for chunk in answer.chunks(include_usage)]
+    await response.write("".join([*events, "data: [DONE]\n\n"]).encode())
+    await response.write_eof()
+    return response
+
+
+@web.middleware
+async def _errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Errors in the form that clients of the API read."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        body = {"error": {"message": error.text, "type": "invalid_request_error", "param": None, "code": None}}
+        return web.json_response(body, status=error.status)

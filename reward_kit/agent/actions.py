@@ -1,20 +1,61 @@
-"""An assistant message as a policy's action, and an action as the one message it becomes: each the other's inverse.
-
-`assistant_message(action_of(message), step)` says what `message` said, in one spelling, and saying it again changes
-nothing. So a conversation has the same actions whether its model was asked just now or it comes from a file.
-"""
+"""Actions of a policy as chat messages, and chat messages as actions."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from typing import Any, NamedTuple
 
-from reward_kit.agent.plain_json import json_text
+from pydantic import BaseModel
+
 from reward_kit.agent.policy_interface import Action, tool_calls_of
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import kind_of
 from reward_kit.models import FunctionCall, Message, ToolCall
 from reward_kit.strict_json import read_strictly
 
+
+def as_text(value: Any) -> str:
+    """What a tool returned, as the agent reads it: text as it is, None as "", everything else as JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json_text(value)
+
+
+def json_text(value: Any) -> str:
+    """`value` as JSON, NumPy values, pydantic models and dataclasses included.
+
+    Raises:
+        TypeError: it has no JSON form.
+    """
+    return _AS_TEXT.encode(value)
+
+
+def plain(value: Any) -> Any:
+    """`value` as the JSON it will be stored as.
+
+    Raises:
+        TypeError: it has no JSON form.
+    """
+    return json.loads(_AS_STORED.encode(value))
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{kind_of(value)} has no JSON form; return text or plain data")
+
+
+# Made once: `json.dumps` makes one at every call that has options.
+_AS_TEXT, _AS_STORED = json.JSONEncoder(ensure_ascii=False, default=_plain), json.JSONEncoder(default=_plain)
+
 MAX_NESTING = 100
+
 """Levels of a call's arguments. What is deeper is no call that somebody meant, and could not be stored."""
 
 
@@ -106,3 +147,23 @@ def _arguments_text(call: Mapping[str, Any]) -> str:
     if "arguments_text" in call:
         return str(call["arguments_text"])
     return json_text(call.get("arguments") or {})
+
+
+def episode_of(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
+    """The episode, terminated. Its `custom_data` is left to the caller.
+
+    What was said before the first action is its first observation, and what followed an action the next one.
+    """
+    episode = SingleAgentEpisode(rollout_id)
+    turns = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    episode.add_messages(messages)
+    episode.assistant_turns.extend(turns)
+    episode.add_env_reset(_shown(messages[: turns[0] if turns else len(messages)]))
+    for t, turn in enumerate(turns):
+        episode.add_env_step(_shown(episode.answers_to(t)), action_of(messages[turn]), None)
+    episode.is_terminated = True
+    return episode
+
+
+def _shown(messages: Sequence[Message]) -> str:
+    return "\n".join(message.text for message in messages)
