@@ -430,7 +430,9 @@ FORMATS: dict[str, type[ActionFormat]] = {kind.name: kind for kind in (Hermes, L
 _CHOOSE = "set action_format to hermes, llama, mistral, plain or bare"
 
 
-def action_format(name: str, tokenizer: Any, template: str | None, opening: str = "") -> ActionFormat | PolicyError:
+def find_action_format(
+    name: str, tokenizer: Any, template: str | None, opening: str = ""
+) -> ActionFormat | PolicyError:
     """The format of this name, or for "auto" the model's own.
 
     "auto" takes the first that fits: the tokenizer's `response_template`; hermes where the chat template has
