@@ -1,4 +1,8 @@
-"""The budget of a run and the clock of an episode."""
+"""`RunBudget` and `EpisodeClock`: what a run may use, and the time of an episode.
+
+All workers of a run spend from one `RunBudget`. Once it is used up no episode takes another step: those in flight stop
+with `StopReason.RUN_LIMIT`, and run again when the run is resumed with a larger budget.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,14 @@ from reward_kit.task_parts import RunLimitsModel
 
 
 class Used(NamedTuple):
-    """What one action used: tokens read and written, and US dollars, None where nobody knows the price."""
+    """The usage of one action: tokens read and written, and US dollars, None if the price is unknown."""
 
     tokens: int = 0
     cost: float | None = None
 
 
 class Exhausted(NamedTuple):
-    """A bound that is reached: its key among the run's limits, and how far, in words."""
+    """A limit that is reached: its key among the run's limits, and a description."""
 
     key: str
     text: str
@@ -32,8 +36,8 @@ class RunBudget:
     """The account of one run.
 
     Args:
-        limits: its bounds; by default there are none.
-        seconds: how long earlier processes worked on the same run.
+        limits: unlimited by default.
+        seconds: time that earlier processes worked on the same run.
     """
 
     def __init__(self, limits: RunLimitsModel | None = None, *, seconds: float = 0.0) -> None:
@@ -42,18 +46,18 @@ class RunBudget:
         self._began = time.monotonic() - seconds
 
     def spend(self, used: Used, steps: int = 0) -> None:
-        """Book what an action used."""
+        """Add the usage of an action."""
         self.tokens += used.tokens
         self.cost += used.cost or 0.0
         self.steps += steps
 
     @property
     def seconds(self) -> float:
-        """How long the run has been worked on."""
+        """Time worked on the run."""
         return time.monotonic() - self._began
 
     def exhausted(self) -> Exhausted | None:
-        """Which bound is reached; None while there is something left."""
+        """Return the limit that is reached, None if there is none."""
         limits = self.limits
         if limits.cost is not None and self.cost >= limits.cost:
             return Exhausted("cost", f"{self.cost:.4f} of {limits.cost:g} US dollars")
@@ -61,14 +65,13 @@ class RunBudget:
             return Exhausted("total_tokens", f"{self.tokens:,} of {limits.total_tokens:,} tokens")
         if limits.steps is not None and self.steps >= limits.steps:
             return Exhausted("steps", f"{self.steps:,} of {limits.steps:,} steps")
-        seconds = self.seconds
-        if limits.wall_time_s is not None and seconds >= limits.wall_time_s:
+        if limits.wall_time_s is not None and (seconds := self.seconds) >= limits.wall_time_s:
             return Exhausted("wall_time_s", f"{seconds:.0f} of {limits.wall_time_s:g} s")
         return None
 
 
 class _Deadline:
-    """A scope that its clock can stop."""
+    """A cancel scope that its clock can pause."""
 
     __slots__ = ("_scope", "_scopes")
 
@@ -87,7 +90,7 @@ class _Deadline:
 
 
 class _NoDeadline:
-    """In the place of a scope where there is no limit: one would cost every step some microseconds."""
+    """Replaces a cancel scope if there is no limit, since a scope costs every step some microseconds."""
 
     __slots__ = ()
     cancelled_caught: ClassVar[bool] = False
@@ -103,9 +106,9 @@ _NO_DEADLINE = _NoDeadline()
 
 
 class EpisodeClock:
-    """Counts what an episode's limits on time are about: its own work, and not the queue of the whole run.
+    """Measures an episode's own time: it stands still while the episode waits for its turn at a model's endpoint.
 
-    Without it an outage, which pauses the run, would use up the time of every episode in flight.
+    Otherwise an outage, which pauses the run, would use up the time of every episode in flight.
 
     Args:
         limit_s: seconds that the episode has; None for no limit.
@@ -121,22 +124,22 @@ class EpisodeClock:
 
     @property
     def seconds(self) -> float:
-        """How long the episode has been at work."""
+        """Seconds that the episode has worked."""
         now = time.perf_counter() if self._paused_since is None else self._paused_since
         return now - self._began - self.waited_s
 
     @property
     def left_s(self) -> float | None:
-        """What is left of the limit, at least 0; None without one."""
+        """The rest of the limit, at least 0; None without one."""
         return None if self._limit_s is None else max(self._limit_s - self.seconds, 0.0)
 
     def deadline(self, seconds: float | None) -> _Deadline | _NoDeadline:
-        """`anyio.move_on_after` on this clock."""
+        """Return `anyio.move_on_after` on this clock."""
         return _NO_DEADLINE if seconds is None else _Deadline(anyio.move_on_after(seconds), self._scopes)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stand still, and let no deadline pass."""
+        """Stop the clock and every deadline on it."""
         self._depth += 1
         if self._depth == 1:
             self._paused_since = time.perf_counter()

@@ -511,7 +511,7 @@ async def collect_group(
 
 
 def _check_everything_loaded(task: TaskDefinitionModel, tools: ToolRegistry | None, user: SimulatedUser | None) -> None:
-    """Refuse a task that names tools, a user or a server that were not passed: its episodes would silently lack them."""
+    """Refuse a task that names tools, a user or a server that were not passed, and would silently be missing."""
     config = task.base_resource_config
     parts = config.get("resources") or ()
     has_server = "resource_server" in config or any("resource_server" in (part.get("config") or {}) for part in parts)

@@ -1,6 +1,8 @@
-"""Chat completions as a server speaks them: requests read and checked, answers written whole or as a stream.
+"""`RecordingEndpoint`: an OpenAI-compatible server on loopback, through which agents of other frameworks ask the model.
 
-The form is that of OpenAI's API reference ("Create chat completion" and "The chat completion chunk object").
+Each episode has a private address with a random token, so that requests need no key and cannot meet. The episode's own
+function answers a request; the server only speaks the protocol of OpenAI's API reference ("Create chat completion" and
+"The chat completion chunk object"), whole or as a stream.
 """
 
 from __future__ import annotations
@@ -18,17 +20,15 @@ from aiohttp import web
 
 from reward_kit.errors import EpisodeError, kind_of
 from reward_kit.input_limits import AGENT_REQUEST_BYTES
-from reward_kit.models import Message, ToolCall
-from reward_kit.providers.completion import ChatCompletion, Usage
+from reward_kit.models import Message
+from reward_kit.providers.completion import ChatCompletion
 from reward_kit.strict_json import read_strictly
 from reward_kit.validation import describe_validation_error
 
 ChatMessage = dict[str, Any]
-
-"""A message in chat form, as it came."""
+"""A message in chat form, unchanged."""
 
 _MESSAGES = pydantic.TypeAdapter(list[Message])
-
 _NOT_PASSED_ON = frozenset({"model", "messages", "stream", "stream_options", "n", "seed", "logprobs", "top_logprobs"})
 
 
@@ -38,13 +38,13 @@ class RefusedRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What a client asked for.
+    """A client's request.
 
     Attributes:
-        messages: the conversation in chat form, every key as it came.
-        options: the further keys, such as `tools` and `response_format`, without those that the server decides on.
-        stream: the answer is wanted as server-sent events.
-        include_usage: the stream ends with a chunk that holds the usage.
+        messages: the conversation in chat form, every key unchanged.
+        options: the further keys, such as `tools` and `response_format`, without those that the server sets.
+        stream: answer with server-sent events.
+        include_usage: end the stream with a chunk that holds the usage.
     """
 
     messages: list[ChatMessage]
@@ -54,10 +54,10 @@ class ChatRequest:
 
 
 def read_request(data: bytes) -> ChatRequest:
-    """The request in a body.
+    """Parse the body of a request.
 
     Raises:
-        RefusedRequest: it is no chat completion request, or asks for what the recording endpoint does not do.
+        RefusedRequest: it is not a chat completion request, or asks for what the recording endpoint does not do.
     """
     try:
         body = read_strictly(data)
@@ -65,17 +65,6 @@ def read_request(data: bytes) -> ChatRequest:
         raise RefusedRequest(f"the body is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise RefusedRequest(f"the body is a JSON object, not {kind_of(body)}")
-    _refuse_unserved(body)
-    stream_options = body.get("stream_options")
-    return ChatRequest(
-        _checked_messages(body.get("messages")),
-        {key: value for key, value in body.items() if key not in _NOT_PASSED_ON and value is not None},
-        stream=bool(body.get("stream")),
-        include_usage=isinstance(stream_options, Mapping) and bool(stream_options.get("include_usage")),
-    )
-
-
-def _refuse_unserved(body: Mapping[str, Any]) -> None:
     if body.get("n") not in (None, 1):
         raise RefusedRequest(f"n: one answer a request, got {body['n']!r}; ask several times for several")
     for key in ("logprobs", "top_logprobs"):
@@ -84,46 +73,54 @@ def _refuse_unserved(body: Mapping[str, Any]) -> None:
     for key in ("functions", "function_call"):
         if body.get(key):
             raise RefusedRequest(f"{key}: this form is no longer served; use tools and tool_choice")
-
-
-def _checked_messages(messages: Any) -> list[ChatMessage]:
+    messages, stream_options = body.get("messages"), body.get("stream_options")
     if not isinstance(messages, list) or not messages:
         raise RefusedRequest("messages: expected a list of at least one message")
     try:
         _MESSAGES.validate_python(messages)
     except pydantic.ValidationError as error:
         raise RefusedRequest(f"messages: {describe_validation_error(error)[0]}") from error
-    return messages
+    return ChatRequest(
+        messages,
+        {key: value for key, value in body.items() if key not in _NOT_PASSED_ON and value is not None},
+        stream=bool(body.get("stream")),
+        include_usage=isinstance(stream_options, Mapping) and bool(stream_options.get("include_usage")),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One completion on its way to a client.
-
-    Attributes:
-        completion: what the model said.
-        id: of this answer.
-        model: the name of the model that gave it.
-    """
+    """One completion for a client, with its id and the model's name."""
 
     completion: ChatCompletion
     id: str
     model: str
 
     def to_json(self) -> dict[str, Any]:
-        """The chat completion object."""
-        choice = {"index": 0, "message": self.completion.message.to_chat(), "logprobs": None}
-        whole = {**self._head("chat.completion"), "choices": [{**choice, "finish_reason": self._finish_reason()}]}
-        return {**whole, "usage": _usage(self.completion.usage)} if self.completion.usage else whole
+        """Return the chat completion object."""
+        message = self.completion.message.to_chat()
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._finish_reason()}
+        return {**self._head("chat.completion"), "choices": [choice], **self._usage()}
 
     def chunks(self, include_usage: bool) -> Iterator[dict[str, Any]]:
-        """The same as chat completion chunks; one that holds the usage comes last, where it is wanted and known."""
-        head = self._head("chat.completion.chunk")
-        for delta in _deltas(self.completion.message):
+        """Return it as chat completion chunks; the usage comes last if it is wanted and known."""
+        message, head = self.completion.message, self._head("chat.completion.chunk")
+        deltas: list[dict[str, Any]] = [
+            {"role": "assistant", "content": None if message.tool_calls and not message.text else ""}
+        ]
+        if message.reasoning_content:
+            deltas.append({"reasoning_content": message.reasoning_content})
+        if message.text:
+            deltas.append({"content": message.text})
+        for index, call in enumerate(message.tool_calls or ()):
+            name = {"name": call.function.name, "arguments": ""}
+            deltas.append({"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": name}]})
+            deltas.append({"tool_calls": [{"index": index, "function": {"arguments": call.function.arguments}}]})
+        for delta in deltas:
             yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
         yield {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": self._finish_reason()}]}
         if include_usage and self.completion.usage:
-            yield {**head, "choices": [], "usage": _usage(self.completion.usage)}
+            yield {**head, "choices": [], **self._usage()}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": int(time.time()), "model": self.model}
@@ -131,39 +128,28 @@ class Answer:
     def _finish_reason(self) -> str:
         return self.completion.finish_reason or ("tool_calls" if self.completion.message.tool_calls else "stop")
 
-
-def _deltas(message: Message) -> Iterator[dict[str, Any]]:
-    yield {"role": "assistant", "content": None if message.tool_calls and not message.text else ""}
-    if message.reasoning_content:
-        yield {"reasoning_content": message.reasoning_content}
-    if message.text:
-        yield {"content": message.text}
-    for index, call in enumerate(message.tool_calls or ()):
-        yield from _call_deltas(index, call)
-
-
-def _call_deltas(index: int, call: ToolCall) -> Iterator[dict[str, Any]]:
-    name = {"name": call.function.name, "arguments": ""}
-    yield {"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": name}]}
-    yield {"tool_calls": [{"index": index, "function": {"arguments": call.function.arguments}}]}
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    total = usage.prompt_tokens + usage.completion_tokens
-    counts = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "total_tokens": total}
-    return {**counts, "prompt_tokens_details": {"cached_tokens": usage.cached_tokens}}
+    def _usage(self) -> dict[str, Any]:
+        usage = self.completion.usage
+        if not usage:
+            return {}
+        counts = {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        }
+        return {"usage": counts}
 
 
 Answerer = Callable[[ChatRequest], Awaitable[Answer]]
-
-"""Answers one request of an episode's agent; an `EpisodeError` says that the episode is over."""
+"""Answers one request of an episode's agent; raises an `EpisodeError` if the episode is over."""
 
 
 class RecordingEndpoint:
     """One server for all episodes of a policy. It starts with its first address and stops with `close`.
 
     Args:
-        model: the name that the list of models shows.
+        model: the name in the list of models.
     """
 
     def __init__(self, model: str) -> None:
@@ -174,7 +160,7 @@ class RecordingEndpoint:
         self._url = ""
 
     async def open(self, answerer: Answerer) -> str:
-        """A new address, such as "http://127.0.0.1:41233/TOKEN/v1", whose requests `answerer` answers."""
+        """Return a new address, such as "http://127.0.0.1:41233/TOKEN/v1", whose requests `answerer` answers."""
         async with self._starting:
             if self._runner is None:
                 await self._start()
@@ -187,7 +173,7 @@ class RecordingEndpoint:
         self._answerers.pop(base_url.split("/")[-2], None)
 
     async def close(self) -> None:
-        """Stop the server. Called once, when no address is in use any more."""
+        """Stop the server. Called once, when no address is in use."""
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -196,7 +182,7 @@ class RecordingEndpoint:
         app.router.add_post("/{token}/v1/chat/completions", self._complete)
         app.router.add_get("/{token}/v1/models", self._models)
         app.router.add_route("*", "/{token}/v1/{rest:.*}", self._unserved)
-        # A client that hangs up takes its request back, so that the model is not asked for nobody.
+        # The request of a client that hangs up is cancelled, so that the model is not asked in vain.
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -211,11 +197,18 @@ class RecordingEndpoint:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         answerer = self._answerer(request)
         try:
-            asked = read_request(await request.read())
-            answer = await answerer(asked)
+            parsed = read_request(await request.read())
+            answer = await answerer(parsed)
         except (RefusedRequest, EpisodeError) as error:
             raise web.HTTPBadRequest(text=str(error)) from error
-        return await _stream(request, answer, asked.include_usage) if asked.stream else _whole(answer)
+        if not parsed.stream:
+            return web.json_response(answer.to_json())
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        events = [f"data: {json.dumps(chunk)}\n\n" for chunk in answer.chunks(parsed.include_usage)]
+        await response.write("".join([*events, "data: [DONE]\n\n"]).encode())
+        await response.write_eof()
+        return response
 
     async def _models(self, request: web.Request) -> web.Response:
         self._answerer(request)
@@ -227,24 +220,11 @@ class RecordingEndpoint:
         raise web.HTTPNotFound(text=f"{request.match_info['rest']} is not served here; use POST chat/completions")
 
 
-def _whole(answer: Answer) -> web.Response:
-    return web.json_response(answer.to_json())
-
-
-async def _stream(request: web.Request, answer: Answer, include_usage: bool) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(request)
-    events = [f"data: {json.dumps(chunk)}\n\n" for chunk in answer.chunks(include_usage)]
-    await response.write("".join([*events, "data: [DONE]\n\n"]).encode())
-    await response.write_eof()
-    return response
-
-
 @web.middleware
 async def _errors_as_json(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Errors in the form that clients of the API read."""
+    """Return errors in the form that clients of the API read."""
     try:
         return await handler(request)
     except web.HTTPException as error:

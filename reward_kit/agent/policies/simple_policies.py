@@ -1,7 +1,8 @@
-"""Policies without a model."""
+"""Policies without a model: random, scripted, expert, and a person at the terminal."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import random
@@ -18,12 +19,16 @@ from reward_kit.errors import PolicyError
 from reward_kit.models import Message
 from reward_kit.shown_text import printable
 
+Script = Sequence[Action] | Callable[[Sequence[Message], list[ToolSpec] | None], Any]
+HELP = 'Type text to answer, "NAME {json}" or "NAME key=value …" to call a tool, /tools to list them, /end to stop.'
+_NEXT_LINE = "\n  "  # indented, so that a text cannot look like another message
+
 
 class RandomPolicy(AgentPolicy):
-    """Acts at random, from the episode's policy seed.
+    """Acts at random, from the episode's policy seed: the baseline that every agent must beat.
 
-    Where the resource lists its admissible actions, each is equally likely; otherwise each tool is, with arguments
-    drawn from its schema. Without tools it answers with an empty text.
+    If the resource lists its admissible actions, each is equally likely; otherwise each tool is, with arguments drawn
+    from its schema. Without tools it answers with an empty text.
     """
 
     is_free = True
@@ -33,7 +38,7 @@ class RandomPolicy(AgentPolicy):
         self._resource: ForkableResource | None = None
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """A session with a random generator of its own."""
+        """Return a session with its own random generator."""
         session = RandomPolicy()
         session._random, session._resource = random.Random(context.seed), context.resource
         return session
@@ -41,7 +46,7 @@ class RandomPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """A random action."""
+        """Return a random action."""
         admissible = await self._resource.admissible_actions() if self._resource else None
         if admissible:
             return PolicyOutput({"type": "tool_call", **self._random.choice(list(admissible))})
@@ -52,18 +57,15 @@ class RandomPolicy(AgentPolicy):
         return PolicyOutput({"type": "tool_call", "name": tool["name"], "arguments": arguments})
 
 
-Script = Sequence[Action] | Callable[[Sequence[Message], list[ToolSpec] | None], Any]
-
-
 class ScriptedPolicy(AgentPolicy):
-    """Plays a script.
+    """Plays a list of actions, or calls a function, for tests, demos and first tutorials.
 
     Args:
         actions: the actions in order, after which the policy terminates; or a function, sync or async, of the
             conversation and the tools that returns an action, a 4-tuple or a `PolicyOutput`.
 
     Raises:
-        PolicyError: an action of the list is none.
+        PolicyError: an action of the list is invalid.
     """
 
     is_free = True
@@ -73,47 +75,38 @@ class ScriptedPolicy(AgentPolicy):
             for action in actions:
                 check_output(PolicyOutput(action))
         self._script = actions
+        self._next: int | None = None  # outside of an episode, a list's first action is repeated
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """A session with a cursor of its own."""
-        return self if callable(self._script) else _Playback(self._script)
+        """Return a session with its own position in the list."""
+        if callable(self._script):
+            return self
+        session = copy.copy(self)
+        session._next = 0
+        return session
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """The function's action; for a list, its first."""
-        if not callable(self._script):
-            return await _Playback(self._script).get_action(observation)
-        result = self._script(observation, available_tools_specs)
-        if inspect.isawaitable(result):
-            result = await result
-        return result if isinstance(result, tuple) else _output(result)  # type: ignore[return-value]
-
-
-class _Playback(AgentPolicy):
-    def __init__(self, actions: Sequence[Action]) -> None:
-        self._actions, self._next = actions, 0
-
-    async def get_action(
-        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
-    ) -> PolicyOutput:
-        if self._next >= len(self._actions):
-            return _output({"type": "terminate"})
-        action = self._actions[self._next]
-        self._next += 1
-        return _output(action)
-
-
-def _output(action: Action) -> PolicyOutput:
-    content = action.get("content") if isinstance(action, dict) else None
-    return PolicyOutput(action, content, None, None)
+        """Return the function's or the list's next action."""
+        if callable(self._script):
+            result = self._script(observation, available_tools_specs)
+            result = await result if inspect.isawaitable(result) else result
+            if isinstance(result, tuple):
+                return result  # type: ignore[return-value]  # checked by the caller
+        else:
+            position = self._next or 0
+            result = self._script[position] if position < len(self._script) else {"type": "terminate"}
+            if self._next is not None:
+                self._next += 1
+        return PolicyOutput(result, result.get("content") if isinstance(result, dict) else None)
 
 
 class ExpertPolicy(AgentPolicy):
-    """Takes the resource's `expert_action`, and terminates where it has none left.
+    """Takes the resource's `expert_action`, and terminates when it has none left: the ceiling of a task.
 
     Args:
-        resource: the episode's world; `open` fills it in.
+        resource: the episode's; `open` fills it in.
     """
 
     is_free = True
@@ -123,7 +116,7 @@ class ExpertPolicy(AgentPolicy):
         self._has_acted = False
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """A session that asks the episode's own world.
+        """Return a session that asks the episode's own resource.
 
         Raises:
             PolicyError: the task has no resource.
@@ -135,7 +128,7 @@ class ExpertPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """The expert's action.
+        """Return the expert's action.
 
         Raises:
             PolicyError: the resource has no expert.
@@ -149,16 +142,11 @@ class ExpertPolicy(AgentPolicy):
         raise PolicyError(f"{type(self._resource).__name__} has no expert; define expert_action() or choose a policy")
 
 
-HELP = 'Type text to answer, "NAME {json}" or "NAME key=value …" to call a tool, /tools to list them, /end to stop.'
-
-_NEXT_LINE = "\n  "  # set in, so that a text cannot look like another message
-
-
 class HumanPolicy(AgentPolicy):
-    """Shows what is new and reads one line for each action.
+    """Shows new messages and reads one line for each action.
 
     Args:
-        reader: where lines come from, standard input by default.
+        reader: source of lines, standard input by default.
         writer: where the conversation is shown, standard error by default.
     """
 
@@ -169,14 +157,14 @@ class HumanPolicy(AgentPolicy):
         self._shown = 0
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """A session that begins at the first message."""
+        """Return a session that begins at the first message."""
         self._show(f"\n--- episode {context.rollout_id} ---\n{HELP}")
         return HumanPolicy(self._reader, self._writer)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """The action that the person types.
+        """Return the action that the person types.
 
         Raises:
             PolicyError: standard input has ended.
@@ -194,18 +182,18 @@ class HumanPolicy(AgentPolicy):
                 return PolicyOutput(action, line.strip())
 
     def _parse(self, line: str, tools: list[ToolSpec]) -> Action | None:
-        names = {tool["function"]["name"]: tool["function"] for tool in tools}
-        if line == "/tools":
-            for name, tool in names.items():
-                told = f"  {name}: {tool['description']} {json.dumps(tool['parameters'].get('properties', {}))}"
-                self._show(told.replace("\n", _NEXT_LINE))
-            return None
+        functions = {tool["function"]["name"]: tool["function"] for tool in tools}
         if not line:
+            return None
+        if line == "/tools":
+            for name, tool in functions.items():
+                about = f"  {name}: {tool['description']} {json.dumps(tool['parameters'].get('properties', {}))}"
+                self._show(about.replace("\n", _NEXT_LINE))
             return None
         if line == "/end":
             return {"type": "terminate"}
         name, _, rest = line.partition(" ")
-        if name not in names:
+        if name not in functions:
             return {"type": "text", "content": line}
         try:
             return {"type": "tool_call", "name": name, "arguments": parse_arguments(rest)}
@@ -219,10 +207,10 @@ class HumanPolicy(AgentPolicy):
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
-    """Arguments from `{json}` or `key=value …`; values are JSON where they can be, else text.
+    """Parse arguments given as `{json}` or `key=value …`; values are JSON if possible, else text.
 
     Raises:
-        ValueError: the text is neither; the message says how to write it.
+        ValueError: the text is neither.
     """
     text = text.strip()
     if text.startswith("{"):
