@@ -18,7 +18,7 @@ from reward_kit.agent.policy_interface import Action, tool_calls_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import kind_of
 from reward_kit.models import FunctionCall, Message, ToolCall
-from reward_kit.strict_json import read_strictly
+from reward_kit.safe_input import read_strictly
 
 MAX_NESTING = 100
 """Levels of a call's arguments. Deeper ones are a model's slip, and could not be stored."""

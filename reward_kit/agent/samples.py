@@ -125,9 +125,10 @@ class Prompt:
         self._templates: dict[str, jinja2.Template] = {}
         self.shows_observation = False
         for message in self._messages:
-            parts = [message.content] if isinstance(message.content, str) else _text_parts(message)
-            for text in parts:
-                if "{" in text:
+            content = message.content
+            parts = [{"text": content}] if isinstance(content, str) else content or []
+            for text in (part.get("text") for part in parts):
+                if isinstance(text, str) and "{" in text:
                     self._compile(text)
 
     def _compile(self, text: str) -> None:
@@ -198,9 +199,3 @@ class Prompt:
             else:
                 problem = f"{error}; the row's fields: {', '.join(sorted(map(str, sample.row))) or 'none'}"
             raise PromptError(f"{sample.place}: {problem}", key, problem) from cause
-
-
-def _text_parts(message: Message) -> list[str]:
-    return [
-        part["text"] for part in message.content or [] if isinstance(part, dict) and isinstance(part.get("text"), str)
-    ]

@@ -18,6 +18,7 @@ import anyio
 from reward_kit import errors
 from reward_kit.agent.actions import as_text, call_ids, plain
 from reward_kit.agent.policy_interface import Action, tool_calls_of
+from reward_kit.display_text import counted, shown
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec, tool_spec
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import (
@@ -34,7 +35,6 @@ from reward_kit.errors import (
     user_traceback,
 )
 from reward_kit.models import Message, TaskDefinitionModel
-from reward_kit.shown_text import counted, shown
 
 NOT_CARRIED_OUT = "Not carried out: the episode is over."
 

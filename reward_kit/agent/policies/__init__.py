@@ -13,7 +13,7 @@ from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, 
 from reward_kit.loading import load_object
 
 if TYPE_CHECKING:
-    from reward_kit.providers.traffic import Traffic
+    from reward_kit.providers.session import ProviderSession
 
 BUILT_IN: dict[str, str] = {
     "expert": "reward_kit.agent.policies.simple_policies:ExpertPolicy",
@@ -34,7 +34,7 @@ def make_policy(
     name: str,
     options: Mapping[str, Any],
     folder: Path | None = None,
-    traffic: Traffic | None = None,
+    traffic: ProviderSession | None = None,
     *,
     section: str = "policy",
     of_user: Collection[str] = (),
@@ -57,7 +57,7 @@ def make_policy(
     kind = policy_class(name, options, folder, section=section)
     known = _option_names(name, kind)
     if {"base_url", "api_key_env"} & options.keys() and (known is None or "api_key_env" in known):
-        from reward_kit.providers.traffic import key_variable_for
+        from reward_kit.providers.session import key_variable_for
 
         try:
             variable = key_variable_for(traffic, options, of_user)

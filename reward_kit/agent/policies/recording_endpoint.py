@@ -19,10 +19,9 @@ import pydantic
 from aiohttp import web
 
 from reward_kit.errors import EpisodeError, kind_of
-from reward_kit.input_limits import AGENT_REQUEST_BYTES
 from reward_kit.models import Message
 from reward_kit.providers.completion import ChatCompletion
-from reward_kit.strict_json import read_strictly
+from reward_kit.safe_input import AGENT_REQUEST_BYTES, read_strictly
 from reward_kit.validation import describe_validation_error
 
 ChatMessage = dict[str, Any]

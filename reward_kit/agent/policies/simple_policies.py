@@ -13,11 +13,11 @@ from typing import Any, TextIO
 import anyio.to_thread
 
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, check_output
+from reward_kit.display_text import printable
 from reward_kit.environments.base import ForkableResource, ToolSpec
 from reward_kit.environments.sampling import sample_arguments
 from reward_kit.errors import PolicyError
 from reward_kit.models import Message
-from reward_kit.shown_text import printable
 
 Script = Sequence[Action] | Callable[[Sequence[Message], list[ToolSpec] | None], Any]
 HELP = 'Type text to answer, "NAME {json}" or "NAME key=value …" to call a tool, /tools to list them, /end to stop.'

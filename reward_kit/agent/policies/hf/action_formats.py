@@ -16,7 +16,7 @@ from reward_kit.agent.actions import WrittenCall, action_written, json_text
 from reward_kit.agent.policy_interface import Action
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean
-from reward_kit.strict_json import read_strictly
+from reward_kit.safe_input import read_strictly
 
 MAX_LISTED = 10_000
 

@@ -1,8 +1,8 @@
 """Constraints on the tokens of a turn, so that a tool call is always valid.
 
 A constraint belongs to one turn. The engine asks which ids are allowed, samples among them, and reports the result; a
-token that alone is allowed costs no forward pass. If all calls can be listed, the constraint is a trie (`Choices`), else
-a grammar for JSON that is valid for the schemas (`JsonGrammar`, by llguidance).
+token that alone is allowed costs no forward pass. If all calls can be listed, the constraint is a trie (`Choices`),
+else a grammar for JSON that is valid for the schemas (`JsonGrammar`, by llguidance).
 """
 
 from __future__ import annotations
