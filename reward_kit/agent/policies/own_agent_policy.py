@@ -318,7 +318,7 @@ class _AgentSession(AgentPolicy):
 
     async def _next_action(self) -> PolicyOutput:
         await self._wait_for_agent()
-        if self._is_over or self._has_ended:
+        if self._is_over or self._has_ended():
             return self._closing_action()
         waiting = self._requests.popleft()
         given = waiting.request.messages
@@ -347,20 +347,20 @@ class _AgentSession(AgentPolicy):
         action["results"] = results
         self._conversation = [*turn.given, answer, *results]
         self._turn = _Turn()
-        if self._has_ended and self._ended_with(completion.message.text):
+        if self._has_ended() and self._ended_with(completion.message.text):
             action["is_final"] = True
         return output
 
     async def _wait_for_agent(self) -> None:
         """Wait until the agent asks again or ends, or the episode is over."""
-        while not (self._requests or self._is_over or self._has_ended):
+        while not (self._requests or self._is_over or self._has_ended()):
             self._moved.clear()
             await self._moved.wait()
 
     def _closing_action(self) -> PolicyOutput:
         """Return the last action of an agent that did not end with an answer of the model."""
         text = None
-        if self._has_ended:
+        if self._has_ended():
             assert self._running is not None
             with boundary(PolicyError, _AGENT_CODE):
                 text = self._running.result()
@@ -371,7 +371,6 @@ class _AgentSession(AgentPolicy):
         facts = {"usage": {"cost": 0.0}} if self._upstream.knows_cost else None
         return PolicyOutput(action, text, facts)
 
-    @property
     def _has_ended(self) -> bool:
         return self._running is not None and self._running.done()
 
