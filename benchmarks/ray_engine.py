@@ -37,9 +37,11 @@ from reward_kit.episodes.record import episode_to_record  # noqa: E402
 from reward_kit.integrations.ray.engine import RayEngine  # noqa: E402
 from reward_kit.integrations.ray.options import RayOptions  # noqa: E402
 from reward_kit.providers.traffic import Traffic  # noqa: E402
-from reward_kit.runs.engine import Engine, LocalEngine, RolloutWorker  # noqa: E402
-from reward_kit.runs.preparation import plan_of  # noqa: E402
-from reward_kit.runs.request import Request  # noqa: E402
+from reward_kit.runs.plan import (
+    Request,
+    plan_of,
+)
+from reward_kit.runs.runner import Engine, LocalEngine, RolloutWorker  # noqa: E402
 from reward_kit.runs.tasks import load_task  # noqa: E402
 
 NODES, IN_FLIGHT, GROUP = 4, 16, 4

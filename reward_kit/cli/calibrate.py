@@ -29,7 +29,7 @@ from reward_kit.reward_agent.scoring import Reward, check_parameters, check_trut
 from reward_kit.runs.calibration.calibration import Calibration, Disagreement, calibrate
 from reward_kit.runs.calibration.labels import Columns, Pairs, read_labels
 from reward_kit.runs.calibration.measures import Figure, Settings
-from reward_kit.runs.overrides import overlaid, parse_override
+from reward_kit.runs.task_file import overlaid, parse_override
 from reward_kit.runs.tasks import load_tasks_reward
 from reward_kit.validation import describe_validation_error
 

@@ -26,10 +26,9 @@ from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, b
 from reward_kit.findings import Finding
 from reward_kit.reward_agent.sources import read_source
 from reward_kit.reward_checks.source_facts import rewards_in
-from reward_kit.runs.overrides import parse_override
-from reward_kit.runs.preparation import prepare
-from reward_kit.runs.resources import check_world
-from reward_kit.runs.tasks import load_task, read_task
+from reward_kit.runs.plan import prepare
+from reward_kit.runs.task_file import parse_override
+from reward_kit.runs.tasks import check_world, load_task, read_task
 from reward_kit.runs.trust import code_of_file
 from reward_kit.shown_text import counted
 from reward_kit.tokens.checking.foreign import FORMATS

@@ -23,10 +23,10 @@ from reward_kit.reward_checks.checking import Plan, check_reward, exit_code, loa
 from reward_kit.reward_checks.grounds import Given
 from reward_kit.reward_checks.report import Report, shown
 from reward_kit.reward_checks.source_facts import kind_in
-from reward_kit.runs.preparation import Prepared
+from reward_kit.runs.plan import Prepared
 from reward_kit.runs.proof import SampleProof, prove
+from reward_kit.runs.scoring import read_transcripts
 from reward_kit.runs.tasks import LoadedTask, selected
-from reward_kit.runs.transcripts import read_transcripts
 from reward_kit.shown_text import counted
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec

@@ -66,7 +66,7 @@ class WholeWords(BashComplete):
 
 def runs(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """The runs of the folder that is typed, of the one for runs before any is; the newest first."""
-    from reward_kit.runs.header import FILE
+    from reward_kit.runs.run_folder import FILE
 
     folder, slash, _ = typed.rpartition("/")
     place = Path(f"{folder}{slash}" or context.params.get("log_dir") or "runs")

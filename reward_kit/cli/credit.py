@@ -22,9 +22,8 @@ from reward_kit.cli.outcome import note_console, write_page
 from reward_kit.console import SafeConsole
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.runs.credit import RunCredit, assign_credit, extreme_steps, headline, write_section
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.overrides import parse_override
-from reward_kit.runs.store import episode_at, is_open_elsewhere
+from reward_kit.runs.run_folder import RunHeader, episode_at, is_open_elsewhere
+from reward_kit.runs.task_file import parse_override
 from reward_kit.task_parts import CreditModel
 from reward_kit.validation import describe_validation_error
 

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reward_kit.errors import ConfigError
-from reward_kit.runs.overrides import parse_override
-from reward_kit.runs.plan import Plan
-from reward_kit.runs.preparation import has_human
-from reward_kit.runs.request import Request
+from reward_kit.runs.plan import Plan, Request, has_human
+from reward_kit.runs.task_file import parse_override
 from reward_kit.runs.tasks import LoadedTask
 
 if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic
-    from reward_kit.runs.engine import Engine
+    from reward_kit.runs.runner import Engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from reward_kit.runs.export.chats import Unfit, chat_of
 from reward_kit.runs.export.columns import STEPS, TABLES, rows_of
 from reward_kit.runs.export.selection import CreditLines, Selection, header_of_run, selected
 from reward_kit.runs.export.sinks import STDOUT, opened, text_file
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.results import Result
+from reward_kit.runs.run_folder import RunHeader
 
 CHATS = "openai-jsonl"
 

@@ -9,8 +9,7 @@ from typing import Any
 from reward_kit.cli.echo import echo
 from reward_kit.cli.log_dir import log_dir_option
 from reward_kit.errors import ConfigError
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.store import newest_runs
+from reward_kit.runs.run_folder import RunHeader, newest_runs
 
 
 def where_runs_are(what: str = "the newest run is") -> Callable[[Any], Any]:

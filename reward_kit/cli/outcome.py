@@ -28,15 +28,13 @@ from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.runs import events
 from reward_kit.runs.credit import RunCredit, assign_credit, headline, settings_of, write_section
-from reward_kit.runs.display import Display, DisplayKind
-from reward_kit.runs.engine import Engine
+from reward_kit.runs.display import Display, DisplayKind, summary_table
+from reward_kit.runs.events import log_handler
 from reward_kit.runs.plan import Control, Plan
 from reward_kit.runs.redaction import Redaction
-from reward_kit.runs.run_log import log_handler
-from reward_kit.runs.runner import Run
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunStore
+from reward_kit.runs.runner import Engine, Run
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
-from reward_kit.runs.tables import summary_table
 from reward_kit.task_parts import CreditModel
 
 if TYPE_CHECKING:

@@ -22,11 +22,10 @@ from reward_kit.cli.scoring import Asked, made_ready, scoring_flags
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.processes import SECRET_NAME
 from reward_kit.reward_agent.scoring import Reward
-from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.display import difference_text, figure, interval_text
 from reward_kit.runs.inputs import digest_of, scorer_hash
-from reward_kit.runs.plan import Plan
+from reward_kit.runs.plan import Plan, environment_of
 from reward_kit.runs.redaction import HIDDEN, without_secrets
-from reward_kit.runs.request import environment_of
 from reward_kit.runs.rescoring import (
     Changes,
     Counts,
@@ -38,9 +37,8 @@ from reward_kit.runs.rescoring import (
     scores_of,
     source_of,
 )
-from reward_kit.runs.scoring_given import Origin, Ready, check_reward, origin_of
-from reward_kit.runs.store import RunStore, is_open_elsewhere, new_run_path
-from reward_kit.runs.tables import difference_text, figure, interval_text
+from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, is_open_elsewhere, new_run_path
+from reward_kit.runs.scoring import Origin, Ready, check_reward, origin_of
 from reward_kit.shown_text import printable
 
 _MUST_HOLD = {"run": "episodes of another run", "files": "the run has changed since", "scorer": "another reward"}

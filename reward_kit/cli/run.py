@@ -24,24 +24,19 @@ from reward_kit.cli.resumed_secrets import told_of_hidden
 from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
 from reward_kit.cli.trust import require_trust_in_file, trust_option
 from reward_kit.errors import ConfigError
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.overrides import parse_override
-from reward_kit.runs.plan import Plan
-from reward_kit.runs.preparation import has_human, new_store, plan_of
+from reward_kit.runs.plan import Plan, Request, changes_since, has_human, header_to_resume, new_store, plan_of
 from reward_kit.runs.redaction import is_hidden
-from reward_kit.runs.request import Request, changes_since, header_to_resume
-from reward_kit.runs.resources import check_world
-from reward_kit.runs.store import RunStore, latest_run
-from reward_kit.runs.tasks import LoadedTask, load_task, read_definition
-from reward_kit.runs.yaml_lines import LocatedYaml
+from reward_kit.runs.run_folder import RunHeader, RunStore, latest_run
+from reward_kit.runs.task_file import LocatedYaml, parse_override
+from reward_kit.runs.tasks import LoadedTask, check_world, load_task, read_definition
 from reward_kit.shown_text import counted
 from reward_kit.task_parts import RunLimitsModel
 from reward_kit.validation import describe_validation_error
 
 if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic
-    from reward_kit.runs.engine import Engine
     from reward_kit.runs.redaction import Redaction
+    from reward_kit.runs.runner import Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import click
 
 from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.scoring import Asked, made_ready, scoring_flags
-from reward_kit.runs.scoring_given import origin_of_data, scoring_run
+from reward_kit.runs.scoring import origin_of_data, scoring_run
 
 
 @click.command(name="score")

@@ -18,8 +18,8 @@ from reward_kit.cli.log_dir import log_dir_option
 from reward_kit.cli.numbers import Number
 from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
 from reward_kit.cli.trust import require_trust_in, trust_option
-from reward_kit.runs.overrides import parse_override
-from reward_kit.runs.scoring_given import Origin, Ready, ready_to_score
+from reward_kit.runs.scoring import Origin, Ready, ready_to_score
+from reward_kit.runs.task_file import parse_override
 
 _ALSO_LOOKED_IN = {"rescore": "; without RUN, also where the newest run is looked for"}
 

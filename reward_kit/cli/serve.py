@@ -21,7 +21,7 @@ from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.levels import SandboxChoice
 from reward_kit.reward_agent.remote_client import KEY_VARIABLE
-from reward_kit.runs.overrides import parse_override
+from reward_kit.runs.task_file import parse_override
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

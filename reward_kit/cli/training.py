@@ -41,13 +41,12 @@ from reward_kit.rl.training.session import INTERRUPTED
 from reward_kit.rl.training.setup import Makers
 from reward_kit.rl.training.together import help_to_train, sharded_by
 from reward_kit.runs import events
-from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.overrides import parse_override
+from reward_kit.runs.files import METRICS
 from reward_kit.runs.plan import Control
 from reward_kit.runs.redaction import without_hidden
-from reward_kit.runs.resources import check_world
-from reward_kit.runs.store import new_run_path
-from reward_kit.runs.training_files import METRICS
+from reward_kit.runs.run_folder import FILE, RunHeader, new_run_path
+from reward_kit.runs.task_file import parse_override
+from reward_kit.runs.tasks import check_world
 from reward_kit.shown_text import counted
 
 

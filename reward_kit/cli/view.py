@@ -13,7 +13,7 @@ import click
 from reward_kit.cli import completing
 from reward_kit.cli.echo import echo
 from reward_kit.errors import ConfigError
-from reward_kit.runs.header import FILE
+from reward_kit.runs.run_folder import FILE
 from reward_kit.runs.viewer.catalogue import Catalogue
 
 

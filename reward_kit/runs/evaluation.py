@@ -8,38 +8,52 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
+from reward_kit.agent.samples import Prompt, Sample
+from reward_kit.environments.base import ForkableResource
+from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, ProviderError, RewardKitError, StoreError, boundary, kind_of
+from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.notebook_html import code, folded, line, strong, table, whole
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.providers.options import check_number
 from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
 from reward_kit.reward_agent.levels import run_to_end
 from reward_kit.runs import events
 from reward_kit.runs.credit import assign_credit, write_section
+from reward_kit.runs.events import logged_to
 from reward_kit.runs.finished import FinishedRun
-from reward_kit.runs.given import LivePolicy, is_live, label_each, lent_policies
-from reward_kit.runs.overrides import given_in_python
-from reward_kit.runs.plan import Control, Plan
-from reward_kit.runs.preparation import new_store, plan_of
+from reward_kit.runs.plan import Control, Plan, Request, label_each, lent_policies, new_store, plan_of
 from reward_kit.runs.report.any_page import write_any_report
-from reward_kit.runs.request import Request
-from reward_kit.runs.resources import check_world
-from reward_kit.runs.run_log import logged_to
+from reward_kit.runs.run_folder import RunStore
 from reward_kit.runs.runner import Run
-from reward_kit.runs.scoring_given import origin_of_data, ready_to_score, scoring_run
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.scoring import origin_of_data, ready_to_score, scoring_run
 from reward_kit.runs.summary import summarise, summary_to_json
-from reward_kit.runs.tasks import LoadedTask, load_task
+from reward_kit.runs.task_file import LocatedYaml, given_in_python
+from reward_kit.runs.task_objects import (
+    Given,
+    Kept,
+    LivePolicy,
+    given_rows,
+    is_live,
+    kept_rows,
+    kept_sources,
+    name_of,
+    named_resource,
+    place_of_task,
+)
+from reward_kit.runs.tasks import LoadedTask, check_world, load_task, task_of
 from reward_kit.shown_text import counted
 from reward_kit.task_parts import CreditModel
 
 logger = logging.getLogger("reward_kit.runs")
+
 Policies = str | LivePolicy | Sequence[str | LivePolicy] | Mapping[str, LivePolicy]
 
 
@@ -132,9 +146,6 @@ async def evaluate_async(
     finally:
         traffic.close()
     return replace(finished, notes=loaded.notes)
-
-
-evaluate.__signature__ = inspect.signature(evaluate_async)  # type: ignore[attr-defined]  # for help and editors
 
 
 def score_transcripts(
@@ -269,3 +280,201 @@ def _several(name: str, given: object) -> tuple[str, ...]:
     if wrong := [one for one in several if not isinstance(one, str)]:
         raise ConfigError(f"{name} is a name or a list of names; {kind_of(wrong[0])} is none")
     return several
+
+
+def task_html(task: LoadedTask) -> str:
+    """A loaded task."""
+    definition, given = task.definition, task.given
+    policy = definition.policy.type if definition.policy else getattr(given.policy, "__name__", None)
+    policy = policy or (type(given.policy).__name__ if given.policy is not None else "named by each run")
+    facts = {
+        "samples": f"{len(task.samples):,} × {task.rollouts_per_sample} episodes",
+        "policy": policy,
+        "reward": task.reward.id if task.reward is not None else "none: episodes are only collected",
+        "tools": ", ".join(sorted(task.tools.get_tools())) if task.tools is not None else "",
+        "resource": definition.resource_type or "",
+    }
+    parts = [line(strong(f"Task {definition.name}"))]
+    parts.append(table(["", ""], [(name, told) for name, told in facts.items() if told]))
+    if definition.initial_user_prompt:
+        parts.append(folded("prompt", code(definition.initial_user_prompt)))
+    parts += [line(note) for note in task.notes]
+    return whole(*parts)
+
+
+_PLAIN = {
+    "reward": "reward_function_path",
+    "tools": "tools_module_path",
+    "dataset": "dataset_path",
+    "resource": "resource_type",
+}
+
+"""What may be given as an object, with the key of a task file that names it."""
+
+
+class Task:
+    """A task that is made in Python, checked as soon as it is made.
+
+    Args:
+        name: of the task; the folders of its runs begin with it.
+        reward: a reward function or class, which then runs in this process, without walls; or where it is,
+            `file.py:function`, which runs in the sandbox.
+        policy: an `AgentPolicy`, as an instance or a class that is made without arguments; a built-in name;
+            `openai/NAME`; `file.py:Class`; or the keys of a `policy:` block. A run may name others.
+        tools: a `ToolRegistry`, or the file of one.
+        dataset: rows, each a dict; or the path of a JSONL, CSV or YAML file.
+        resource: a built-in name, `file.py:Class`, or a subclass of `ForkableResource`.
+        folder: what paths are relative to; by default the working directory.
+        **keys: the further keys of a task file, such as `initial_user_prompt`, `num_rollouts_per_sample` or `limits`.
+
+    Raises:
+        ConfigError: something is wrong; the message has one line for each problem.
+
+    Example:
+        ```python
+        task = Task("capitals", reward=right, policy=MyPolicy, dataset=rows, initial_user_prompt="{{ question }}")
+        run = task.run(rollouts=4)
+        ```
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        reward: str | Callable[..., Any] | None = None,
+        policy: str | Mapping[str, Any] | LivePolicy | None = None,
+        tools: str | ToolRegistry | None = None,
+        dataset: str | Path | Iterable[Mapping[str, Any]] | None = None,
+        resource: str | type[ForkableResource] | None = None,
+        folder: str | Path | None = None,
+        **keys: Any,
+    ) -> None:
+        if not isinstance(name, str):
+            raise ConfigError(f"a task's name is a text, not {kind_of(name)}; Task.from_file reads a task file")
+        objects = {"reward": reward, "tools": tools, "dataset": dataset, "resource": resource}
+        values, given = _read(name, objects, policy, keys)
+        place = place_of_task(Path(folder) if folder is not None else None, name)
+        self._begin(lambda overrides: task_of(LocatedYaml.of_values(values, place), overrides, given))
+
+    def _begin(self, load: Callable[[Mapping[str, Any]], LoadedTask]) -> None:
+        self._load = load
+        self._loaded = load({})
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """The task of a task file, read anew for each run.
+
+        Raises:
+            ConfigError: something is wrong with it; the message has one line for each problem.
+        """
+        task = cls.__new__(cls)
+        task._begin(lambda overrides: load_task(Path(path), overrides))
+        return task
+
+    @property
+    def name(self) -> str:
+        """Of the task."""
+        return self._loaded.definition.name
+
+    @property
+    def definition(self) -> TaskDefinitionModel:
+        """Its keys, with their defaults."""
+        return self._loaded.definition
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """Its initial conditions, in the order of the dataset."""
+        return self._loaded.samples
+
+    def messages(self, sample: int = 0) -> list[Message]:
+        """What an agent is told at the beginning of a sample, as far as the task says it and not its world.
+
+        Args:
+            sample: its place in `samples`.
+        """
+        return Prompt(self.definition).render(self.samples[sample])
+
+    def load(self, overrides: Mapping[str, Any]) -> LoadedTask:
+        """The task with other values for some keys; `evaluate` asks for it.
+
+        Raises:
+            ConfigError: it cannot be loaded so.
+        """
+        return self._load(overrides)
+
+    def run(self, **options: Any) -> FinishedRun:
+        """Run the task and score its episodes. It blocks, also where an event loop runs already, as in a notebook.
+
+        Args:
+            **options: as of `evaluate`.
+
+        Raises:
+            ConfigError: something is wrong with the task or an option; nothing was written.
+            RewardKitError: the run itself failed.
+        """
+        return evaluate(self, **options)
+
+    async def run_async(self, **options: Any) -> FinishedRun:
+        """`run`, for code that is asynchronous itself.
+
+        Args:
+            **options: as of `evaluate`.
+
+        Raises:
+            ConfigError: something is wrong with the task or an option; nothing was written.
+            RewardKitError: the run itself failed.
+        """
+        return await evaluate_async(self, **options)
+
+    def __repr__(self) -> str:
+        return f"Task({self.name!r}, {counted(len(self.samples), 'sample')})"
+
+    def _repr_html_(self) -> str:
+        return task_html(self._loaded)
+
+
+_options = list(inspect.signature(evaluate_async).parameters.values())[1:]
+
+_self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _read(name: str, objects: Mapping[str, Any], policy: Any, keys: Mapping[str, Any]) -> tuple[dict[str, Any], Given]:
+    """The keys of a task file that these come to, and what no file could say."""
+    values: dict[str, Any] = {"name": name, **keys}
+    live = {what: one for what, one in objects.items() if one is not None and not isinstance(one, str | Path)}
+    for what, one in {**objects, "policy": policy}.items():
+        key = _PLAIN.get(what, what)
+        if one is not None and key in keys:
+            raise ConfigError(f"Task {name!r}: {what} and {key} are two names of one thing; keep one of them")
+        if isinstance(one, str | Path) and what in _PLAIN:
+            values[key] = str(one)
+    if "resource" in live:
+        values["resource_type"] = named_resource(live["resource"])
+    if "reward" in live:
+        values["reward_function_path"] = name_of(live["reward"])
+    if "tools" in live and not isinstance(live["tools"], ToolRegistry):
+        raise ConfigError(f"tools: expected a ToolRegistry or the file of one, got {kind_of(live['tools'])}")
+    rows = given_rows(live["dataset"]) if "dataset" in live else None
+    if policy is not None and not is_live(policy):
+        values["policy"] = _block(policy)
+    return values, _given(name, {**live, **({"policy": policy} if is_live(policy) else {})}, rows)
+
+
+def _block(policy: Any) -> dict[str, Any]:
+    """The `policy:` block that a name means, or the keys of one."""
+    if isinstance(policy, Mapping):
+        return dict(policy)
+    if not isinstance(policy, str):
+        raise ConfigError(f"policy: expected an AgentPolicy, a name or a dict of keys, got {kind_of(policy)}")
+    provider, separator, model = policy.partition("/")
+    return {"type": "openai", "model": model} if separator and provider == "openai" else {"type": policy}
+
+
+def _given(name: str, live: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] | None) -> Given:
+    names: dict[str, Any] = {"task": name}
+    names |= {what: name_of(one) for what, one in live.items() if what in ("reward", "resource")}
+    names |= {"dataset": counted(len(rows), "row")} if rows is not None else {}
+    names |= {"tools": sorted(live["tools"].get_tools())} if "tools" in live else {}
+    texts = {what: live[what] for what in ("reward", "resource") if what in live}
+    kept: dict[str, Kept] = {**kept_sources(texts), **({"dataset": kept_rows(rows)} if rows is not None else {})}
+    return Given(live.get("reward"), live.get("tools"), rows, live.get("policy"), names, kept)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.runs.display import as_text
 from reward_kit.runs.results import Result, read_results
 from reward_kit.runs.run_html import run_html
 from reward_kit.runs.summary import EpisodeRow, PolicySummary
-from reward_kit.runs.tables import as_text
 from reward_kit.shown_text import counted
 
 

@@ -25,8 +25,8 @@ from reward_kit.reward_agent.scoring import Reward
 from reward_kit.reward_agent.sources import sources_of, user_roots
 from reward_kit.reward_calls import REFERENCE
 from reward_kit.runs.files import told_of, write_atomically
-from reward_kit.runs.source_texts import source_of
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunStore
+from reward_kit.runs.task_objects import source_of
 from reward_kit.typed_interface import RewardSpec
 
 FOLDER = "inputs"

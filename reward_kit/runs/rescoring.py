@@ -17,14 +17,12 @@ from typing import Any, NamedTuple
 
 from reward_kit.errors import ConfigError
 from reward_kit.private_files import make_private_folder
-from reward_kit.runs.files import STATES, open_part, state_file, told_of, write_atomically
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.files import STATES, kept_files, open_part, state_file, told_of, write_atomically
 from reward_kit.runs.redaction import HIDDEN, Redaction
 from reward_kit.runs.results import Places, places_of, read_results
+from reward_kit.runs.run_folder import RunHeader, placed_scores
 from reward_kit.runs.statistics import Interval, mean_interval
-from reward_kit.runs.store import placed_scores
 from reward_kit.runs.summary import EpisodeRow, score_interval
-from reward_kit.runs.training_files import kept_files
 
 _MOST_EXAMPLES = 10
 _SAME = 1e-12  # what differs by less differs by rounding

@@ -18,12 +18,10 @@ from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.agent.simulated_user import GREETING, NO_ANSWER, ScriptedUser, SimulatedUser
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.errors import ConfigError
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.plan import NamedPolicy, Plan
+from reward_kit.runs.plan import NamedPolicy, Plan, make_user
+from reward_kit.runs.run_folder import RunHeader, RunStore, read_episodes
 from reward_kit.runs.runner import Run
-from reward_kit.runs.store import RunStore, read_episodes
 from reward_kit.runs.tasks import load_task
-from reward_kit.runs.users import make_user
 from tests.agent.worlds import WORLD, call, failure, reason, task_of, text
 from tests.chat_server import ChatServer, answer, status
 

@@ -24,11 +24,10 @@ from reward_kit.cli.main import VERBS, LazyGroup, program
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError
 from reward_kit.runs.datasets import read_rows
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.plan import NamedPolicy, Plan
 from reward_kit.runs.redaction import Redaction
+from reward_kit.runs.run_folder import RunHeader, RunStore, read_episodes, read_scores
 from reward_kit.runs.runner import Run
-from reward_kit.runs.store import RunStore, read_episodes, read_scores
 from tests.agent.worlds import Counter as World
 from tests.agent.worlds import call, failure, task_of, worker_of
 from tests.cli.project import Project, lines

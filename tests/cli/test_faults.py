@@ -19,10 +19,9 @@ from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
 from reward_kit.agent.samples import Sample
 from reward_kit.environments.base import StepOutcome, ToolSpec, tool_spec
 from reward_kit.errors import StoreError
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.plan import NamedPolicy, Plan
+from reward_kit.runs.run_folder import RunHeader, RunStore, load_episode, read_episodes, read_scores
 from reward_kit.runs.runner import Run
-from reward_kit.runs.store import RunStore, load_episode, read_episodes, read_scores
 from reward_kit.typed_interface import reward_spec
 from tests.agent.worlds import WORLD, Counter, call, task_of, text
 from tests.chat_server import Behaviour, ChatServer, answer, status

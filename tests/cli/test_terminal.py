@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.run_folder import RunHeader
 from tests.cli.project import Project
 from tests.runs.report.made import episode, make_run, score
 

@@ -9,10 +9,9 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.runs import inputs as module
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.inputs import differences, digest_of, digests_of, keep_inputs, scorer_hash
 from reward_kit.runs.redaction import Redaction
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunHeader, RunStore
 from reward_kit.runs.tasks import load_task
 
 

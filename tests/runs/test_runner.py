@@ -17,11 +17,10 @@ from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.samples import Sample
 from reward_kit.loading import load_object
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, NamedPolicy, Plan
+from reward_kit.runs.run_folder import RunHeader, RunStore, read_episodes, read_scores
 from reward_kit.runs.runner import Run
-from reward_kit.runs.store import RunStore, read_episodes, read_scores
 from reward_kit.runs.summary import EpisodeRow
 from reward_kit.typed_interface import reward_spec
 from tests.agent.worlds import Counter, call, task_of, text

@@ -14,9 +14,9 @@ from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.episodes.record import attempt_of
 from reward_kit.runs.plan import Control, NamedPolicy, Plan
+from reward_kit.runs.run_folder import read_scores
 from reward_kit.runs.runner import Run
-from reward_kit.runs.store import read_scores
-from reward_kit.runs.transcripts import read_transcripts
+from reward_kit.runs.scoring import read_transcripts
 from reward_kit.typed_interface import reward_function, reward_spec
 from tests.agent.worlds import task_of, text
 from tests.runs.test_runner import Told, open_store, plan_of, run_in, scored_ids, status

@@ -15,9 +15,8 @@ from reward_kit.integrations.ray.task_workers import TaskWorkers, environment_fo
 from reward_kit.providers.traffic import Traffic
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scorer
-from reward_kit.runs.engine import RolloutWorker
-from reward_kit.runs.plan import Plan
-from reward_kit.runs.request import Request
+from reward_kit.runs.plan import Plan, Request
+from reward_kit.runs.runner import RolloutWorker
 from reward_kit.runs.tasks import LoadedTask
 
 

@@ -22,8 +22,7 @@ from reward_kit.providers.environment import read_dotenv, resolve_endpoint
 from reward_kit.providers.keys import OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE
 from reward_kit.providers.traffic import Traffic
 from reward_kit.runs.inputs import TASK_FILE, digest_of
-from reward_kit.runs.preparation import prepare
-from reward_kit.runs.request import Request
+from reward_kit.runs.plan import Request, prepare
 from reward_kit.runs.tasks import LoadedTask, load_tools
 
 RATES = ("requests_per_minute", "tokens_per_minute", "max_connections")

@@ -18,11 +18,10 @@ from reward_kit.models import TaskDefinitionModel
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl_processing import CreditAssigner
-from reward_kit.runs.overrides import keys_of_user, overlaid
-from reward_kit.runs.policies import check_costs
+from reward_kit.runs.plan import check_costs
 from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
+from reward_kit.runs.task_file import LocatedYaml, about, keys_of_user, overlaid
 from reward_kit.runs.tasks import LoadedTask, load_task, located_assigner, place_of, task_of, validated
-from reward_kit.runs.yaml_lines import LocatedYaml, about
 from reward_kit.task_parts import CreditModel, PolicyModel
 
 TRAIN_FILE = "train file"

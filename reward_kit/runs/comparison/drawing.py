@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from reward_kit.runs.comparison.comparing import Comparison, Difference
+from reward_kit.runs.display import signed
 from reward_kit.runs.report.drawing import Drawing, Label, Path
-from reward_kit.runs.tables import signed
 from reward_kit.shown_text import shown
 
 _WIDTH, _EDGE, _ROW, _TOP = 480.0, 24.0, 64.0, 4.0

@@ -12,7 +12,7 @@ from rich.text import Text
 from reward_kit.runs.comparison.comparing import Comparison, Difference
 from reward_kit.runs.comparison.pairing import SamplePair
 from reward_kit.runs.comparison.sides import Side
-from reward_kit.runs.tables import difference_text, figure, interval_text
+from reward_kit.runs.display import difference_text, figure, interval_text
 from reward_kit.shown_text import shown
 
 _NAMES_SHOWN = 10

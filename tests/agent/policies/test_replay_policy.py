@@ -22,7 +22,7 @@ from reward_kit.agent.simulated_user import ScriptedUser
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import ConfigError, ProviderError
-from reward_kit.runs.policies import make_policies
+from reward_kit.runs.plan import make_policies
 from reward_kit.runs.tasks import load_task
 from tests.agent.worlds import WORLD, call, calls, failure, reason, task_of, text
 from tests.chat_server import ChatServer, answer, tool_calls

@@ -11,13 +11,9 @@ import anyio
 import yaml
 
 from reward_kit.providers.traffic import Traffic
-from reward_kit.runs.engine import Engine
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.plan import Listener, Plan
-from reward_kit.runs.preparation import plan_of
-from reward_kit.runs.request import Request
-from reward_kit.runs.runner import Run
-from reward_kit.runs.store import RunStore, read_episodes, read_scores
+from reward_kit.runs.plan import Listener, Plan, Request, plan_of
+from reward_kit.runs.run_folder import RunHeader, RunStore, read_episodes, read_scores
+from reward_kit.runs.runner import Engine, Run
 from reward_kit.runs.tasks import LoadedTask, load_task
 
 WORLD = """

@@ -19,7 +19,7 @@ import anyio.to_thread
 import pytest
 
 from reward_kit.providers.keys import ORIGINS_VARIABLE
-from reward_kit.runs.store import read_episodes
+from reward_kit.runs.run_folder import read_episodes
 from tests.chat_server import ChatServer, answer, status
 from tests.integrations.ray.counting import Counting, without_the_clock
 
@@ -187,7 +187,7 @@ def test_a_model_of_ones_own_is_in_the_workers_and_only_its_outline_in_the_drive
 ) -> None:
     from reward_kit.cli.engine_flags import EngineFlags
     from reward_kit.errors import PolicyError
-    from reward_kit.runs.policies import make_policies
+    from reward_kit.runs.plan import make_policies
     from tests.agent.policies.hf.small_models import byte_tokenizer, small_llama
 
     tokenizer = byte_tokenizer()
