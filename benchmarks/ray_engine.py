@@ -38,8 +38,8 @@ from reward_kit.integrations.ray.engine import RayEngine  # noqa: E402
 from reward_kit.integrations.ray.options import RayOptions  # noqa: E402
 from reward_kit.providers.traffic import Traffic  # noqa: E402
 from reward_kit.runs.plan import (
-    Request,
-    plan_of,
+    RunArgs,
+    plan_run,
 )
 from reward_kit.runs.runner import Engine, LocalEngine, RolloutWorker  # noqa: E402
 from reward_kit.runs.tasks import load_task  # noqa: E402
@@ -101,7 +101,7 @@ class Bench:
         (folder / "parts.py").write_text(PARTS)
         (folder / "task.yaml").write_text(TASK % (turns, turns, wait_s))
         self.path = folder / "task.yaml"
-        self._request = Request(self.path, {}, (), (), None, None, None, (), 0)
+        self._request = RunArgs(task_path=self.path)
         self._round = 0
 
     def ray_engine(self, workers: int) -> RayEngine:
@@ -111,7 +111,7 @@ class Bench:
     @asynccontextmanager
     async def open(self, engine: Engine) -> AsyncIterator[RolloutWorker]:
         """The worker of an engine, warm."""
-        plan, _ = plan_of(load_task(self.path), self._request, 1_000, Traffic())
+        plan = plan_run(load_task(self.path), self._request, max_concurrency=1_000, traffic=Traffic())
         async with engine.workers(plan, RunBudget()) as workers:
             worker = next(iter(workers.values()))
             await self.collect(worker, 32, 8)

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from reward_kit.cli.echo import echo, echo_json
-from reward_kit.cli.log_dir import log_dir_option
-from reward_kit.cli.numbers import WholeNumber
+from reward_kit.cli.options import WholeNumber, log_dir_option
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.runs.display import figure
 from reward_kit.runs.shelf import StoredRun, remove, stored_runs, to_remove

@@ -16,7 +16,7 @@ import anyio
 import click
 
 from reward_kit.cli.echo import echo, echo_json
-from reward_kit.cli.going_on import LATEST
+from reward_kit.cli.options import LATEST, report_hidden_secrets
 from reward_kit.cli.outcome import (
     allow_many_connections,
     display_kind,
@@ -25,7 +25,6 @@ from reward_kit.cli.outcome import (
     note_console,
     write_page,
 )
-from reward_kit.cli.resumed_secrets import told_of_hidden
 from reward_kit.cli.trust import require_trust_in_file
 from reward_kit.errors import ConfigError
 from reward_kit.processes import LOG_FOLDER
@@ -158,7 +157,7 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
     header = RunHeader.read(path)
     training = training_of(header, path)
     is_agreed = require_trust_in_file(Path(training.train_path), given, training.overrides)
-    hidden = told_of_hidden(training.overrides, given)
+    hidden = report_hidden_secrets(training.overrides, given)
     for key in given:
         if key.partition(".")[0] not in CHANGEABLE and key not in hidden:
             raise ConfigError(

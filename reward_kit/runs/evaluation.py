@@ -7,39 +7,31 @@ asynchronous itself. Nothing is printed. Keys of endpoints come from the environ
 from __future__ import annotations
 
 import inspect
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, ProviderError, RewardKitError, StoreError, boundary, kind_of
+from reward_kit.errors import ConfigError, ProviderError, kind_of
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.notebook_html import code, folded, line, strong, table, whole
-from reward_kit.processes import LOG_FOLDER
 from reward_kit.providers.options import check_number
-from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
+from reward_kit.providers.traffic import Traffic
 from reward_kit.reward_agent.levels import run_to_end
-from reward_kit.runs import events
-from reward_kit.runs.credit import assign_credit, write_section
-from reward_kit.runs.events import logged_to
 from reward_kit.runs.finished import FinishedRun
-from reward_kit.runs.plan import Control, Plan, Request, label_each, lent_policies, new_store, plan_of
-from reward_kit.runs.report.any_page import write_any_report
+from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_each, plan_run
 from reward_kit.runs.run_folder import RunStore
-from reward_kit.runs.runner import Run
+from reward_kit.runs.runner import run
 from reward_kit.runs.scoring import origin_of_data, ready_to_score, scoring_run
-from reward_kit.runs.summary import summarise, summary_to_json
 from reward_kit.runs.task_file import LocatedYaml, given_in_python
 from reward_kit.runs.task_objects import (
-    Given,
     Kept,
     LivePolicy,
+    TaskObjects,
     given_rows,
     is_live,
     kept_rows,
@@ -48,24 +40,13 @@ from reward_kit.runs.task_objects import (
     named_resource,
     place_of_task,
 )
-from reward_kit.runs.tasks import LoadedTask, check_world, load_task, task_of
+from reward_kit.runs.tasks import LoadedTask, check_world, load_task, resolve_task
 from reward_kit.shown_text import counted
-from reward_kit.task_parts import CreditModel
-
-logger = logging.getLogger("reward_kit.runs")
 
 Policies = str | LivePolicy | Sequence[str | LivePolicy] | Mapping[str, LivePolicy]
 
 
-@runtime_checkable
-class RunnableTask(Protocol):
-    """A task that is no file; `python_tasks.Task` is the one that there is."""
-
-    def load(self, overrides: Mapping[str, Any]) -> LoadedTask:
-        """The task with these keys laid over its own."""
-
-
-def evaluate(task: str | Path | RunnableTask, **options: Any) -> FinishedRun:
+def evaluate(task: str | Path | Task, **options: Any) -> FinishedRun:
     """Run a task and score its episodes; `evaluate_async`, to the end.
 
     Args:
@@ -82,7 +63,7 @@ def evaluate(task: str | Path | RunnableTask, **options: Any) -> FinishedRun:
 
 
 async def evaluate_async(
-    task: str | Path | RunnableTask,
+    task: str | Path | Task,
     *,
     models: str | Sequence[str] = (),
     policies: Policies = (),
@@ -120,13 +101,14 @@ async def evaluate_async(
         if count is not None:
             check_number(name, count, whole=True)
     models, names, live = _several("models", models), *_chosen(policies)
+    keys = _keys("overrides", overrides)
     with given_in_python():
-        loaded = _loaded(task, _keys("overrides", overrides))
-    if not (models or names or live) and loaded.given.policy is not None:
-        live = label_each([loaded.given.policy])
-    request = Request(
+        loaded = _loaded(task, keys)
+    if not (models or names or live) and loaded.objects.policy is not None:
+        live = label_each([loaded.objects.policy])
+    args = RunArgs(
         task_path=loaded.path,
-        overrides=_keys("overrides", overrides),
+        overrides=keys,
         models=models,
         policies=names,
         base_url=base_url,
@@ -137,15 +119,17 @@ async def evaluate_async(
     )
     traffic = Traffic()
     try:
-        plan, redaction = plan_of(loaded, request, max_concurrency, traffic, lent_policies(live))
+        plan = plan_run(loaded, args, max_concurrency=max_concurrency, traffic=traffic, live=live)
         await check_world(loaded.definition, loaded.samples, loaded.located)
-        acting = {f"policy {label}": one for label, one in live.items()}
-        store = new_store(Path(log_dir), loaded, plan, request, redaction, acting)
+        folder = begin_run(Path(log_dir), loaded, plan, args, live)
         title = f"{loaded.definition.name}  ({counted(len(plan.samples), 'sample')} × {plan.rollouts})"
-        finished = await _carried_out(plan, store, title, traffic)
+        finished = await _run(plan, folder, title, traffic)
     finally:
         traffic.close()
     return replace(finished, notes=loaded.notes)
+
+
+evaluate.__signature__ = inspect.signature(evaluate_async)  # type: ignore[attr-defined]  # for help and editors
 
 
 def score_transcripts(
@@ -180,76 +164,30 @@ def score_transcripts(
     origin = origin_of_data(data)
     with given_in_python():
         ready = ready_to_score(origin, reward, changes, pass_threshold, Path(folder) if folder is not None else None)
-    run = scoring_run(data, ready, reward, Path(log_dir))
-    finished: FinishedRun = run_to_end(_carried_out(run.plan, run.store, run.title, None, run.episodes))
+    scored = scoring_run(data, ready, reward, Path(log_dir))
+    finished: FinishedRun = run_to_end(_run(scored.plan, scored.store, scored.title, None, scored.episodes))
     return replace(finished, notes=ready.notes)
 
 
-async def _carried_out(
-    plan: Plan, store: RunStore, title: str, traffic: Traffic | None, given: Sequence[SingleAgentEpisode] = ()
+async def _run(
+    plan: RunPlan, folder: RunStore, title: str, traffic: Traffic | None, given: Sequence[SingleAgentEpisode] = ()
 ) -> FinishedRun:
-    """Run a plan into its new store, and write what is written at the end."""
+    """Run a plan into its new folder."""
     control = Control()
-    with store, logged_to(store.path / "run.log", store.redaction), _surroundings(store, traffic):
-        if traffic is not None:
-            traffic.gave_up = control.give_up
-        run = Run(plan, store, control=control)
-        run.take_given(given)
-        events.began(store.path, "run", plan.total)
-        try:
-            await run.execute()
-        except BaseException as error:
-            error.add_note(f"what was collected is in {store.path}")
-            raise
-        events.ended(store.path, "run", store.header.status)
-        rows = list(run.rows.values())
-        policies = summarise(rows, plan.definition.pass_threshold)
-        store.write_summary(summary_to_json(policies))
-        _credit(store, plan.definition.credit)
-        _page(store)
+    try:
+        outcome = await run(plan, folder, control=control, traffic=traffic, given=given)
+    except BaseException as error:
+        error.add_note(f"what was collected is in {folder.path}")
+        raise
     if control.is_failure:
-        raise ProviderError(f"{store.path}: {control.stop_reason}")
-    stopped = control.stop_reason if run.missing() else None
-    return FinishedRun(
-        store.path, title, store.header.status, stopped, rows, policies, plan.definition.pass_threshold
-    )  # fmt: skip
-
-
-@contextmanager
-def _surroundings(store: RunStore, traffic: Traffic | None) -> Iterator[None]:
-    """Where servers log, and what rewards ask models through: for the run, and not for what its caller does next."""
-    logs, asked = LOG_FOLDER.set(store.path / "logs"), CURRENT_TRAFFIC.set(traffic)
-    try:
-        yield
-    finally:
-        LOG_FOLDER.reset(logs)
-        CURRENT_TRAFFIC.reset(asked)
-
-
-def _credit(store: RunStore, asked: CreditModel | None) -> None:
-    """Assign credit where the task asks for it. A failure leaves the run as it is, and stands in its log."""
-    if asked is None:
-        return
-    try:
-        write_section(store.path, assign_credit(store.path, asked))
-    except RewardKitError as error:
-        logger.warning("no credit: %s", error)
-
-
-def _page(store: RunStore) -> None:
-    """Write the report. A failure leaves the run as it is, and stands in its log; `reward-kit report` tries again."""
-    try:
-        with boundary(StoreError, "the report"):
-            write_any_report(store.path)
-    except RewardKitError as error:
-        logger.warning("no report: %s", error)
+        raise ProviderError(f"{folder.path}: {control.stop_reason}")
+    stopped = outcome.stop_reason if outcome.missing else None
+    threshold = plan.definition.pass_threshold
+    return FinishedRun(folder.path, title, outcome.status, stopped, outcome.rows, outcome.policies, threshold)
 
 
 def _loaded(task: object, overrides: Mapping[str, Any]) -> LoadedTask:
-    """A task, from its file or as it was made in Python."""
-    if isinstance(task, RunnableTask):
-        return task.load(overrides)
-    return load_task(_path("task", task), overrides)
+    return task.load(overrides) if isinstance(task, Task) else load_task(_path("task", task), overrides)
 
 
 def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
@@ -284,7 +222,7 @@ def _several(name: str, given: object) -> tuple[str, ...]:
 
 def task_html(task: LoadedTask) -> str:
     """A loaded task."""
-    definition, given = task.definition, task.given
+    definition, given = task.definition, task.objects
     policy = definition.policy.type if definition.policy else getattr(given.policy, "__name__", None)
     policy = policy or (type(given.policy).__name__ if given.policy is not None else "named by each run")
     facts = {
@@ -354,7 +292,7 @@ class Task:
         objects = {"reward": reward, "tools": tools, "dataset": dataset, "resource": resource}
         values, given = _read(name, objects, policy, keys)
         place = place_of_task(Path(folder) if folder is not None else None, name)
-        self._begin(lambda overrides: task_of(LocatedYaml.of_values(values, place), overrides, given))
+        self._begin(lambda overrides: resolve_task(LocatedYaml.of_values(values, place), overrides, given))
 
     def _begin(self, load: Callable[[Mapping[str, Any]], LoadedTask]) -> None:
         self._load = load
@@ -434,11 +372,14 @@ class Task:
 
 
 _options = list(inspect.signature(evaluate_async).parameters.values())[1:]
-
 _self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+Task.run.__signature__ = inspect.Signature([_self, *_options])  # type: ignore[attr-defined]  # for help and editors
+Task.run_async.__signature__ = Task.run.__signature__  # type: ignore[attr-defined]
 
 
-def _read(name: str, objects: Mapping[str, Any], policy: Any, keys: Mapping[str, Any]) -> tuple[dict[str, Any], Given]:
+def _read(
+    name: str, objects: Mapping[str, Any], policy: Any, keys: Mapping[str, Any]
+) -> tuple[dict[str, Any], TaskObjects]:
     """The keys of a task file that these come to, and what no file could say."""
     values: dict[str, Any] = {"name": name, **keys}
     live = {what: one for what, one in objects.items() if one is not None and not isinstance(one, str | Path)}
@@ -470,11 +411,11 @@ def _block(policy: Any) -> dict[str, Any]:
     return {"type": "openai", "model": model} if separator and provider == "openai" else {"type": policy}
 
 
-def _given(name: str, live: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] | None) -> Given:
+def _given(name: str, live: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] | None) -> TaskObjects:
     names: dict[str, Any] = {"task": name}
     names |= {what: name_of(one) for what, one in live.items() if what in ("reward", "resource")}
     names |= {"dataset": counted(len(rows), "row")} if rows is not None else {}
     names |= {"tools": sorted(live["tools"].get_tools())} if "tools" in live else {}
     texts = {what: live[what] for what in ("reward", "resource") if what in live}
     kept: dict[str, Kept] = {**kept_sources(texts), **({"dataset": kept_rows(rows)} if rows is not None else {})}
-    return Given(live.get("reward"), live.get("tools"), rows, live.get("policy"), names, kept)
+    return TaskObjects(live.get("reward"), live.get("tools"), rows, live.get("policy"), names, kept)

@@ -127,15 +127,6 @@ def _written(reward: Reward) -> str:
     return f"{reward.id}\n{text}" if text else reward.id
 
 
-def digests_of(inputs: Mapping[str, Path]) -> dict[str, str]:
-    """The SHA-256 of each input.
-
-    Raises:
-        ConfigError: one cannot be read.
-    """
-    return {name: digest_of(path) for name, path in inputs.items()}
-
-
 def digest_of(path: Path) -> str:
     """SHA-256 of a file, or of a folder: of its files' names and contents.
 

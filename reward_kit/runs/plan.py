@@ -1,4 +1,7 @@
-"""What a run consists of, who watches it, and how it is stopped from outside."""
+"""Plan a run: which policies act on which samples, and the folder that keeps the result.
+
+`plan_run` is the last of the three steps before a run (parse, resolve, plan). The run itself is `runner.run`.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,66 @@ if TYPE_CHECKING:
     from reward_kit.providers.traffic import Traffic
 
 
+_PROVIDERS = ("openai",)
+_OF_POLICY = re.compile(r"policy\.(\w+)")
+_PACKAGE = "reward_kit."
+_ASK_AN_ENDPOINT = ("openai", "own_agent")
+_NO_USERS = {
+    "expert": "it asks the world, which a user does not see",
+    "random": "it calls tools, and a user has none",
+    "replay": "it plays an agent; what the user of a recorded episode said comes from asking the user again",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunArgs:
+    """What is to be run, as the command line or Python asks for it; `run.json` keeps it for a resume.
+
+    Attributes:
+        task_path: the task file, or what stands for it.
+        overrides: keys laid over the task's, dotted for inner ones.
+        models: as `openai/NAME`.
+        policies: built-in names, `file.py:Class` or `replay:RUN`.
+        base_url: the endpoint of the models.
+        rollouts: episodes of each sample; None for the task's number.
+        limit: the first so many samples only.
+        sample_ids: these samples only.
+        seed: everything random derives from it.
+    """
+
+    task_path: Path
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    models: Sequence[str] = ()
+    policies: Sequence[str] = ()
+    base_url: str | None = None
+    rollouts: int | None = None
+    limit: int | None = None
+    sample_ids: Sequence[str] = ()
+    seed: int = 0
+
+    @classmethod
+    def of_run(cls, header: RunHeader) -> RunArgs:
+        """Return what an earlier run was asked to do, without the overrides that hold a secret."""
+        given = {one.name: getattr(header, one.name) for one in fields(cls)}
+        return cls(**{**given, "task_path": Path(given["task_path"]), "overrides": without_hidden(header.overrides)})
+
+    def changed(self, overrides: Mapping[str, Any], base_url: str | None, hidden: Sequence[str]) -> RunArgs:
+        """Return the arguments with what a resume may change: limits of the run, secrets, and the models' endpoint.
+
+        Args:
+            overrides: as given to the resume.
+            base_url: the endpoint, None to keep it.
+            hidden: the keys of secrets that were given to the run and are not stored.
+
+        Raises:
+            ConfigError: an override would change what is run.
+        """
+        for key in overrides:
+            if not key.startswith("run_limits.") and key not in hidden:
+                raise ConfigError(f"-T {key} cannot be changed by --resume; start a new run. run_limits.… can be")
+        return replace(self, overrides={**self.overrides, **overrides}, base_url=base_url or self.base_url)
+
+
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
     """A policy and the label under which its results stand. One that is lent to the run is not closed with it."""
@@ -48,8 +111,8 @@ class NamedPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a run consists of: episodes to collect, and a reward that scores them.
+class RunPlan:
+    """Episodes to collect, and a reward that scores them.
 
     Attributes:
         definition: the task's; its limits bound the run.
@@ -62,6 +125,7 @@ class Plan:
         tools: the task's own tools, None where it has none.
         user: who answers the agents' texts; None where nobody does.
         given: how many further episodes are there already and are only to be scored.
+        redaction: what is kept out of the run's files.
     """
 
     definition: TaskDefinitionModel
@@ -74,6 +138,13 @@ class Plan:
     tools: ToolRegistry | None = None
     user: SimulatedUser | None = None
     given: int = 0
+    redaction: Redaction = field(default_factory=Redaction)
+
+    @property
+    def has_human(self) -> bool:
+        """Whether a person at this terminal takes part."""
+        acting = [named.policy for named in self.policies] + ([self.user.policy] if self.user is not None else [])
+        return any(isinstance(policy, HumanPolicy) for policy in acting)
 
     @property
     def total(self) -> int:
@@ -121,41 +192,98 @@ class Control:
         self.scope.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is to be run; it stays the same for as long as a run is resumed."""
+def plan_run(
+    task: LoadedTask,
+    args: RunArgs,
+    *,
+    max_concurrency: int = 16,
+    traffic: Traffic | None = None,
+    live: Mapping[str, LivePolicy] | None = None,
+    needs_policy: bool = True,
+) -> RunPlan:
+    """Make the policies and the simulated user, select the samples, and so find what is wrong with them.
 
-    task_path: Path
-    overrides: Mapping[str, Any]
-    models: Sequence[str]
-    policies: Sequence[str]
-    base_url: str | None
-    rollouts: int | None
-    limit: int | None
-    sample_ids: Sequence[str]
-    seed: int
+    Nothing is written, and no model is called.
 
-    @classmethod
-    def of_run(cls, header: RunHeader) -> Request:
-        """What an earlier run was asked to do; of its overrides those that are stored."""
-        given = {field.name: getattr(header, field.name) for field in fields(cls)}
-        return cls(**{**given, "task_path": Path(given["task_path"]), "overrides": without_hidden(header.overrides)})
+    Args:
+        task: as it was resolved.
+        args: what of it is run, and by whom; else by the policy that the task names.
+        max_concurrency: episodes in flight; one if a person plays.
+        traffic: what all requests of the run share.
+        live: policies that are Python objects, by their labels.
+        needs_policy: raise an error if no policy is named anywhere; else the plan has none then.
 
-    def changed(self, overrides: Mapping[str, Any], base_url: str | None, hidden: Sequence[str]) -> Request:
-        """The request with what a resume may change: limits of the run, secrets, and where the models are.
+    Raises:
+        ConfigError: a policy, the user or the redact function cannot be made, a limit on cost cannot be kept, or a
+            sample does not exist.
+    """
+    is_named = bool(args.models or args.policies or (task.definition.policy and not live))
+    if live and not is_named and args.base_url is not None:
+        raise ConfigError("base_url is for models, and no policy of this run is one; give models='openai/NAME'")
+    policies = make_policies(task, args, traffic) if is_named or (needs_policy and not live) else []
+    policies += [_live_policy(label, policy) for label, policy in (live or {}).items()]
+    _check_labels([named.label for named in policies])
+    user = make_user(task, traffic)
+    check_costs(task, policies, user)
+    with about(task.located, "redact"):
+        redaction = redaction_of(task.definition, task.folder)
+    plan = RunPlan(
+        definition=task.definition,
+        policies=policies,
+        samples=selected(task, args.limit, args.sample_ids),
+        rollouts=args.rollouts or task.rollouts_per_sample,
+        seed=args.seed,
+        max_concurrency=max_concurrency,
+        reward=task.reward,
+        tools=task.tools,
+        user=user,
+        redaction=redaction,
+    )
+    return replace(plan, max_concurrency=1) if plan.has_human else plan
 
-        Args:
-            overrides: as given to the resume.
-            base_url: the endpoint, None to keep it.
-            hidden: the keys of secrets that were given to the run and are not stored.
 
-        Raises:
-            ConfigError: an override would change what is run.
-        """
-        for key in overrides:
-            if not key.startswith("run_limits.") and key not in hidden:
-                raise ConfigError(f"-T {key} cannot be changed by --resume; start a new run. run_limits.… can be")
-        return replace(self, overrides={**self.overrides, **overrides}, base_url=base_url or self.base_url)
+def begin_run(
+    log_dir: Path, task: LoadedTask, plan: RunPlan, args: RunArgs, live: Mapping[str, LivePolicy] | None = None
+) -> RunStore:
+    """Make the folder of a new run, with its `run.json` and the inputs that its results come from.
+
+    Args:
+        log_dir: where it is made.
+        task: as it was resolved.
+        plan: what is run of it.
+        args: what was asked for.
+        live: the policies that are Python objects, which no file describes.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+        StoreError: a file of it cannot be written.
+    """
+    path = new_run_path(log_dir, task.definition.name)
+    objects = {f"policy {label}": policy for label, policy in (live or {}).items()}
+    of_python = {**task.objects.names, **{name: name_of(one) for name, one in objects.items()}}
+    asked = {
+        **asdict(args),
+        "task_path": str(args.task_path.resolve()),
+        "overrides": without_secrets(dict(args.overrides)),
+    }
+    header = RunHeader(
+        run_id=path.name,
+        task_name=task.definition.name,
+        digests=dict(task.digests),
+        task=without_secrets(task.definition.model_dump(mode="json", exclude_defaults=True)),
+        run_limits=task.definition.run_limits.model_dump(),
+        total=plan.total,
+        max_concurrency=plan.max_concurrency,
+        **({"from_python": of_python} if of_python else {}),
+        **asked,
+        **environment_of(task.reward),
+    )
+    folder = RunStore.create(path, header, plan.redaction)
+    keep_inputs(folder, task.inputs, task.digests, {**task.objects.kept, **kept_sources(objects)})
+    return folder
+
+
+# Resume
 
 
 def header_to_resume(path: Path) -> RunHeader:
@@ -178,46 +306,6 @@ def header_to_resume(path: Path) -> RunHeader:
     return header
 
 
-def header_of(
-    run_id: str, task: LoadedTask, plan: Plan, request: Request, objects: Mapping[str, str] | None = None
-) -> RunHeader:
-    """What `run.json` says of a new run.
-
-    Args:
-        run_id: the name of its folder.
-        task: as it was loaded.
-        plan: what is run of it.
-        request: what was asked for.
-        objects: what the Python objects that act are called, by what each is.
-    """
-    of_python = {**task.given.names, **(objects or {})}
-    definition = task.definition
-    asked = {
-        **asdict(request),
-        "task_path": str(request.task_path.resolve()),
-        "overrides": without_secrets(dict(request.overrides)),
-    }
-    return RunHeader(
-        run_id=run_id,
-        task_name=definition.name,
-        digests=dict(task.digests),
-        task=without_secrets(definition.model_dump(mode="json", exclude_defaults=True)),
-        run_limits=definition.run_limits.model_dump(),
-        total=plan.total,
-        max_concurrency=plan.max_concurrency,
-        **({"from_python": of_python} if of_python else {}),
-        **asked,
-        **environment_of(task.reward),
-    )
-
-
-def environment_of(reward: Reward | None) -> dict[str, Any]:
-    """What `run.json` says of the packages of a reward that has an environment of its own."""
-    if isinstance(reward, ConfinedReward) and reward.environment is not None:
-        return {"reward_environment": reward.environment.to_json()}
-    return {}
-
-
 def changes_since(path: Path, header: RunHeader, task: LoadedTask) -> list[str]:
     """How what a run came from differs now, its files and the packages of its reward; a text for each that does."""
     changes = differences(path, header.digests, task.digests, task.inputs)
@@ -229,13 +317,14 @@ def changes_since(path: Path, header: RunHeader, task: LoadedTask) -> list[str]:
     return changes
 
 
-_PROVIDERS = ("openai",)
+def environment_of(reward: Reward | None) -> dict[str, Any]:
+    """What `run.json` says of the packages of a reward that has an environment of its own."""
+    if isinstance(reward, ConfinedReward) and reward.environment is not None:
+        return {"reward_environment": reward.environment.to_json()}
+    return {}
 
-_OF_POLICY = re.compile(r"policy\.(\w+)")
 
-_PACKAGE = "reward_kit."
-
-_ASK_AN_ENDPOINT = ("openai", "own_agent")
+# Policies
 
 
 class _Choice(NamedTuple):
@@ -244,55 +333,52 @@ class _Choice(NamedTuple):
     options: dict[str, Any]
 
 
-def make_policies(
-    task: LoadedTask,
-    models: Sequence[str] = (),
-    names: Sequence[str] = (),
-    base_url: str | None = None,
-    traffic: Traffic | None = None,
-) -> list[NamedPolicy]:
-    """The policies of a run, with the task file's options where the type agrees.
+def make_policies(task: LoadedTask, args: RunArgs, traffic: Traffic | None = None) -> list[NamedPolicy]:
+    """Return the policies that the arguments name, with the task file's options if the type agrees; else the task's.
 
-    Args:
-        task: its `policy` is used where nothing else is named.
-        models: as `openai/NAME`.
-        names: built-in names; `file.py:Class`, relative to the task file; or `replay:RUN`, relative to the working
-            directory, which plays every policy of that run.
-        base_url: the endpoint of the models.
-        traffic: what all their requests share.
+    Files of `policies` are relative to the task file; the run of `replay:RUN`, each of whose policies is played, is
+    relative to the working directory.
 
     Raises:
         ConfigError: no policy is named anywhere, one cannot be made, or two have one label.
     """
-    in_file = task.definition.policy
-    choices = [_model(model, in_file) for model in models]
-    for name in names:
+    in_file, base_url = task.definition.policy, args.base_url
+    choices = [_model(model, in_file) for model in args.models]
+    for name in args.policies:
         kind, _, run = name.partition(":")
         options = _file_options("replay" if run and kind == "replay" else name, in_file)
         choices += _replays(Path(run), options) if run and kind == "replay" else [_Choice(name, name, options)]
     is_of_file = not choices and in_file is not None
     if is_of_file and in_file is not None:
         choices = _of_file(in_file, task.folder)
-    _check(task, choices)
+    if not choices:
+        in_python = "policy=MyPolicy to Task, or models='openai/NAME' to its run"
+        by_file = "--model openai/NAME, --policy random, or a policy: block in the file"
+        raise ConfigError(f"{task.path}: no policy. Give {by_file if task.located.is_written else in_python}")
+    if task.definition.resource_type is None and any(choice.type == "expert" for choice in choices):
+        raise ConfigError(f"{task.path}: the expert policy asks the resource, and the task has no resource_type")
+    if task.definition.user is not None and any(choice.type == "own_agent" for choice in choices):
+        raise ConfigError(f"{task.path}: an own_agent talks to nobody but its model, so user: would have no effect")
+    _check_labels([choice.label for choice in choices])
     if base_url is not None:
-        _send_to(base_url, choices)
-    with _told_of_block(task) if is_of_file else nullcontext():
-        made = [
-            (label, make_policy(kind, options, task.folder, traffic, of_user=_of_user(task, options, base_url)))
-            for label, kind, options in choices
-        ]
-    return [NamedPolicy(label, policy) for label, policy in made]
-
-
-def _of_user(task: LoadedTask, options: Mapping[str, Any], base_url: str | None) -> set[str]:
-    """Which options the user gave, and no file."""
-    given = keys_of_user("policy", options, task.of_user)
-    return given if base_url is None else given - {"base_url"} | keys_of_user("", ["base_url"], task.of_user)
+        asking = [choice for choice in choices if choice.type in _ASK_AN_ENDPOINT]
+        if not asking:
+            raise ConfigError("--base-url is for models, and no policy of this run is one; give --model openai/NAME")
+        for choice in asking:
+            choice.options["base_url"] = base_url
+    made = []
+    with _at_policy_key(task) if is_of_file else nullcontext():
+        for label, kind, options in choices:
+            of_user = keys_of_user("policy", options, task.of_user)
+            if base_url is not None:
+                of_user = of_user - {"base_url"} | keys_of_user("", ["base_url"], task.of_user)
+            made.append(NamedPolicy(label, make_policy(kind, options, task.folder, traffic, of_user=of_user)))
+    return made
 
 
 @contextmanager
-def _told_of_block(task: LoadedTask) -> Iterator[None]:
-    """Name the line of the key in what goes wrong with the task's own `policy:` block, where it was not laid over."""
+def _at_policy_key(task: LoadedTask) -> Iterator[None]:
+    """Add the line of the key to an error of the task's own `policy:` block, unless the key was laid over."""
     try:
         yield
     except ConfigError as error:
@@ -303,6 +389,76 @@ def _told_of_block(task: LoadedTask) -> Iterator[None]:
         if not isinstance(block, Mapping) or (key in block and block[key] != given):
             raise
         raise ConfigError(f"{task.located.where(('policy', key))}: {error}") from error
+
+
+def _model(model: str, in_file: PolicyModel | None) -> _Choice:
+    provider, separator, name = model.partition("/")
+    if not separator or not name or provider not in _PROVIDERS:
+        near = did_you_mean(provider, _PROVIDERS) if separator else ""
+        wanted = "openai/NAME" if separator or not model else f"openai/{model}"
+        raise ConfigError(
+            f"--model {model!r}: write {wanted}{near if near.endswith('?') else ''}, for OpenAI or, by "
+            "--base-url, for any endpoint that speaks its protocol"
+        )
+    return _Choice(model, provider, {**_file_options(provider, in_file), "model": name})
+
+
+def _of_file(in_file: PolicyModel, folder: Path) -> list[_Choice]:
+    options = in_file.options()
+    if in_file.type == "replay" and isinstance(options.get("run"), str):
+        return _replays(folder / options["run"], options)
+    label = f"openai/{options.get('model')}" if in_file.type == "openai" else in_file.type
+    return [_Choice(label, in_file.type, options)]
+
+
+def _replays(run: Path, options: Mapping[str, Any]) -> list[_Choice]:
+    """One for each policy of the run, or the one that is named.
+
+    Each stands under its own label, which is a part of the episodes' ids and seeds.
+    """
+    labels = [options["policy"]] if options.get("policy") is not None else recorded_labels(run)
+    given = {**options, "run": str(run.resolve())}
+    return [_Choice(str(label), "replay", {**given, "policy": label}) for label in labels]
+
+
+def _file_options(name: str, in_file: PolicyModel | None) -> dict[str, Any]:
+    return in_file.options() if in_file is not None and in_file.type == name else {}
+
+
+def _live_policy(label: str, given: LivePolicy) -> NamedPolicy:
+    """Return a policy that is a Python object: an instance stays its owner's, of a class one is made."""
+    if not isinstance(given, type):
+        return NamedPolicy(label, given, is_lent=True)
+    kind = given
+    parameters = inspect.signature(kind).parameters.values()
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
+    if needed:
+        raise ConfigError(
+            f"policy {label!r} needs {', '.join(needed)}; give an instance, {kind.__name__}({needed[0]}=…)"
+        )
+    try:
+        with boundary(ConfigError, f"policy {label!r}"):
+            return NamedPolicy(label, kind())
+    except PolicyError as error:
+        raise ConfigError(f"policy {label!r}: {error}") from error
+
+
+def label_each(policies: Sequence[LivePolicy]) -> dict[str, LivePolicy]:
+    """Policies under the names of their classes.
+
+    Raises:
+        ConfigError: two have one name.
+    """
+    labels = [one.__name__ if isinstance(one, type) else type(one).__name__ for one in policies]
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
+        raise ConfigError(f"two policies are called {twice!r}; give them labels: policies={{'one': …, 'other': …}}")
+    return dict(zip(labels, policies, strict=True))
+
+
+def _check_labels(labels: Sequence[str]) -> None:
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
+        raise ConfigError(f"two policies are called {twice!r}")
 
 
 def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> None:
@@ -341,75 +497,7 @@ def _how_to_know(policies: Mapping[str, AgentPolicy]) -> str:
     return "; ".join(ways)
 
 
-def _check(task: LoadedTask, choices: Sequence[_Choice]) -> None:
-    if not choices:
-        by_hand = "policy=MyPolicy to Task, or models='openai/NAME' to its run"
-        in_file = "--model openai/NAME, --policy random, or a policy: block in the file"
-        raise ConfigError(f"{task.path}: no policy. Give {in_file if task.located.is_written else by_hand}")
-    if task.definition.resource_type is None and any(choice.type == "expert" for choice in choices):
-        raise ConfigError(f"{task.path}: the expert policy asks the resource, and the task has no resource_type")
-    if task.definition.user is not None and any(choice.type == "own_agent" for choice in choices):
-        raise ConfigError(f"{task.path}: an own_agent talks to nobody but its model, so user: would have no effect")
-    check_labels([choice.label for choice in choices])
-
-
-def check_labels(labels: Sequence[str]) -> None:
-    """Results stand under the labels of their policies.
-
-    Raises:
-        ConfigError: two are alike.
-    """
-    if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise ConfigError(f"two policies are called {twice!r}")
-
-
-def _send_to(base_url: str, choices: Sequence[_Choice]) -> None:
-    if all(choice.type not in _ASK_AN_ENDPOINT for choice in choices):
-        raise ConfigError("--base-url is for models, and no policy of this run is one; give --model openai/NAME")
-    for choice in choices:
-        if choice.type in _ASK_AN_ENDPOINT:
-            choice.options["base_url"] = base_url
-
-
-def _model(model: str, in_file: PolicyModel | None) -> _Choice:
-    provider, separator, name = model.partition("/")
-    if not separator or not name or provider not in _PROVIDERS:
-        near = did_you_mean(provider, _PROVIDERS) if separator else ""
-        wanted = "openai/NAME" if separator or not model else f"openai/{model}"
-        raise ConfigError(
-            f"--model {model!r}: write {wanted}{near if near.endswith('?') else ''}, for OpenAI or, by "
-            "--base-url, for any endpoint that speaks its protocol"
-        )
-    return _Choice(model, provider, {**_file_options(provider, in_file), "model": name})
-
-
-def _of_file(in_file: PolicyModel, folder: Path) -> list[_Choice]:
-    options = in_file.options()
-    if in_file.type == "replay" and isinstance(options.get("run"), str):
-        return _replays(folder / options["run"], options)
-    label = f"openai/{options.get('model')}" if in_file.type == "openai" else in_file.type
-    return [_Choice(label, in_file.type, options)]
-
-
-def _replays(run: Path, options: Mapping[str, Any]) -> list[_Choice]:
-    """One for each policy of the run, or the one that is named.
-
-    Each stands under its own label, which is a part of the episodes' ids and seeds.
-    """
-    labels = [options["policy"]] if options.get("policy") is not None else recorded_labels(run)
-    given = {**options, "run": str(run.resolve())}
-    return [_Choice(str(label), "replay", {**given, "policy": label}) for label in labels]
-
-
-def _file_options(name: str, in_file: PolicyModel | None) -> dict[str, Any]:
-    return in_file.options() if in_file is not None and in_file.type == name else {}
-
-
-_NO_USERS = {
-    "expert": "it asks the world, which a user does not see",
-    "random": "it calls tools, and a user has none",
-    "replay": "it plays an agent; what the user of a recorded episode said comes from asking the user again",
-}
+# The simulated user
 
 
 def make_user(task: LoadedTask, traffic: Traffic | None = None) -> SimulatedUser | None:
@@ -480,166 +568,3 @@ def _replies(options: dict[str, Any], folder: Path) -> Any:
     if not callable(function):
         raise ConfigError(f"user.replies: {replies} is {kind_of(function)}, not a function")
     return function
-
-
-class Prepared(NamedTuple):
-    """What a run of a task needs besides the task.
-
-    Attributes:
-        policies: each runs every sample.
-        user: who answers the agents' texts; None where nobody does.
-        redaction: what is kept out of the run's files.
-    """
-
-    policies: Sequence[NamedPolicy]
-    user: SimulatedUser | None
-    redaction: Redaction
-
-
-def prepare(
-    task: LoadedTask,
-    models: Sequence[str] = (),
-    names: Sequence[str] = (),
-    base_url: str | None = None,
-    traffic: Traffic | None = None,
-    *,
-    needs_policy: bool = True,
-    lent: Sequence[NamedPolicy] = (),
-) -> Prepared:
-    """Make what a run of a task needs, and so find what is wrong with it. Nothing is written, nobody is called.
-
-    Args:
-        task: as it was loaded.
-        models, names, base_url: the policies, as `make_policies` takes them; else those of the task file.
-        traffic: what all requests of the run share.
-        needs_policy: that no policy is named anywhere is an error; else there are none then.
-        lent: policies that are Python objects, besides those that are named.
-
-    Raises:
-        ConfigError: a policy, the user or the redact function cannot be made, or a limit on cost cannot be kept.
-    """
-    is_named = bool(models or names or (task.definition.policy and not lent))
-    if lent and not is_named and base_url is not None:
-        raise ConfigError("base_url is for models, and no policy of this run is one; give models='openai/NAME'")
-    is_wanted = is_named or (needs_policy and not lent)
-    policies = [*(make_policies(task, models, names, base_url, traffic) if is_wanted else []), *lent]
-    check_labels([named.label for named in policies])
-    user = make_user(task, traffic)
-    check_costs(task, policies, user)
-    with about(task.located, "redact"):
-        redaction = redaction_of(task.definition, task.folder)
-    return Prepared(policies, user, redaction)
-
-
-def plan_of(
-    task: LoadedTask,
-    request: Request,
-    max_concurrency: int,
-    traffic: Traffic | None,
-    lent: Sequence[NamedPolicy] = (),
-) -> tuple[Plan, Redaction]:
-    """What is to be run of a task, and what is kept out of its files.
-
-    Args:
-        task: as it was loaded.
-        request: what of it, and by whom.
-        max_concurrency: episodes in flight; one where a person plays.
-        traffic: what all requests of the run share.
-        lent: policies that are Python objects.
-
-    Raises:
-        ConfigError: as of `prepare`, or a sample is asked for that is not there.
-    """
-    prepared = prepare(task, request.models, request.policies, request.base_url, traffic, lent=lent)
-    plan = Plan(
-        definition=task.definition,
-        policies=prepared.policies,
-        samples=selected(task, request.limit, request.sample_ids),
-        rollouts=request.rollouts or task.rollouts_per_sample,
-        seed=request.seed,
-        max_concurrency=1 if has_human(prepared.policies, prepared.user) else max_concurrency,
-        reward=task.reward,
-        tools=task.tools,
-        user=prepared.user,
-    )
-    return plan, prepared.redaction
-
-
-def has_human(policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> bool:
-    """Whether a person at this terminal takes part."""
-    played = [named.policy for named in policies] + ([user.policy] if user is not None else [])
-    return any(isinstance(policy, HumanPolicy) for policy in played)
-
-
-def new_store(
-    log_dir: Path,
-    task: LoadedTask,
-    plan: Plan,
-    request: Request,
-    redaction: Redaction,
-    objects: Mapping[str, Any] | None = None,
-) -> RunStore:
-    """The folder of a new run of a plan, with the inputs that its results come from.
-
-    Args:
-        log_dir: where it is made.
-        task: as it was loaded.
-        plan: what is run of it.
-        request: what was asked for.
-        redaction: what is kept out of the files.
-        objects: the Python objects that act, by what each is, of which no file tells.
-
-    Raises:
-        ConfigError: the folder cannot be made.
-        StoreError: a file of it cannot be written.
-    """
-    path = new_run_path(log_dir, task.definition.name)
-    objects = objects or {}
-    header = header_of(path.name, task, plan, request, {name: name_of(one) for name, one in objects.items()})
-    store = RunStore.create(path, header, redaction)
-    keep_inputs(store, task.inputs, task.digests, {**task.given.kept, **kept_sources(objects)})
-    return store
-
-
-def label_each(policies: Sequence[LivePolicy]) -> dict[str, LivePolicy]:
-    """Policies under the names of their classes.
-
-    Raises:
-        ConfigError: two have one name.
-    """
-    labels = [one.__name__ if isinstance(one, type) else type(one).__name__ for one in policies]
-    if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise ConfigError(f"two policies are called {twice!r}; give them labels: policies={{'one': …, 'other': …}}")
-    return dict(zip(labels, policies, strict=True))
-
-
-def lent_policies(given: Mapping[str, LivePolicy]) -> list[NamedPolicy]:
-    """Policies that are Python objects: an instance acts as it is and stays its owner's, of a class one is made.
-
-    Args:
-        given: each by its label.
-
-    Raises:
-        ConfigError: a class cannot be made without arguments.
-    """
-    return [
-        NamedPolicy(label, _made(label, one), is_lent=False)
-        if isinstance(one, type)
-        else NamedPolicy(label, one, is_lent=True)
-        for label, one in given.items()
-    ]
-
-
-def _made(label: str, kind: type[AgentPolicy]) -> AgentPolicy:
-    parameters = inspect.signature(kind).parameters.values()
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
-    if needed:
-        raise ConfigError(
-            f"policy {label!r} needs {', '.join(needed)}; give an instance, {kind.__name__}({needed[0]}=…)"
-        )
-    try:
-        with boundary(ConfigError, f"policy {label!r}"):
-            return kind()
-    except PolicyError as error:
-        raise ConfigError(f"policy {label!r}: {error}") from error

@@ -43,9 +43,8 @@ from reward_kit.runs.redaction import Redaction
 from reward_kit.validation import describe_validation_error
 
 FILE = "run.json"
-
 SCHEMA_VERSION = 1
-
+_READ_AT_ONCE = 1 << 18  # lines are longer than Python's own buffer
 _ALWAYS = {"schema_version", "versions", "status", "timing"}
 
 
@@ -185,9 +184,6 @@ def _what_is_meant(run: Path) -> str:
     return near if near.endswith("?") else "; `reward-kit runs list` names them"
 
 
-_READ_AT_ONCE = 1 << 18  # lines are longer than Python's own buffer
-
-
 def new_run_path(log_dir: Path, task_name: str) -> Path:
     """`<log_dir>/<task>-<utc>-<id>`; the names sort by time within a task."""
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", task_name).strip("-")[:60] or "task"
@@ -196,12 +192,17 @@ def new_run_path(log_dir: Path, task_name: str) -> Path:
 
 
 def latest_run(log_dir: Path, task_name: str | None = None) -> Path:
-    """The newest run of a task in `log_dir` that can be resumed, of one task where a name is given.
+    """Return the newest run of a task in `log_dir` that can be resumed, of one task if a name is given.
 
     Raises:
         ConfigError: there is none.
     """
-    runs = newest_runs(log_dir, lambda header: _can_be_resumed(header) and task_name in (None, header.task_name))
+    runs = newest_runs(
+        log_dir,
+        lambda header: (
+            header.task_path is not None and header.from_python is None and task_name in (None, header.task_name)
+        ),
+    )
     if not runs:
         of_task = f" of task {task_name!r}" if task_name else ""
         raise ConfigError(f"no run{of_task} in {log_dir}; start one, or name its directory with --resume RUN")
@@ -213,10 +214,6 @@ def newest_runs(log_dir: Path, fits: Callable[[RunHeader], bool]) -> list[Path]:
     found = {path.parent: header for path in log_dir.glob(f"*/{FILE}") if (header := _readable(path.parent))}
     runs = [path for path, header in found.items() if fits(header)]
     return sorted(runs, key=lambda path: found[path].timing.started_at, reverse=True)
-
-
-def _can_be_resumed(header: RunHeader) -> bool:
-    return header.task_path is not None and header.from_python is None
 
 
 def _readable(path: Path) -> RunHeader | None:
@@ -242,11 +239,11 @@ def is_open_elsewhere(path: Path) -> bool:
     return False
 
 
-class RunStore:
-    """One run directory, open for writing by this process alone. Use it as a context manager.
+class RunFolder:
+    """The folder of a run, open for writing by this process alone. Use it as a context manager.
 
     Args:
-        path: the directory.
+        path: the folder.
         redaction: keeps secrets out of what is written.
 
     Attributes:
@@ -258,15 +255,13 @@ class RunStore:
     def __init__(self, path: Path, redaction: Redaction | None = None) -> None:
         self.path = path
         self.redaction = redaction or Redaction()
-        self._files: dict[str, int] = {}
-        self._states: set[tuple[str, str]] = set()
 
     @classmethod
-    def create(cls, path: Path, header: RunHeader, redaction: Redaction | None = None) -> RunStore:
-        """Make the directory with its `run.json`.
+    def create(cls, path: Path, header: RunHeader, redaction: Redaction | None = None) -> Self:
+        """Make the folder with its `run.json`.
 
         Raises:
-            ConfigError: the directory cannot be made.
+            ConfigError: the folder cannot be made.
             StoreError: `run.json` cannot be written.
         """
         try:
@@ -275,15 +270,15 @@ class RunStore:
             raise ConfigError(
                 f"cannot make the run directory {path}: {error.strerror}; choose another --log-dir"
             ) from error
-        store = cls(path, redaction)
-        store.write_header(header)
-        return store
+        folder = cls(path, redaction)
+        folder.write_header(header)
+        return folder
 
     def __enter__(self) -> Self:
-        """Open its files.
+        """Lock the folder and note that the run is running.
 
         Raises:
-            StoreError: one of them cannot be opened, or another process has the run open.
+            StoreError: a file cannot be opened, or another process has the run open.
         """
         refuse_links_out(self.path)
         with ExitStack() as opened:
@@ -292,13 +287,13 @@ class RunStore:
                 lock_for_this_process(lock)
             except OSError:
                 raise StoreError(f"{self.path} is open in another process; wait for it to end") from None
-            for name in ("episodes.jsonl", "scores.jsonl"):
-                with told_of("open", self.path / name):
-                    cut_torn_line(self.path / name)
-                self._files[name] = self._open(name, os.O_WRONLY | os.O_APPEND, opened)
+            self._open_files(opened)
             self.write_header(RunHeader.read(self.path).with_(status="running"))
             self._opened = opened.pop_all()
         return self
+
+    def _open_files(self, opened: ExitStack) -> None:
+        """Open what lines are appended to; a subclass has such files."""
 
     def _open(self, name: str, flags: int, opened: ExitStack) -> int:
         with told_of("open", self.path / name):
@@ -309,8 +304,33 @@ class RunStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._files.clear()
         self._opened.close()
+
+    def write_header(self, header: RunHeader) -> None:
+        """Replace `run.json`."""
+        write_atomically(self.path / FILE, self.redaction.of_line(header.to_bytes()))
+        self.header = header
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replace `summary.json`."""
+        text = json.dumps(summary, indent=2, allow_nan=False).encode("ascii") + b"\n"
+        write_atomically(self.path / "summary.json", self.redaction.of_line(text))
+
+
+class RunStore(RunFolder):
+    """The folder of a run of a task: its episodes, scores and final states."""
+
+    def __init__(self, path: Path, redaction: Redaction | None = None) -> None:
+        super().__init__(path, redaction)
+        self._files: dict[str, int] = {}
+        self._states: set[tuple[str, str]] = set()
+
+    def _open_files(self, opened: ExitStack) -> None:
+        for name in ("episodes.jsonl", "scores.jsonl"):
+            with told_of("open", self.path / name):
+                cut_torn_line(self.path / name)
+            self._files[name] = self._open(name, os.O_WRONLY | os.O_APPEND, opened)
+        opened.callback(self._files.clear)
 
     def append_episode(self, episode: SingleAgentEpisode) -> None:
         """Write one episode; its final state goes to `states/` first."""
@@ -353,16 +373,6 @@ class RunStore:
                 write_atomically(path, snapshot.payload)
             self._states.add((digest, snapshot.kind))
         return {"kind": snapshot.kind, "sha256": digest}
-
-    def write_header(self, header: RunHeader) -> None:
-        """Replace `run.json`."""
-        write_atomically(self.path / FILE, self.redaction.of_line(header.to_bytes()))
-        self.header = header
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Replace `summary.json`."""
-        text = json.dumps(summary, indent=2, allow_nan=False).encode("ascii") + b"\n"
-        write_atomically(self.path / "summary.json", self.redaction.of_line(text))
 
     def finish(self, status: str, seconds: float) -> None:
         """Note in `run.json` how the run ended and how long this process worked on it."""

@@ -16,10 +16,11 @@ import os
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import anyio
@@ -31,21 +32,26 @@ from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, make_group_id, make_rollout_id
 from reward_kit.agent.simulated_user import WHO, SimulatedUser
+from reward_kit.agent.tool_troubles import CURRENT_TROUBLES, ToolTroubles
 from reward_kit.agent.world_calls import CLOSE_SECONDS
 from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import attempt_of, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
+from reward_kit.processes import LOG_FOLDER
+from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.runs import events
+from reward_kit.runs.credit import RunCredit, assign_credit, settings_of, write_section
 from reward_kit.runs.inputs import scorer_hash
-from reward_kit.runs.plan import Control, Listener, Plan
+from reward_kit.runs.plan import Control, Listener, RunPlan
 from reward_kit.runs.run_folder import RunStore, episode_at, placed_episodes, read_scores
-from reward_kit.runs.summary import EpisodeRow
+from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
+from reward_kit.task_parts import CreditModel
 from reward_kit.typed_interface import Mode
 
 
@@ -68,7 +74,7 @@ class RolloutWorker(Protocol):
 class Engine(Protocol):
     """Where a run's work is done. One of them serves one run."""
 
-    def workers(self, plan: Plan, budget: RunBudget) -> AbstractAsyncContextManager[Mapping[str, RolloutWorker]]:
+    def workers(self, plan: RunPlan, budget: RunBudget) -> AbstractAsyncContextManager[Mapping[str, RolloutWorker]]:
         """A worker for each policy, by its label, for as long as the block lasts.
 
         Args:
@@ -89,7 +95,7 @@ class LocalEngine:
     """Everything in this process, on its one event loop."""
 
     @asynccontextmanager
-    async def workers(self, plan: Plan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
+    async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
         """As `Engine`."""
         yield {
             named.label: RLRolloutWorker(
@@ -242,6 +248,145 @@ logger = logging.getLogger("reward_kit.runs")
 _MOST_LOADED = 256  # units that wait in memory at a time: many more than are scored at once
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """The end of a run.
+
+    Attributes:
+        path: the run's folder.
+        status: "complete", "interrupted" or "failed".
+        stop_reason: why it was stopped; None if it was not.
+        rows: one for each episode.
+        policies: one summary for each policy.
+        summary: the content of `summary.json`.
+        missing: how many episodes are not there, or wait for a score.
+        credit: the credit of each step, if it was asked for and could be assigned.
+        credit_error: why there is none.
+        page: the report; None if it could not be written.
+        page_error: why there is none.
+        tool_troubles: lines about tools that raised what they should not.
+    """
+
+    path: Path
+    status: str
+    stop_reason: str | None
+    rows: Sequence[EpisodeRow]
+    policies: Sequence[PolicySummary]
+    summary: Mapping[str, Any]
+    missing: int
+    credit: RunCredit | None
+    credit_error: RewardKitError | None
+    page: Path | None
+    page_error: RewardKitError | None
+    tool_troubles: Sequence[str]
+
+
+async def run(
+    plan: RunPlan,
+    folder: RunStore,
+    *,
+    control: Control | None = None,
+    traffic: Traffic | None = None,
+    listener: Listener | None = None,
+    watch: Callable[[Run], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
+    error_limit: float | None = None,
+    only_failed: bool = False,
+    engine: Engine | None = None,
+    given: Iterable[SingleAgentEpisode] = (),
+    further: Callable[[Sequence[EpisodeRow]], Mapping[str, Any]] = lambda _: {},
+) -> RunOutcome:
+    """Collect and score what a folder lacks, then write its summary, its credit and its page.
+
+    Args:
+        plan: what is run.
+        folder: of the run; what it already holds is not run again.
+        control: stops the run.
+        traffic: what all requests to model endpoints share; None if there are none.
+        listener: is called for every episode.
+        watch: a context for as long as episodes are collected and scored.
+        error_limit, only_failed, engine: as `Run` takes them.
+        given: finished episodes that are only to be scored.
+        further: makes more keys of `summary.json` of the rows.
+
+    Raises:
+        RewardKitError: the run itself failed.
+    """
+    control = control or Control()
+    troubles, log = ToolTroubles(), folder.path / "run.log"
+    if traffic is not None:
+        traffic.gave_up = control.give_up
+        if traffic.cassette is not None:
+            traffic.cassette.redact = folder.redaction.of_line
+    with ExitStack() as surroundings:
+        surroundings.enter_context(folder)
+        surroundings.enter_context(events.logged_to(log, folder.redaction))
+        surroundings.callback(LOG_FOLDER.reset, LOG_FOLDER.set(folder.path / "logs"))
+        surroundings.callback(CURRENT_TRAFFIC.reset, CURRENT_TRAFFIC.set(traffic))  # for rewards that ask a model
+        surroundings.callback(CURRENT_TROUBLES.reset, CURRENT_TROUBLES.set(troubles))
+        folder.write_header(folder.header.with_(run_limits=plan.definition.run_limits.model_dump()))
+        execution = Run(
+            plan,
+            folder,
+            listener=listener,
+            control=control,
+            error_limit=error_limit,
+            only_failed=only_failed,
+            engine=engine,
+        )
+        events.began(folder.path, "run", plan.total)
+        execution.take_stock()
+        execution.take_given(given)
+        async with watch(execution):
+            await execution.execute()
+        events.ended(folder.path, "run", folder.header.status)
+        rows = list(execution.rows.values())
+        policies = summarise(rows, plan.definition.pass_threshold)
+        summary = {**summary_to_json(policies), **further(rows)}
+        folder.write_summary(summary)
+        credit, credit_error = _assign_credit(folder, plan.definition.credit)
+        page, page_error = write_page(folder.path)
+    return RunOutcome(
+        path=folder.path,
+        status=folder.header.status,
+        stop_reason=control.stop_reason,
+        rows=rows,
+        policies=policies,
+        summary={**summary, "credit": credit.section} if credit is not None else summary,
+        missing=execution.missing(),
+        credit=credit,
+        credit_error=credit_error,
+        page=page,
+        page_error=page_error,
+        tool_troubles=troubles.told(log),
+    )
+
+
+def _assign_credit(folder: RunStore, asked: CreditModel | None) -> tuple[RunCredit | None, RewardKitError | None]:
+    """Assign credit if the task asks for it, or if it was assigned before. A failure leaves the run as it is."""
+    try:
+        settings = asked or settings_of(folder.path)  # the scores may be others by now
+        if settings is None:
+            return None, None
+        credit = assign_credit(folder.path, settings)
+        write_section(folder.path, credit)
+    except RewardKitError as error:
+        logger.warning("no credit: %s", error)
+        return None, error
+    return credit, None
+
+
+def write_page(run: Path) -> tuple[Path | None, RewardKitError | None]:
+    """Write `report.html`. A failure leaves the run as it is and is logged; `reward-kit view RUN -o` tries again."""
+    from reward_kit.runs.report.any_page import write_any_report
+
+    try:
+        with boundary(StoreError, "the report"):
+            return write_any_report(run), None
+    except RewardKitError as error:
+        logger.warning("no report: %s", error)
+        return None, error
+
+
 class Run:
     """One run of a plan into a store.
 
@@ -257,7 +402,7 @@ class Run:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         store: RunStore,
         *,
         listener: Listener | None = None,

@@ -1,11 +1,19 @@
-"""Transcripts one already has, as episodes: each assistant message is a step, and the end is `recorded`."""
+"""Score episodes that are there already: transcripts from a file, or the episodes of an earlier run.
+
+In a transcript each assistant message is a step, and the end is `recorded`. The episodes of a run are copied into a
+new folder as they were stored, byte for byte, with their final states; the earlier run is read and never written.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shlex
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +27,13 @@ from reward_kit.episodes.record import EpisodeFacts, attempt_of, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.private_files import make_private_folder
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.datasets import read_rows
-from reward_kit.runs.plan import Plan, environment_of
-from reward_kit.runs.redaction import Redaction, redaction_of
+from reward_kit.runs.files import STATES, kept_files, open_part, state_file, told_of, write_atomically
+from reward_kit.runs.plan import RunPlan, environment_of
+from reward_kit.runs.redaction import HIDDEN, Redaction, redaction_of
+from reward_kit.runs.results import Places, places_of, read_results
 from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, load_episode, new_run_path
 from reward_kit.runs.task_file import as_given, given_by, overlaid
 from reward_kit.runs.tasks import load_tasks_reward
@@ -189,7 +200,7 @@ def ready_to_score(
 class ScoringRun(NamedTuple):
     """A run that scores what is there: its plan, its new folder, and the episodes."""
 
-    plan: Plan
+    plan: RunPlan
     store: RunStore
     episodes: Sequence[SingleAgentEpisode]
     title: str
@@ -212,7 +223,7 @@ def scoring_run(data: Path, ready: Ready, reward: str, log_dir: Path) -> Scoring
     if not episodes:
         raise ConfigError(f"{data} has no rows")
     check_reward(ready.reward, map(facts_of, episodes))
-    plan = Plan(ready.definition, reward=ready.reward, given=len(episodes))
+    plan = RunPlan(ready.definition, reward=ready.reward, given=len(episodes), redaction=ready.redaction)
     header = RunHeader(
         task_name=ready.definition.name,
         data=str(data.resolve()),
@@ -271,3 +282,102 @@ def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
         truths.append(fact.get("ground_truth"))
         fields |= (fact.get("sample") or {}).keys()
     check_truth(reward, truths, sorted(fields), "row")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The run whose episodes are scored again.
+
+    Attributes:
+        path: its folder.
+        header: its `run.json`.
+        places: of its lines that count.
+    """
+
+    path: Path
+    header: RunHeader
+    places: Places
+
+    @property
+    def redact(self) -> str | None:
+        """The function that its texts went through before they were stored, where there is one."""
+        return self.header.task.get("redact")
+
+
+def source_of(run: Path) -> Source:
+    """The run in a folder, checked.
+
+    Raises:
+        ConfigError: it is no run with episodes.
+        StoreError: a file of it is damaged.
+    """
+    header = RunHeader.of_folder(run)
+    if header.training is not None:
+        kept = list(kept_files(run).values())
+        told = f"score those it kept: reward-kit score {kept[-1]}" if kept else "it kept none (logs.episodes_every)"
+        raise ConfigError(f"{run} is a training run, which has no episodes.jsonl; {told}")
+    places = places_of(run)
+    if not places.episodes:
+        raise ConfigError(f"{run} has no episode that could be scored")
+    return Source(run, header, places)
+
+
+class Copied(NamedTuple):
+    """How many episodes were copied, and in how many of them a secret is blotted out."""
+
+    episodes: int
+    blotted: int
+
+
+def copy_results(source: Source, target: Path, redaction: Redaction) -> Copied:
+    """Put the episodes of a run, and their final states, into the folder of a new one.
+
+    Secrets that are known by now are blotted out; apart from that each line is as it was.
+
+    Args:
+        source: the earlier run.
+        target: the folder of the new one.
+        redaction: keeps secrets out of it.
+
+    Raises:
+        StoreError: a final state is missing, or a file cannot be written.
+    """
+    blotted = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal blotted
+        for result in read_results(source.path, source.places):
+            if state := result.episode.get("final_state"):
+                _copy_state(state_file(source.path, result.episode["rollout_id"], state), target)
+            line = redaction.of_line(result.line.rstrip(b"\n")) + b"\n"
+            blotted += HIDDEN.encode() in line
+            yield line
+
+    write_atomically(target / "episodes.jsonl", lines())
+    return Copied(len(source.places.episodes), blotted)
+
+
+def checked_facts(source: Source) -> Iterator[Mapping[str, Any]]:
+    """What is known of each episode, where its final state is there as well.
+
+    Raises:
+        StoreError: a final state is missing; the first one is named.
+    """
+    for result in read_results(source.path, source.places):
+        if state := result.episode.get("final_state"):
+            state_file(source.path, result.episode["rollout_id"], state)
+        yield {key: result.episode.get(key) for key in ("ground_truth", "sample")}
+
+
+def _copy_state(file: Path, target: Path) -> None:
+    """A second name for the same file where the disk can do that; states are never written twice."""
+    place = target / STATES / file.name
+    if place.exists():
+        return
+    with told_of("write", place):
+        make_private_folder(place.parent, exist_ok=True)
+        with contextlib.suppress(OSError):
+            os.link(file, place)
+            return
+        with file.open("rb") as source, open_part(place, place, is_private=True) as copy:
+            shutil.copyfileobj(source, copy)

@@ -1,22 +1,32 @@
-"""Task files as text: YAML with the line of every key, and the keys that the command line or Python lays over it."""
+"""Parse a task file: YAML with the line of every key, the keys laid over it, and its validated definition.
+
+`parse_task` is the first of the three steps of a run (parse, resolve, plan). Nothing that a file names is loaded or
+executed here. Every problem is one line that names the file, the line, the key and the value.
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import pydantic
 import yaml
 
 from reward_kit.errors import ConfigError, why_unreadable
 from reward_kit.input_limits import YAML_BYTES, shown_size
 from reward_kit.limited_yaml import LimitedLoader, YamlLimitError
+from reward_kit.loading import is_built_in
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.validation import describe_validation_error
 
 KeyPath = tuple[str | int, ...]
-
+Model = TypeVar("Model", bound=pydantic.BaseModel)
+_IS_PYTHON: ContextVar[bool] = ContextVar("_IS_PYTHON", default=False)
 _HINTS = {
     "mapping values are not allowed here": (
         "; a text with ': ' in it stands in quotes, and the keys of one block begin in one column"
@@ -28,17 +38,17 @@ _HINTS = {
     "found unexpected end of stream": "; a quote before it is not closed",
     "expected <block end>": "; the keys of one block begin in one column",
 }
-
-"""What most often is behind what yaml says, for those who do not know its words."""
-
-
-def siblings(path: Path) -> list[str]:
-    """The names in the folder that `path` is said to be in."""
-    return [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+"""The usual cause of what PyYAML reports, which uses words of its own."""
 
 
 class _Loader(LimitedLoader):
-    """Dates stay the text they are written as: they go into prompts and JSON files."""
+    """Keeps dates as the text they are written as: they go into prompts and JSON files."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in LimitedLoader.yaml_implicit_resolvers.items()
+}
 
 
 class LocatedYaml:
@@ -140,9 +150,6 @@ def about(located: LocatedYaml, *location: str | int) -> Iterator[None]:
         raise ConfigError(f"{located.where(location)}: {'.'.join(map(str, location))}: {error}") from error
 
 
-_IS_PYTHON: ContextVar[bool] = ContextVar("_IS_PYTHON", default=False)
-
-
 @contextmanager
 def given_in_python() -> Iterator[None]:
     """Overrides are a parameter for as long as the block lasts: messages do not tell of an option that nobody typed."""
@@ -219,3 +226,108 @@ def _index(items: list[Any], key: str, dotted: str) -> int:
     if not (key.isascii() and key.isdigit() and int(key) < len(items)):
         raise ConfigError(f"{as_given(dotted)}: {key!r} is no position in a list of {len(items)}, counted from 0")
     return int(key)
+
+
+def parse_task(
+    located: LocatedYaml, overrides: Mapping[str, Any] | None = None, *, has_rows: bool = False
+) -> TaskDefinitionModel:
+    """Return a task's keys, checked without loading or executing anything that they name.
+
+    Args:
+        located: the document.
+        overrides: keys laid over it, dotted for inner ones (`limits.wall_time_s`).
+        has_rows: the dataset is given in Python.
+
+    Raises:
+        ConfigError: a key is unknown or has no effect, a value is wrong, or the file loosens the sandbox.
+    """
+    overrides = overrides or {}
+    definition = validated(located, overrides, TaskDefinitionModel, "a task file")
+    _refuse_looser_sandbox(located, definition, overrides)
+    _refuse_unused(located, definition, definition.dataset_path is not None or has_rows)
+    return definition
+
+
+def _refuse_looser_sandbox(located: LocatedYaml, definition: TaskDefinitionModel, overrides: Mapping[str, Any]) -> None:
+    """Reject what a task file asks for beyond the default sandbox; only the command line and Python code may ask."""
+    from reward_kit.sandbox.limits import Limits
+
+    if not located.is_written:
+        return
+    sandbox, usual, folder = definition.sandbox, Limits(), located.path.resolve().parent
+    is_built_in_reward = is_built_in(definition.reward_function_path or "")
+    looser: dict[tuple[str, ...], Any] = {
+        ("level",): sandbox.level if sandbox.level == "in_process" and not is_built_in_reward else None,
+        ("back_end",): sandbox.back_end,
+        ("install_requirements",): sandbox.install_requirements or None,
+        ("read_paths",): [one for one in sandbox.read_paths if not (folder / one).resolve().is_relative_to(folder)],
+    }
+    for name, value in sandbox.limits.model_dump(exclude_none=True, exclude={"cpu_s"}).items():
+        looser["limits", name] = value if value > getattr(usual, name) else None
+    for keys, value in looser.items():
+        dotted = ".".join(("sandbox", *keys))
+        if value and not any(f"{dotted}.".startswith(f"{key}.") for key in overrides):
+            value = json.dumps(value) if not isinstance(value, str) else value
+            raise ConfigError(
+                f"{located.where(('sandbox', *keys))}: {dotted}: {value} loosens the sandbox, which a task file cannot "
+                f"do; remove it and give {as_given(dotted, shlex.quote(value))} (of `train`: -T task.{dotted}=…)"
+            )
+
+
+def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel, has_dataset: bool) -> None:
+    """A key that would have no effect is an error, not a silent no-op."""
+    given = definition.model_fields_set
+    unused = {
+        "num_rollouts": "a task with a dataset counts num_rollouts_per_sample" if has_dataset else "",
+        "num_rollouts_per_sample": "" if has_dataset else "a task without a dataset counts num_rollouts",
+        "base_resource_config": "" if definition.resource_type else "the task has no resource_type",
+        "sandbox": "" if definition.reward_function_path else "the task has no reward_function_path",
+        "reward_options": "" if definition.reward_function_path else "the task has no reward_function_path",
+        "credit": "" if definition.reward_function_path else "the task has no reward_function_path",
+        "nudge": "the simulated user answers a text" if definition.user else "",
+    }
+    for key, why in unused.items():
+        if why and key in given:
+            raise ConfigError(f"{located.where((key,))}: {key} has no effect: {why}")
+
+
+def validated(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Model], what: str) -> Model:
+    """A file's data, with overrides laid over it, as a model.
+
+    Args:
+        located: the file.
+        overrides: keys laid over the file's, dotted for inner ones.
+        model: the model.
+        what: what such a file is called, for messages.
+
+    Raises:
+        ConfigError: it does not fit; a line for each problem, with its place and the nearest key.
+    """
+    if not isinstance(located.data, dict):
+        raise ConfigError(f"{located.path}: {what} is a mapping of keys, this one is {located.data!r:.60}")
+    data = overlaid(located.data, overrides)
+    try:
+        return model.model_validate(data)
+    except pydantic.ValidationError as error:
+        problems = describe_validation_error(error, model)
+        lines = [
+            f"{place_of(located, tuple(problem['loc']), overrides)}: {text}{_why(problem)}"
+            for problem, text in zip(error.errors(), problems, strict=True)
+        ]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _why(problem: Mapping[str, Any]) -> str:
+    """What a reader of the message may not know of task files, "" for most problems."""
+    if problem["type"] == "missing" and tuple(problem["loc"]) in (("policy", "type"), ("user", "type")):
+        key = f"{problem['loc'][0]}.type"
+        return f"; such a block needs a type, e.g. {as_given(key, 'openai')}"
+    return "; YAML reads an empty value as null, which is None here" if problem["input"] is None else ""
+
+
+def place_of(located: LocatedYaml, location: tuple[str | int, ...], overrides: Mapping[str, Any]) -> str:
+    """Where a key was given: on the command line, or in a line of the file."""
+    dotted = ".".join(map(str, location))
+    is_new = bool(location) and location[0] not in located.data  # nothing but an override can have brought it
+    is_given = any(f"{dotted}.".startswith(f"{key}.") or (is_new and key.startswith(f"{dotted}.")) for key in overrides)
+    return given_by() if is_given else located.where(location)

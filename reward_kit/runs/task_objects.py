@@ -67,7 +67,7 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TaskObjects:
     """The Python objects of a task.
 
     Attributes:

@@ -42,8 +42,8 @@ from reward_kit.environments.webshop.resource import WebshopConfig
 from reward_kit.episodes.record_text import episode_to_text
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.runs.task_file import LocatedYaml
-from reward_kit.runs.tasks import LoadedTask, load_task, validated
+from reward_kit.runs.task_file import LocatedYaml, validated
+from reward_kit.runs.tasks import LoadedTask, load_task
 
 SECRET_TEXT, SECRET_VALUE, VARIABLE = "canary-text-58c1", "canary-value-90fe", "REWARD_KIT_CANARY_TOKEN"
 OUTSIDE = "@outside@"  # in what hypothesis draws; the folder itself is another one in each run of the tests
