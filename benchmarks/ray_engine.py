@@ -37,10 +37,7 @@ from reward_kit.episodes.record import episode_to_record  # noqa: E402
 from reward_kit.integrations.ray.engine import RayEngine  # noqa: E402
 from reward_kit.integrations.ray.options import RayOptions  # noqa: E402
 from reward_kit.providers.traffic import Traffic  # noqa: E402
-from reward_kit.runs.plan import (
-    RunArgs,
-    plan_run,
-)
+from reward_kit.runs.plan import RunArgs, plan_run  # noqa: E402
 from reward_kit.runs.runner import Engine, LocalEngine, RolloutWorker  # noqa: E402
 from reward_kit.runs.tasks import load_task  # noqa: E402
 

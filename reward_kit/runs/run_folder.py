@@ -86,7 +86,7 @@ class RunHeader(pydantic.BaseModel):
             resumed. Where it has a `task`, that was made in Python, and `task_path` is only the place of its files.
         data, reward: the transcripts and the reward that were named, where transcripts are scored.
         training: where a model is trained, what `rl/training/run_folder.py` says of it; None for every other run.
-        rescored_from: where the episodes of another run were scored again, which, and by what; see `runs/rescoring.py`.
+        rescored_from: where the episodes of another run were scored again, which, and by what; see `runs/scoring.py`.
         status: "running", "complete", "interrupted" or "failed".
         timing: what the clock says.
     """
