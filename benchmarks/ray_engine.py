@@ -36,7 +36,7 @@ from reward_kit.agent.samples import Sample  # noqa: E402
 from reward_kit.episodes.record import episode_to_record  # noqa: E402
 from reward_kit.integrations.ray.engine import RayEngine  # noqa: E402
 from reward_kit.integrations.ray.options import RayOptions  # noqa: E402
-from reward_kit.providers.traffic import Traffic  # noqa: E402
+from reward_kit.providers.session import ProviderSession  # noqa: E402
 from reward_kit.runs.plan import RunArgs, plan_run  # noqa: E402
 from reward_kit.runs.runner import Engine, LocalEngine, RolloutWorker  # noqa: E402
 from reward_kit.runs.tasks import load_task  # noqa: E402
@@ -108,7 +108,7 @@ class Bench:
     @asynccontextmanager
     async def open(self, engine: Engine) -> AsyncIterator[RolloutWorker]:
         """The worker of an engine, warm."""
-        plan = plan_run(load_task(self.path), self._request, max_concurrency=1_000, traffic=Traffic())
+        plan = plan_run(load_task(self.path), self._request, max_concurrency=1_000, traffic=ProviderSession())
         async with engine.workers(plan, RunBudget()) as workers:
             worker = next(iter(workers.values()))
             await self.collect(worker, 32, 8)

@@ -13,11 +13,11 @@ from reward_kit.cli.echo import echo_json
 from reward_kit.cli.options import Number, WholeNumber, complete_runs, newest_run_option, two_newest
 from reward_kit.cli.outcome import note_console
 from reward_kit.console import SafeConsole
+from reward_kit.display_text import shown
 from reward_kit.runs.comparison.comparing import Comparison, compare, to_json
 from reward_kit.runs.comparison.gates import Gate, regression_gates, under_gate
 from reward_kit.runs.comparison.sides import read_sides
 from reward_kit.runs.comparison.table import comparison_table, notes_of
-from reward_kit.shown_text import shown
 
 
 class _Margin(Number):

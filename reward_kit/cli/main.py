@@ -49,7 +49,6 @@ HIDDEN = {
     "completion": "Print the script by which your shell completes commands at TAB.",
     "explain": "Show the batches, credit and loss of a train file, with their values.",
     "simulate-pipeline": "Show what training would gain if rewards were scored while it works.",
-    "sandbox-serve": "Run code for another machine; started by the other side of a back end.",
 }
 """Commands that `--help` leaves out."""
 VERBS = {name: summary for group in (*GROUPS.values(), HIDDEN) for name, summary in group.items()}

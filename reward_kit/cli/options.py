@@ -127,7 +127,7 @@ def resume_options(command: Any) -> Any:
 
 
 def sandbox_options(default: str | None = None) -> Callable[[Any], Any]:
-    """Return `--sandbox`, `--sandbox-back-end` and `--install-requirements`.
+    """Return `--sandbox` and `--install-requirements`.
 
     Args:
         default: whose settings hold if the options are left out, such as "the task's"; None for the general ones.
@@ -140,11 +140,6 @@ def sandbox_options(default: str | None = None) -> Callable[[Any], Any]:
             help=f"How the reward is confined; default: {first}warm for a file of your own.",
         ),
         click.option(
-            "--sandbox-back-end",
-            metavar="docker:IMAGE|ssh:HOST",
-            help=f"Run the reward in a container or on another machine; default: {first}here.",
-        ),
-        click.option(
             "--install-requirements",
             is_flag=True,
             help="Install what the reward requires, by pip, in an environment of its own; else it is only checked.",
@@ -152,9 +147,9 @@ def sandbox_options(default: str | None = None) -> Callable[[Any], Any]:
     )
 
 
-def sandbox_keys(sandbox: str | None, sandbox_back_end: str | None, install_requirements: bool) -> dict[str, Any]:
+def sandbox_keys(sandbox: str | None, install_requirements: bool) -> dict[str, Any]:
     """Return the dotted task keys that the sandbox options set; an option that is left out sets none."""
-    given = {"level": sandbox, "back_end": sandbox_back_end, "install_requirements": install_requirements}
+    given = {"level": sandbox, "install_requirements": install_requirements}
     return {f"sandbox.{key}": value for key, value in given.items() if value}
 
 

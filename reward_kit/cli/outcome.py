@@ -34,7 +34,7 @@ from reward_kit.runs.runner import Engine, Run, RunOutcome
 from reward_kit.runs.summary import EpisodeRow
 
 if TYPE_CHECKING:
-    from reward_kit.providers.traffic import Traffic
+    from reward_kit.providers.session import ProviderSession
 
 INTERRUPTED = "interrupted"
 GRACE_VARIABLE = "REWARD_KIT_STOP_GRACE_S"
@@ -61,7 +61,7 @@ class Speaker(Protocol):
 
 @asynccontextmanager
 async def interruptible(
-    control: Control, display: Speaker, traffic: Traffic | None, grace_s: float | None = None
+    control: Control, display: Speaker, traffic: ProviderSession | None, grace_s: float | None = None
 ) -> AsyncIterator[None]:
     """Finish what is in flight on the first Ctrl-C or SIGTERM, and stop at once on the second.
 
@@ -172,7 +172,7 @@ def run_into(
     ending: Ending,
     *,
     display: str | None,
-    traffic: Traffic | None = None,
+    traffic: ProviderSession | None = None,
     error_limit: float | None = None,
     only_failed: bool = False,
     given: Iterable[SingleAgentEpisode] = (),

@@ -35,29 +35,29 @@ from reward_kit.cli.options import (
 )
 from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.trust import require_trust_in_file, trust_option
+from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
 from reward_kit.runs.plan import RunArgs, RunPlan, begin_run, changes_since, header_to_resume, plan_run
 from reward_kit.runs.redaction import is_hidden
 from reward_kit.runs.run_folder import RunHeader, RunStore, latest_run
 from reward_kit.runs.task_file import LocatedYaml, parse_override, parse_task
 from reward_kit.runs.tasks import LoadedTask, check_world, load_task
-from reward_kit.shown_text import counted
 from reward_kit.task_parts import RunLimitsModel
 from reward_kit.validation import describe_validation_error
 
 if TYPE_CHECKING:
-    from reward_kit.providers.traffic import Traffic
+    from reward_kit.providers.session import ProviderSession
     from reward_kit.runs.runner import Engine
 
 _DECIDED = (
     *("models", "policies", "rollouts", "limit", "sample_ids", "seed"),
-    *("sandbox", "sandbox_back_end", "install_requirements"),
+    *("sandbox", "install_requirements"),
 )
 """Options that decide what is run, which a resume keeps."""
 _SECTIONS = {
     "Models and policies": ("models", "policies", "base_url", "record", "replay"),
     "Samples": ("rollouts", "limit", "sample_ids", "seed"),
-    "Task, reward and sandbox": ("overrides", "sandbox", "sandbox_back_end", "install_requirements", "trust"),
+    "Task, reward and sandbox": ("overrides", "sandbox", "install_requirements", "trust"),
     "Limits": ("max_concurrency", "max_cost", "fail_under", "fail_on_error"),
     "Resume": ("resume", "only_failed", "force"),
     "Output": ("log_dir", "display", "as_json", "dry_run", "verbose"),
@@ -81,7 +81,6 @@ class RunOptions:
     seed: int
     overrides: tuple[str, ...]
     sandbox: str | None
-    sandbox_back_end: str | None
     install_requirements: bool
     max_concurrency: int
     max_cost: float | None
@@ -203,7 +202,7 @@ def _new(asked: RunOptions, overrides: dict[str, Any]) -> RunArgs:
     """Return the arguments of a new run, once the user trusts what its task would execute."""
     if asked.task is None:
         raise click.UsageError("name a task file, or give --resume")
-    overrides |= sandbox_keys(asked.sandbox, asked.sandbox_back_end, asked.install_requirements)
+    overrides |= sandbox_keys(asked.sandbox, asked.install_requirements)
     require_trust_in_file(asked.task, {**overrides, **_keys_for_trust(asked.policies, asked.base_url)})
     return RunArgs(
         task_path=asked.task,
@@ -275,15 +274,15 @@ def _unchanged_header(path: Path, task: LoadedTask, force: bool) -> RunHeader:
     return header
 
 
-def _load(args: RunArgs, traffic: Traffic, stored: Collection[str]) -> LoadedTask:
+def _load(args: RunArgs, traffic: ProviderSession, stored: Collection[str]) -> LoadedTask:
     """Load the task; in a dry run, a judge learns from the traffic that no request will be made."""
-    from reward_kit.providers.traffic import CURRENT_TRAFFIC
+    from reward_kit.providers.session import CURRENT_PROVIDER_SESSION
 
-    token = CURRENT_TRAFFIC.set(traffic if traffic.asks_nobody else None)
+    token = CURRENT_PROVIDER_SESSION.set(traffic if traffic.is_dry_run else None)
     try:
         return load_task(args.task_path, args.overrides, stored=stored)
     finally:
-        CURRENT_TRAFFIC.reset(token)
+        CURRENT_PROVIDER_SESSION.reset(token)
 
 
 def _with_run_limits(
@@ -323,21 +322,21 @@ def _show_plan(plan: RunPlan, as_json: bool) -> None:
 # Model answers, recorded and replayed
 
 
-def _traffic(asked: RunOptions) -> Traffic:
+def _traffic(asked: RunOptions) -> ProviderSession:
     """Return what all requests of this run share, with the recording that answers come from; a dry run makes none."""
     from reward_kit.providers.cassette import Cassette
-    from reward_kit.providers.traffic import Traffic
+    from reward_kit.providers.session import ProviderSession
 
     if asked.record is not None and asked.replay is not None:
         raise click.UsageError("give --record or --replay, not both")
     cassette = Cassette.replay(asked.replay) if asked.replay is not None else None
-    traffic = Traffic(cassette=cassette, asks_nobody=asked.dry_run)
+    traffic = ProviderSession(cassette=cassette, is_dry_run=asked.dry_run)
     if asked.dry_run:
         traffic.notice = lambda line: echo(f"note: {line}; a dry run needs none", err=True)
     return traffic
 
 
-def _record(asked: RunOptions, traffic: Traffic) -> None:
+def _record(asked: RunOptions, traffic: ProviderSession) -> None:
     """Keep the answers, if --record asks for it. A dry run reads an existing recording, and begins none."""
     path = asked.record
     if path is None or (asked.dry_run and not path.exists()):
@@ -370,7 +369,7 @@ def outline_of_own_model(task: LoadedTask) -> LoadedTask:
     return replace(task, definition=task.definition.model_copy(update={"policy": outline}))
 
 
-def _ray_engine(asked: RunOptions, task: LoadedTask, args: RunArgs, plan: RunPlan, traffic: Traffic) -> Engine:
+def _ray_engine(asked: RunOptions, task: LoadedTask, args: RunArgs, plan: RunPlan, traffic: ProviderSession) -> Engine:
     from reward_kit.integrations.ray.engine import RayEngine
     from reward_kit.integrations.ray.options import RayOptions
 

@@ -32,6 +32,7 @@ from reward_kit.cli.options import (
 )
 from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.trust import require_trust_in, trust_option
+from reward_kit.display_text import printable
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.processes import SECRET_NAME
 from reward_kit.runs.display import difference_text, figure, interval_text
@@ -55,12 +56,11 @@ from reward_kit.runs.scoring import (
 )
 from reward_kit.runs.summary import EpisodeRow
 from reward_kit.runs.task_file import parse_override
-from reward_kit.shown_text import printable
 
 _MUST_HOLD = {"run": "episodes of another run", "files": "the run has changed since", "scorer": "another reward"}
 _SECTIONS = {
     "Reward and sandbox": (
-        *("reward", "options", "sandbox", "sandbox_back_end", "install_requirements"),
+        *("reward", "options", "sandbox", "install_requirements"),
         *("overrides", "pass_threshold", "trust"),
     ),
     "Limits": ("fail_under",),
@@ -138,7 +138,7 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
     reward_options = dict(parse_override(item, "-O") for item in options.pop("options"))
     changes = dict(parse_override(item) for item in options.pop("overrides"))
     changes |= {f"reward_options.{key}": value for key, value in reward_options.items()}
-    changes |= sandbox_keys(*(options.pop(name) for name in ("sandbox", "sandbox_back_end", "install_requirements")))
+    changes |= sandbox_keys(*(options.pop(name) for name in ("sandbox", "install_requirements")))
     args = ScoreArgs(options=reward_options, changes=changes, **options)
     if data is None or data.is_dir():
         sys.exit(_score_run(run_or_newest(data, args.log_dir, except_for=output), args, output, only_failed))

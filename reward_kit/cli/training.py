@@ -26,6 +26,7 @@ from reward_kit.cli.outcome import (
     write_page,
 )
 from reward_kit.cli.trust import require_trust_in_file
+from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.rl.learner.crew import Crew, crew_of_processes
@@ -46,7 +47,6 @@ from reward_kit.runs.redaction import without_hidden
 from reward_kit.runs.run_folder import FILE, RunHeader, new_run_path
 from reward_kit.runs.task_file import parse_override
 from reward_kit.runs.tasks import check_world
-from reward_kit.shown_text import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.console import SafeConsole
+from reward_kit.display_text import printable
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, score_interval
-from reward_kit.shown_text import printable
 
 _MOST_LINES = 8
 

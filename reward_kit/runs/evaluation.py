@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from reward_kit.agent.samples import Prompt, Sample
+from reward_kit.display_text import counted
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, ProviderError, kind_of
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.notebook_html import code, folded, line, strong, table, whole
-from reward_kit.providers.options import check_number
-from reward_kit.providers.traffic import Traffic
+from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.levels import run_to_end
 from reward_kit.runs.finished import FinishedRun
 from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_each, plan_run
@@ -41,7 +41,7 @@ from reward_kit.runs.task_objects import (
     place_of_task,
 )
 from reward_kit.runs.tasks import LoadedTask, check_world, load_task, resolve_task
-from reward_kit.shown_text import counted
+from reward_kit.validation import check_number
 
 Policies = str | LivePolicy | Sequence[str | LivePolicy] | Mapping[str, LivePolicy]
 
@@ -117,7 +117,7 @@ async def evaluate_async(
         sample_ids=_several("sample_ids", sample_ids),
         seed=seed,
     )
-    traffic = Traffic()
+    traffic = ProviderSession()
     try:
         plan = plan_run(loaded, args, max_concurrency=max_concurrency, traffic=traffic, live=live)
         await check_world(loaded.definition, loaded.samples, loaded.located)
@@ -170,7 +170,11 @@ def score_transcripts(
 
 
 async def _run(
-    plan: RunPlan, folder: RunStore, title: str, traffic: Traffic | None, given: Sequence[SingleAgentEpisode] = ()
+    plan: RunPlan,
+    folder: RunStore,
+    title: str,
+    traffic: ProviderSession | None,
+    given: Sequence[SingleAgentEpisode] = (),
 ) -> FinishedRun:
     """Run a plan into its new folder."""
     control = Control()

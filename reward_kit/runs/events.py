@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from io import TextIOWrapper
 from pathlib import Path
 
-from reward_kit.log_format import SafeFormatter
+from reward_kit.display_text import SafeFormatter
 from reward_kit.private_files import private_opener
 from reward_kit.runs.files import HELD_OUT_SCORE
 from reward_kit.runs.redaction import Redaction

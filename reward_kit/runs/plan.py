@@ -38,7 +38,7 @@ from reward_kit.runs.tasks import LoadedTask, selected
 from reward_kit.task_parts import PolicyModel, UserModel
 
 if TYPE_CHECKING:
-    from reward_kit.providers.traffic import Traffic
+    from reward_kit.providers.session import ProviderSession
 
 
 _PROVIDERS = ("openai",)
@@ -197,7 +197,7 @@ def plan_run(
     args: RunArgs,
     *,
     max_concurrency: int = 16,
-    traffic: Traffic | None = None,
+    traffic: ProviderSession | None = None,
     live: Mapping[str, LivePolicy] | None = None,
     needs_policy: bool = True,
 ) -> RunPlan:
@@ -333,7 +333,7 @@ class _Choice(NamedTuple):
     options: dict[str, Any]
 
 
-def make_policies(task: LoadedTask, args: RunArgs, traffic: Traffic | None = None) -> list[NamedPolicy]:
+def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | None = None) -> list[NamedPolicy]:
     """Return the policies that the arguments name, with the task file's options if the type agrees; else the task's.
 
     Files of `policies` are relative to the task file; the run of `replay:RUN`, each of whose policies is played, is
@@ -500,7 +500,7 @@ def _how_to_know(policies: Mapping[str, AgentPolicy]) -> str:
 # The simulated user
 
 
-def make_user(task: LoadedTask, traffic: Traffic | None = None) -> SimulatedUser | None:
+def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> SimulatedUser | None:
     """The user of a task, None where it has none.
 
     Args:
@@ -541,7 +541,7 @@ def _refuse_unknown(block: UserModel, task: LoadedTask) -> None:
             raise _UnknownKey(f"{where}: user.{key}: unknown key for a user of type {block.type!r}{near}")
 
 
-def _user(block: UserModel, task: LoadedTask, traffic: Traffic | None) -> SimulatedUser:
+def _user(block: UserModel, task: LoadedTask, traffic: ProviderSession | None) -> SimulatedUser:
     if block.type in _NO_USERS:
         raise ConfigError(f"the policy {block.type!r} cannot be a user: {_NO_USERS[block.type]}")
     options = block.options()

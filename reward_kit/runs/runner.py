@@ -39,7 +39,7 @@ from reward_kit.episodes.record import attempt_of, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
 from reward_kit.processes import LOG_FOLDER
-from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
+from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest
@@ -286,7 +286,7 @@ async def run(
     folder: RunStore,
     *,
     control: Control | None = None,
-    traffic: Traffic | None = None,
+    traffic: ProviderSession | None = None,
     listener: Listener | None = None,
     watch: Callable[[Run], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
     error_limit: float | None = None,
@@ -321,7 +321,9 @@ async def run(
         surroundings.enter_context(folder)
         surroundings.enter_context(events.logged_to(log, folder.redaction))
         surroundings.callback(LOG_FOLDER.reset, LOG_FOLDER.set(folder.path / "logs"))
-        surroundings.callback(CURRENT_TRAFFIC.reset, CURRENT_TRAFFIC.set(traffic))  # for rewards that ask a model
+        surroundings.callback(
+            CURRENT_PROVIDER_SESSION.reset, CURRENT_PROVIDER_SESSION.set(traffic)
+        )  # for rewards that ask a model
         surroundings.callback(CURRENT_TROUBLES.reset, CURRENT_TROUBLES.set(troubles))
         folder.write_header(folder.header.with_(run_limits=plan.definition.run_limits.model_dump()))
         execution = Run(

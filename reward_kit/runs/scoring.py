@@ -22,6 +22,7 @@ import pydantic
 from reward_kit.agent.conversations import episode_of
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.samples import make_group_id, make_rollout_id
+from reward_kit.display_text import counted
 from reward_kit.episodes.latest_attempts import LatestAttempts
 from reward_kit.episodes.record import EpisodeFacts, attempt_of, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -37,7 +38,6 @@ from reward_kit.runs.results import Places, places_of, read_results
 from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, load_episode, new_run_path
 from reward_kit.runs.task_file import as_given, given_by, overlaid
 from reward_kit.runs.tasks import load_tasks_reward
-from reward_kit.shown_text import counted
 from reward_kit.validation import describe_validation_error
 
 _NOT_SAMPLE = ("messages", "ground_truth")

@@ -18,10 +18,10 @@ import pydantic
 import yaml
 
 from reward_kit.errors import ConfigError, why_unreadable
-from reward_kit.input_limits import YAML_BYTES, shown_size
 from reward_kit.limited_yaml import LimitedLoader, YamlLimitError
 from reward_kit.loading import is_built_in
 from reward_kit.models import TaskDefinitionModel
+from reward_kit.safe_input import YAML_BYTES, shown_size
 from reward_kit.validation import describe_validation_error
 
 KeyPath = tuple[str | int, ...]
@@ -250,7 +250,7 @@ def parse_task(
 
 def _refuse_looser_sandbox(located: LocatedYaml, definition: TaskDefinitionModel, overrides: Mapping[str, Any]) -> None:
     """Reject what a task file asks for beyond the default sandbox; only the command line and Python code may ask."""
-    from reward_kit.sandbox.limits import Limits
+    from reward_kit.sandbox.program import Limits
 
     if not located.is_written:
         return
@@ -258,7 +258,6 @@ def _refuse_looser_sandbox(located: LocatedYaml, definition: TaskDefinitionModel
     is_built_in_reward = is_built_in(definition.reward_function_path or "")
     looser: dict[tuple[str, ...], Any] = {
         ("level",): sandbox.level if sandbox.level == "in_process" and not is_built_in_reward else None,
-        ("back_end",): sandbox.back_end,
         ("install_requirements",): sandbox.install_requirements or None,
         ("read_paths",): [one for one in sandbox.read_paths if not (folder / one).resolve().is_relative_to(folder)],
     }

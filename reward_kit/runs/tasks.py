@@ -27,8 +27,8 @@ from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, EnvironmentFailure, boundary, did_you_mean, kind_of
 from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.providers.environment import NO_KEY
-from reward_kit.providers.traffic import CURRENT_TRAFFIC, key_variable_for
+from reward_kit.providers.keys import NO_KEY
+from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, key_variable_for
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
 from reward_kit.reward_agent.remote_client import check_named_by_file, is_address
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
@@ -198,7 +198,6 @@ def load_tasks_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedRe
         preload=tuple(asked.preload),
         reward_time_s=definition.limits.reward_time_s,
         install_requirements=asked.install_requirements,
-        back_end=asked.back_end,
     )
     return load_reward(definition.reward_function_path, folder, choice, definition.reward_options)
 
@@ -251,7 +250,7 @@ def _judge_key_variable(reward_options: Mapping[str, Any], of_user: Collection[s
     typed |= keys_of_user("reward_options.client", ["api_key_env"], of_user)
     block = {"base_url": reward_options.get("base_url"), "api_key_env": named}
     try:
-        variable: str | None = key_variable_for(CURRENT_TRAFFIC.get(), block, typed)
+        variable: str | None = key_variable_for(CURRENT_PROVIDER_SESSION.get(), block, typed)
     except ConfigError as error:
         raise ConfigError(f"client.api_key_env: {error}") from error
     return variable

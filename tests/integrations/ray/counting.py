@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import yaml
 
-from reward_kit.providers.traffic import Traffic
+from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.plan import Listener, RunArgs, RunPlan, plan_run
 from reward_kit.runs.run_folder import RunHeader, RunStore, read_episodes, read_scores
 from reward_kit.runs.runner import Engine, Run
@@ -141,7 +141,7 @@ class Counting:
 
     def plan(self, max_concurrency: int = 16) -> RunPlan:
         """What is run."""
-        return plan_run(self.loaded(), self.request(), max_concurrency=max_concurrency, traffic=Traffic())
+        return plan_run(self.loaded(), self.request(), max_concurrency=max_concurrency, traffic=ProviderSession())
 
 
 async def carried_out(plan: RunPlan, path: Path, engine: Engine | None = None, listener: Listener | None = None) -> Run:
