@@ -23,7 +23,6 @@ def exact(messages):
 BASH = """
 eval "$(cat completion.bash)"
 compopt() {{ :; }}
-reward-kit() {{ {python} -m reward_kit.cli.main "$@"; }}
 COMP_WORDS=({line}) COMP_CWORD={place}
 _reward_kit_completion reward-kit
 printf '%s\\n' "${{COMPREPLY[@]}}"
@@ -125,8 +124,13 @@ def test_a_name_that_a_shell_would_act_on_is_not_offered(tmp_path: Path, folder:
 
 
 def completed_by_bash(folder: Path, line: str) -> str:
-    script = BASH.format(python=sys.executable, line=line, place=line.count(" "))
-    done = subprocess.run(["bash", "--norc", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+    script = BASH.format(line=line, place=line.count(" "))
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin" / "reward-kit").write_text(f'#!/bin/sh\nexec {sys.executable} -m reward_kit.cli.main "$@"\n')
+    (folder / "bin" / "reward-kit").chmod(0o755)
+    path = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    words = ["bash", "--norc", "-c", script]
+    done = subprocess.run(words, cwd=folder, env=path, capture_output=True, text=True, check=False)
     assert not done.stderr, done.stderr
     return done.stdout
 
