@@ -233,8 +233,7 @@ def _resolve_reward(
         return None, ()
     reward = loaded.reward
     if variable == NO_KEY and isinstance(reward, RewardSpec):
-        from reward_kit.rewards.judging.client import JudgeClients
-        from reward_kit.rewards.judging.options import client_options
+        from reward_kit.rewards.judge_client import JudgeClients, client_options
 
         if JudgeClients in reward.resources.values():  # the file must not lead a judge's key to this address
             client = client_options(reward.options.get("client")).model_copy(update={"api_key_env": NO_KEY})

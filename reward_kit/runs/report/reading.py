@@ -14,7 +14,7 @@ from reward_kit.episodes.latest_attempts import LatestAttempts
 from reward_kit.episodes.record import attempt_of
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.reward_agent.stats import cost_of
-from reward_kit.rewards.judging.usage import METRIC
+from reward_kit.rewards.judge_questions import METRIC
 from reward_kit.runs.files import read_line
 from reward_kit.runs.results import Place
 from reward_kit.runs.run_folder import RunHeader, check_score, line_record, placed_lines

@@ -1,4 +1,4 @@
-"""What is read, what is refused before it is worked out, and what loading costs."""
+"""Exact numbers and units, what never reaches math-verify, and what loading costs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.rewards.mathematics import second_opinion
-from reward_kit.rewards.mathematics.forms import read_form
-from reward_kit.rewards.mathematics.numbers import close, read_number
-from reward_kit.rewards.mathematics.reader import read_expression
-from reward_kit.rewards.mathematics.text import clean
-from reward_kit.rewards.mathematics.tokens import Unreadable
-from reward_kit.rewards.mathematics.units import split_unit
-from reward_kit.rewards.mathematics.values import constant, equal
+from reward_kit.rewards import symbolic
+from reward_kit.rewards.math_answers import Terms, is_equal
+from reward_kit.rewards.quantities import clean, close, read_number, split_unit
+from reward_kit.rewards.symbolic import is_harmless
 
 
 @pytest.mark.parametrize(
@@ -95,37 +91,6 @@ def test_units_are_split_off_and_variables_are_not(text: str, value: str, unit: 
     assert (found, named.text if named else None) == (value, unit)
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("5", "value"),
-        ("1, 2", "several"),
-        ("1,234", "value"),
-        ("1, 234", "several"),
-        ("(1,234)", "tuple"),
-        ("(1,000)", "value"),
-        ("(1,234, 5)", "tuple"),
-        (r"\{1\}", "set"),
-        ("[1,2)", "tuple"),
-        ("x<3", "range"),
-        ("x=3", "equation"),
-        ("x+y<3", "relation"),
-        ("[[1],[2]]", "matrix"),
-        ("blue", "words"),
-        ("x+", "unread"),
-        (r"(1,2)\cup(3,4)", "union"),
-        ("((1+2))", "value"),
-    ],
-)
-def test_what_kind_of_answer_a_text_is(text: str, kind: str) -> None:
-    assert read_form(text).kind == kind
-
-
-def test_a_comma_with_a_space_behind_it_makes_the_others_thousands() -> None:
-    assert [part.number for part in read_form("(1,234, 5)").parts] == [1234, 5]
-    assert [part.number for part in read_form("(1,234)").parts] == [1, 234]
-
-
 REFUSED = {
     "tower": "9^{9^{9^{9}}}",
     "powers-of-powers": "((((9^{99})^{99})^{99})^{99})",
@@ -136,53 +101,47 @@ REFUSED = {
     "binomial": r"\binom{9999999}{5000000}",
     "product": "*".join(["99999999999999999999^{900}"] * 20),
     "exponential": "e^{e^{e^{e^{e}}}}",
-    "sine-of-much": r"\sin(10^{100})",
     "deep-brackets": "(" * 100 + "1" + ")" * 100,
     "deep-roots": r"\sqrt" * 100 + "1",
     "deep-powers": "x^" * 100 + "2",
     "long": "1+" * 300 + "1",
     "stacked": "2!!!!!!!!!!",
-    "plus-minus": r"\pm " * 30 + "1",
 }
 
 
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
-def test_what_would_be_huge_is_refused_and_not_worked_out(text: str) -> None:
-    with pytest.raises(Unreadable):
-        equal(read_expression(clean(text)), read_expression("1"))
+def test_what_would_be_huge_is_not_worked_out(text: str) -> None:
+    assert not is_harmless(clean(text))
+    assert not is_equal("1", text, Terms())
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1/2*4", 2),
-        ("-2^2", -4),
-        ("2^-1", Fraction(1, 2)),
-        ("2^3^2", 512),
-        ("2(3)", 6),
-        (r"2\frac{1}{2}", Fraction(5, 2)),
-        (r"\frac12", Fraction(1, 2)),
-        (r"\sqrt[3]{-8}", -2),
-        (r"\sqrt{\frac{4}{9}}", Fraction(2, 3)),
-        ("|-3|", 3),
-        ("|1-|2-5||", 2),
-        (r"\lfloor 2.5 \rfloor", 2),
-        (r"\lceil 2.5 \rceil", 3),
-        ("5!", 120),
-        ("3!!", 720),
-        (r"\binom{5}{2}", 10),
-        ("1010_2", 10),
-        (r"0.1\overline{6}", Fraction(1, 6)),
-        ("gcd(12, 18)", 6),
-        (r"\max(1, 3, 2)", 3),
-        ("50%", Fraction(1, 2)),
-        ("--3", 3),
+        ("1/2*4", "2"),
+        ("-2^2", "-4"),
+        ("2^-1", "1/2"),
+        ("2(3)", "6"),
+        (r"2\frac{1}{2}", "5/2"),
+        (r"\sqrt[3]{-8}", "-2"),
+        (r"\sqrt{\frac{4}{9}}", "2/3"),
+        ("|-3|", "3"),
+        ("|1-|2-5||", "2"),
+        (r"\lfloor 2.5 \rfloor", "2"),
+        (r"\lceil 2.5 \rceil", "3"),
+        ("5!", "120"),
+        (r"\binom{5}{2}", "10"),
+        ("1010_2", "10"),
+        (r"0.1\overline{6}", "1/6"),
+        ("gcd(12, 18)", "6"),
+        (r"\max(1, 3, 2)", "3"),
+        ("50%", "1/2"),
+        ("--3", "3"),
     ],
 )
-def test_rational_expressions_are_worked_out_exactly(text: str, value: Fraction | int) -> None:
-    found = constant(read_expression(clean(text)))
-    assert isinstance(found, Fraction)
-    assert found == value
+def test_rational_expressions_are_worked_out_exactly(text: str, value: str) -> None:
+    assert is_equal(value, text, Terms())
+    assert not is_equal(f"{value} + 1", text, Terms())
 
 
 @pytest.mark.parametrize(
@@ -191,9 +150,19 @@ def test_rational_expressions_are_worked_out_exactly(text: str, value: Fraction 
         (r"\sum_{k=1}^{3} k", True),
         (r"\int_0^1 x^2 dx", True),
         ("9^{9^{9}}", False),
-        ("9^{999}", False),
-        ("12345678", False),
-        ("5!", False),
+        ("e^{-x^{2}}", True),
+        ("2^{2^{n}}", True),
+        ("(9^{99})^{99}", True),
+        ("((9^{2024})^{99})^{99}", False),
+        ("(((x^{99})^{99})^{99})", True),
+        ("9^{99!}", False),
+        (r"\sum_{k=1}^{9} k^{k^k}", False),
+        (r"2^{\frac{1}{3}}", True),
+        ("1234567890123456", False),
+        (r"\exp(\exp(9))", False),
+        ("9^{999}", True),
+        ("12345678", True),
+        ("5!", True),
         (r"\prod_{k=1}^{99} k", False),
         ("9**9", False),
         ("x" * 400, False),
@@ -201,14 +170,15 @@ def test_rational_expressions_are_worked_out_exactly(text: str, value: Fraction 
     ],
 )
 def test_math_verify_gets_nothing_huge(text: str, harmless: bool) -> None:
-    assert second_opinion.harmless(text) == harmless
+    assert is_harmless(text) == harmless
 
 
 def test_math_verify_s_work_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert second_opinion.agrees(r"\sum_{k=1}^{4} k", "10")
-    monkeypatch.setattr(second_opinion, "MOST_CALLS", 100)
+    total = r"\sum_{k=1}^{4} k"
+    assert is_equal(total, "10", Terms())
+    monkeypatch.setattr(symbolic, "MOST_CALLS", 100)
     before = sys.getprofile()
-    assert not second_opinion.agrees(r"\sum_{k=1}^{4} k", "10")
+    assert not is_equal(total, "10", Terms())
     assert sys.getprofile() is before
     # It was not stopped where it held a lock, that of logging for one: another thread goes on.
     thread = threading.Thread(target=logging.getLogger("math_verify.parser").isEnabledFor, args=(7,), daemon=True)

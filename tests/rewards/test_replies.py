@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.models import Message
-from reward_kit.rewards.reading.replies import composed, last_reply, lines_without_code, part_of, word_count
-from reward_kit.rewards.reading.texts import last_answer
+from reward_kit.rewards.replies import composed, last_answer, last_reply, lines_without_code, part_of, word_count
 from tests.rewards.forms import MEGABYTE, histories, messages, said, turns
 
 PARTS = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.rewards.comparing.assignment import best_in_order, best_pairs
+from reward_kit.rewards.tool_calls import best_in_order, best_pairs
 
 weights_of = st.tuples(st.integers(0, 4), st.integers(0, 4)).flatmap(
     lambda size: st.lists(

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_kit.errors import RewardError
-from reward_kit.rewards.programs.asserts import conditions_of
-from reward_kit.rewards.programs.inside import decode, encode
-from reward_kit.rewards.programs.values import Rules, is_same, is_same_output, shown_answer
-from reward_kit.rewards.reading.fenced import Block, block_of, fenced_blocks
+from reward_kit.rewards.code_inside import decode, encode
+from reward_kit.rewards.code_tests import Rules, conditions_of, is_same, is_same_output, shown_answer
+from reward_kit.rewards.replies import Block, block_of, fenced_blocks
 from tests.profiles import examples
 
 SCALARS = st.one_of(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.rewards.comparing.json_values import (
+from reward_kit.rewards.json_answers import (
     DEEPEST,
     LONGEST,
     Comparing,
