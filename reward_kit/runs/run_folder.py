@@ -21,9 +21,8 @@ import pydantic
 
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.environments.snapshots import compose, decompose
-from reward_kit.episodes.json_text import compact_json
+from reward_kit.episodes.json_codec import compact_json
 from reward_kit.episodes.record import episode_from_record, episode_to_record
-from reward_kit.episodes.record_text import episode_to_text
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, StoreError, boundary, did_you_mean
 from reward_kit.private_files import make_private_folder, private_opener
@@ -336,10 +335,7 @@ class RunStore(RunFolder):
         """Write one episode; its final state goes to `states/` first."""
         state = episode.custom_data.get("final_state")
         kept = self._keep_state(redacted_state(state, self.redaction)) if state else None
-        if self.redaction.has_hook:
-            self._append("episodes.jsonl", episode_to_record(episode, final_state=kept))
-        else:
-            self._append_line("episodes.jsonl", episode_to_text(episode, final_state=kept))
+        self._append("episodes.jsonl", episode_to_record(episode, final_state=kept))
 
     def append_score(self, record: Mapping[str, Any]) -> None:
         """Write one score."""
