@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import anyio
 
-from reward_kit.agent.budget import Exhausted
+from reward_kit.agent.limits import Exhausted
 from reward_kit.agent.policies import make_policy, option_names
-from reward_kit.agent.policies.human_policy import HumanPolicy
 from reward_kit.agent.policies.replay_policy import recorded_labels
+from reward_kit.agent.policies.simple_policies import HumanPolicy
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.simulated_user import WHO, ScriptedUser, SimulatedUser

@@ -27,13 +27,13 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from reward_kit.agent.budget import RunBudget, Used
+from reward_kit.agent.limits import RunBudget, Used
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, make_group_id, make_rollout_id
 from reward_kit.agent.simulated_user import WHO, SimulatedUser
-from reward_kit.agent.tool_troubles import CURRENT_TROUBLES, ToolTroubles
-from reward_kit.agent.world_calls import CLOSE_SECONDS
+from reward_kit.agent.starts import CLOSE_SECONDS
+from reward_kit.agent.tool_execution import CURRENT_TOOL_ERRORS, ToolErrors
 from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import attempt_of, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -264,7 +264,7 @@ class RunOutcome:
         credit_error: why there is none.
         page: the report; None if it could not be written.
         page_error: why there is none.
-        tool_troubles: lines about tools that raised what they should not.
+        tool_errors: lines about tools that raised what they should not.
     """
 
     path: Path
@@ -278,7 +278,7 @@ class RunOutcome:
     credit_error: RewardKitError | None
     page: Path | None
     page_error: RewardKitError | None
-    tool_troubles: Sequence[str]
+    tool_errors: Sequence[str]
 
 
 async def run(
@@ -312,7 +312,7 @@ async def run(
         RewardKitError: the run itself failed.
     """
     control = control or Control()
-    troubles, log = ToolTroubles(), folder.path / "run.log"
+    tool_errors, log = ToolErrors(), folder.path / "run.log"
     if traffic is not None:
         traffic.gave_up = control.give_up
         if traffic.cassette is not None:
@@ -324,7 +324,7 @@ async def run(
         surroundings.callback(
             CURRENT_PROVIDER_SESSION.reset, CURRENT_PROVIDER_SESSION.set(traffic)
         )  # for rewards that ask a model
-        surroundings.callback(CURRENT_TROUBLES.reset, CURRENT_TROUBLES.set(troubles))
+        surroundings.callback(CURRENT_TOOL_ERRORS.reset, CURRENT_TOOL_ERRORS.set(tool_errors))
         folder.write_header(folder.header.with_(run_limits=plan.definition.run_limits.model_dump()))
         execution = Run(
             plan,
@@ -359,7 +359,7 @@ async def run(
         credit_error=credit_error,
         page=page,
         page_error=page_error,
-        tool_troubles=troubles.told(log),
+        tool_errors=tool_errors.lines(log),
     )
 
 
