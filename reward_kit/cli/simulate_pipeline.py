@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.cli.echo import echo_json
-from reward_kit.cli.options import Number, WholeNumber
+from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.console import SafeConsole
 from reward_kit.reward_agent.overlap.latency import Latency, parse_latency
 from reward_kit.reward_agent.overlap.settings import PipelineSettings, Schedule
