@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,29 +34,6 @@ Ints = NDArray[np.int64]
 
 _POSITIONS = 256
 """Positions of a row for which memory is allocated at first."""
-
-
-class Chunk(Protocol):
-    """The new tokens of some rows, laid out for one forward pass.
-
-    Attributes:
-        inputs: of the model.
-        stored_at: for each token, in the order of the inputs, its index in a layer's flat store.
-        picked_P: indices of the flattened inputs whose last hidden states are wanted.
-        length: limit of the positions of a row that are attended to.
-    """
-
-    @property
-    def inputs(self) -> dict[str, Tensor]: ...
-    @property
-    def stored_at(self) -> Tensor: ...
-    @property
-    def picked_P(self) -> Tensor: ...
-    @property
-    def length(self) -> int: ...
-
-    def seen(self, store_RCHW: Tensor) -> Tensor:
-        """Return the input of attention: the whole store, or (B, heads, length, width) of the chunk's rows."""
 
 
 class SlotLayer(CacheLayerMixin):
@@ -138,7 +114,7 @@ class KVSlots(Cache):
         self.reserved = (1, min(capacity, _POSITIONS))
         self.ids_RC: Ints = np.zeros((rows, capacity), dtype=np.int64)
         self.held_R: Ints = np.zeros(rows, dtype=np.int64)
-        self.chunk: Chunk | None = None
+        self.chunk: PackedChunk | PaddedChunk | None = None
 
     def reserve(self, rows: int, positions: int) -> None:
         """Allocate memory for the first `rows`, and this many positions in each."""
@@ -230,7 +206,14 @@ class PaddedChunk:
 
 
 class PackedChunk:
-    """(1, N) inputs, the tokens of one row after those of another."""
+    """(1, N) inputs, the tokens of one row after those of another.
+
+    Attributes:
+        inputs: of the model.
+        stored_at: for each token, in the order of the inputs, its index in a layer's flat store.
+        picked_P: indices of the flattened inputs whose last hidden states are wanted.
+        length: limit of the positions of a row that are attended to.
+    """
 
     def __init__(self, new: NewTokens, ids_RC: Ints, picked: tuple[Ints, Ints], like: Tensor) -> None:
         rows_B, counts_B = new.rows_B, new.counts_B
@@ -362,7 +345,7 @@ def _tensor(array: Ints, like: Tensor) -> Tensor:
     return torch.from_numpy(array).to(like.device, non_blocking=True)
 
 
-_at_hand = threading.local()
+_current = threading.local()  # the packed chunk that is computed in this thread
 
 _WITHOUT_EFFECT = {
     "cache_position",
@@ -402,28 +385,13 @@ def attend_to_rows(
     Raises:
         NotImplementedError: the model passes an unknown option.
     """
-    chunk: PackedChunk | None = getattr(_at_hand, "chunk", None)
+    chunk: PackedChunk | None = getattr(_current, "chunk", None)
     if chunk is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
     window = others.pop("sliding_window", None)
     if unknown := [name for name, value in others.items() if name not in _WITHOUT_EFFECT and value is not None]:
         raise NotImplementedError(f"attention over rows knows no {', '.join(unknown)}")
     return chunk.attend(query[0].transpose(0, 1), key, value, scaling, window)[None], None
-
-
-class attending_to:
-    """Set the chunk of `attend_to_rows` in this thread."""
-
-    __slots__ = ("_chunk",)
-
-    def __init__(self, chunk: PackedChunk) -> None:
-        self._chunk = chunk
-
-    def __enter__(self) -> None:
-        _at_hand.chunk = self._chunk
-
-    def __exit__(self, *_: object) -> None:
-        _at_hand.chunk = None
 
 
 AttentionInterface.register(IMPLEMENTATION, attend_to_rows)
@@ -535,11 +503,11 @@ class RowModel:
         kind = PackedChunk if self.is_packed else PaddedChunk
         slots.reserve(int(rows_B.max()) + 1, int((new.starts_B + counts_B).max()))
         slots.chunk = chunk = kind(new, slots.ids_RC[:, : slots.reserved[1]], picked, self._like)
+        _current.chunk = chunk if self.is_packed else None
         try:
-            with attending_to(chunk) if isinstance(chunk, PackedChunk) else nullcontext():
-                output = self._model(**chunk.inputs, past_key_values=slots, use_cache=True)
+            output = self._model(**chunk.inputs, past_key_values=slots, use_cache=True)
         finally:
-            slots.chunk = None
+            slots.chunk = _current.chunk = None
         slots.held_R[rows_B] += counts_B
         assert self._hidden is not None
         return Outcome(output.logits[0], self._hidden)
