@@ -385,9 +385,7 @@ async def pairwise_judge(
     other = baseline
     if baseline_key is not None:
         if (found := (sample or {}).get(baseline_key)) is None:
-            raise RewardError(
-                f"pairwise_judge: the sample lacks the field {baseline_key!r}, which holds the other answer"
-            )
+            raise RewardError(f"pairwise_judge: the sample has no field {baseline_key!r} with the other answer")
         other = as_text(found)
     elif other is None:
         other = as_text(needed(ground_truth, "pairwise_judge"))
