@@ -13,7 +13,7 @@ from reward_kit.agent.groups import collect_group
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError
-from reward_kit.rl.batch import to_tensors
+from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.tokens import TokenBatch, build_rows, pack_rows, row_columns
 from tests.rl.test_trainer import TASK
 from tests.tiny_policy import PAD, TinyPolicy
