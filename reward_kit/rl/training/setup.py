@@ -16,8 +16,8 @@ from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import derive_seed
 from reward_kit.environments.servers import ServerPool
-from reward_kit.providers.retry import RetryPolicy
-from reward_kit.providers.traffic import Traffic
+from reward_kit.providers.request_queue import RetryPolicy
+from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.retrying import Retries
@@ -109,7 +109,7 @@ async def _local_workers(plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterat
     yield Workers(make_worker(plan.task, in_lockstep(policy)), held_out)
 
 
-def make_worker(task: LoadedTask, policy: AgentPolicy, traffic: Traffic | None = None) -> RLRolloutWorker:
+def make_worker(task: LoadedTask, policy: AgentPolicy, traffic: ProviderSession | None = None) -> RLRolloutWorker:
     """Make the worker that collects episodes of a task, on any machine; its endpoints share `traffic`."""
     # The label is a part of ids and seeds: a policy that is wrapped draws as one that is not.
     user = make_user(task, traffic)
