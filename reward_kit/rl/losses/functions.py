@@ -1,7 +1,8 @@
-"""Policy losses: the clipped surrogate of PPO and what was made of it. The only gradient is that of `logprobs`.
+"""The losses: pure functions on (B,T) tensors that read only tokens whose `loss_mask` is 1.
 
-All take (B,T) tensors and read them only where `loss_mask` is 1. The arguments that they share:
+Arguments that they share:
 
+    logprobs_BT      of the policy being trained; the only input that gets a gradient
     loss_mask_BT     1 where a token takes part
     clip_low         how far below 1 a ratio may be pushed; 1 is no limit
     clip_high        how far above
@@ -9,6 +10,9 @@ All take (B,T) tensors and read them only where `loss_mask` is 1. The arguments 
     aggregation      how the tokens' losses become one
     global_batch     the counts of all micro-batches; None: these rows are all
     sequence_ids_BT  which sequence a token belongs to, for packed rows; None: its row
+
+Each returns a `Loss` with its diagnostics, and raises `ConfigError` if an option is unknown or out of range, or shapes
+differ. Formulas are per token t; sg stops the gradient.
 """
 
 from __future__ import annotations
@@ -34,6 +38,11 @@ from reward_kit.rl.losses.base import (
 )
 
 BeyondCap = Literal["exclude", "truncate"]
+Level = Literal["token", "sequence"]
+KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are cut to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
 
 
 class ClipRange(NamedTuple):
@@ -44,7 +53,7 @@ class ClipRange(NamedTuple):
     dual: float | None = None
 
     def checked(self) -> ClipRange:
-        """Itself.
+        """Return itself.
 
         Raises:
             ConfigError: a bound is out of range.
@@ -56,6 +65,9 @@ class ClipRange(NamedTuple):
             if not self.dual > 1.0:
                 raise ConfigError(f"dual_clip is above 1; got {self.dual:g}")
         return self
+
+
+# Policy losses
 
 
 def ppo_clip_loss(
@@ -79,18 +91,13 @@ def ppo_clip_loss(
         L_t = min(L_t, -A_t dual_clip)   where A_t < 0 (Ye et al. 2020, equation 5)
 
     Args:
-        logprobs_BT: of the policy being trained; the only input that gets a gradient.
         old_logprobs_BT: of the policy that sampled, or of the same policy before the update.
         advantages_BT: one per token.
-        loss_mask_BT: for this and what follows see the module.
         dual_clip: bounds the loss of a token with a negative advantage whose ratio has grown; None: no bound.
 
     Returns:
-        The loss, and of the tokens: `clip_fraction_low` and `clip_fraction_high`, the shares held back by either bound;
-        `clip_fraction`, both; `clip_fraction_dual`; and what `importance.ratio_statistics` gives.
-
-    Raises:
-        ConfigError: a bound is out of range, or shapes differ.
+        The loss with `clip_fraction_low` and `clip_fraction_high`, the shares of tokens held back by either bound;
+        `clip_fraction`, both; `clip_fraction_dual`; and the diagnostics of `ratio_statistics`.
     """
     clip = ClipRange(clip_low, clip_high, dual_clip).checked()
     tokens = Participants(loss_mask_BT, sequence_ids_BT)
@@ -118,24 +125,19 @@ def gspo_loss(
     """Group sequence policy optimisation (Zheng et al. 2025, equations 7 and 14), with an advantage per token.
 
         s_i = exp(mean over the tokens of sequence i of logprobs - old_logprobs), the exponent cut to ±20
-        r_t = sg[s_i] exp(logprobs_t - sg[logprobs_t])     of value s_i, and with the gradient s_i ∇logprobs_t
+        r_t = sg[s_i] exp(logprobs_t - sg[logprobs_t])     the value s_i with the gradient s_i ∇logprobs_t
         L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high))
 
-    sg stops the gradient. Where all tokens of a sequence share one advantage and the aggregation is the default, value
-    and gradient are those of the loss of whole sequences.
+    If all tokens of a sequence share one advantage and the aggregation is the default, value and gradient are those of
+    the loss of whole sequences.
 
     Args:
-        logprobs_BT: of the policy being trained; the only input that gets a gradient.
         old_logprobs_BT: of the policy that sampled, or of the same policy before the update.
         advantages_BT: one per token.
-        loss_mask_BT: for this and what follows see the module.
 
     Returns:
-        The loss, and the diagnostics of `ppo_clip_loss` but the dual clip's; `ratio_…` and `effective_sample_size` are
-        over sequences.
-
-    Raises:
-        ConfigError: a bound is out of range, or shapes differ.
+        The loss with the diagnostics of `ppo_clip_loss` without the dual clip's; `ratio_…` and `effective_sample_size`
+        are over sequences.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = Participants(loss_mask_BT, sequence_ids_BT)
@@ -167,21 +169,16 @@ def cispo_loss(
         r_t = exp(logprobs_t - old_logprobs_t), the exponent cut to ±20
         L_t = -sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t logprobs_t
 
-    By default weights have no lower bound, as in the paper, and are at most 5. The value of this loss says little; its
-    gradient is what counts.
+    By default weights have no lower bound, as in the paper, and are at most 5. Only the gradient of this loss is
+    meaningful, not its value.
 
     Args:
-        logprobs_BT: of the policy being trained; the only input that gets a gradient.
         old_logprobs_BT: of the policy that sampled, or of the same policy before the update.
         advantages_BT: one per token.
-        loss_mask_BT: for this and what follows see the module.
 
     Returns:
-        The loss, and the diagnostics of `ppo_clip_loss` but the dual clip's. A weight is clipped whatever the sign of
-        the advantage, so the clip fractions look at the ratio alone.
-
-    Raises:
-        ConfigError: a bound is out of range, or shapes differ.
+        The loss with the diagnostics of `ppo_clip_loss` without the dual clip's. A weight is clipped whatever the sign
+        of the advantage, so the clip fractions depend on the ratio alone.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = Participants(loss_mask_BT, sequence_ids_BT)
@@ -217,45 +214,45 @@ def decoupled_ppo_loss(
         L_t = w_t · ppo_clip with r_t = exp(logprobs_t - proximal_logprobs_t)
 
     A token whose weight is above the cap is left out, of the sum and of what the sum is divided by; or, with
-    `beyond_cap="truncate"`, it takes part with the weight `cap`. Where some are left out, `global_batch` is
+    `beyond_cap="truncate"`, it takes part with the weight `cap`. If some are left out, `global_batch` is
     `GlobalBatch.of(within_cap(…))` of the whole batch, not that of its `loss_mask`.
 
     Args:
-        logprobs_BT: of the policy being trained; the only input that gets a gradient.
         proximal_logprobs_BT: of a recent policy, usually the one before the update.
         behaviour_logprobs_BT: of the policy that sampled.
         advantages_BT: one per token.
-        loss_mask_BT: for this and what follows see the module.
         dual_clip: see `ppo_clip_loss`.
         cap: the greatest weight.
-        beyond_cap: what becomes of a token beyond it.
+        beyond_cap: leave a token beyond the cap out, or truncate its weight.
 
     Returns:
-        The loss, and the diagnostics of `ppo_clip_loss` over the tokens that are left, with `weight_min`, `weight_max`,
+        The loss with the diagnostics of `ppo_clip_loss` over the tokens that are left, `weight_min`, `weight_max`,
         `weight_mean`, `weight_effective_sample_size` and, over all tokens, `weight_capped_fraction`.
-
-    Raises:
-        ConfigError: a bound is out of range, an option unknown, or shapes differ.
     """
     clip = ClipRange(clip_low, clip_high, dual_clip).checked()
     check_choice("beyond_cap", beyond_cap, get_args(BeyondCap))
-    check_cap(cap)
+    _check_cap(cap)
     tokens = Participants(loss_mask_BT, sequence_ids_BT)
-    within_N = below(proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT), cap)
+    within_N = _below(_proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT), cap)
     capped = Diagnostics({"weight_capped_fraction": mean_of(~within_N)})
     if beyond_cap == "exclude":
         tokens = Participants(tokens.lay(within_N), sequence_ids_BT)
-    weights_N = proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT).clamp(max=cap)
+    weights_N = _proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT).clamp(max=cap)
     log_ratio_N = _log_ratio(tokens, logprobs_BT, proximal_logprobs_BT)
     advantages_N = tokens.pick("advantages", advantages_BT).detach()
     ratio_N = cut(log_ratio_N).exp()
     loss_N = weights_N * _clipped_surrogate(ratio_N, advantages_N, clip)
     found = _clip_fractions(ratio_N, advantages_N, clip) | ratio_statistics(ratio_N, log_ratio_N, tokens)
-    return Loss(tokens.aggregate(loss_N, aggregation, global_batch), found | weight_statistics(weights_N) | capped)
+    return Loss(tokens.aggregate(loss_N, aggregation, global_batch), found | _weight_statistics(weights_N) | capped)
 
 
 def _log_ratio(tokens: Participants, logprobs_BT: Tensor, old_logprobs_BT: Tensor) -> Tensor:
     return tokens.pick("logprobs", logprobs_BT) - tokens.pick("old_logprobs", old_logprobs_BT).detach()
+
+
+def cut(log_ratio: Tensor) -> Tensor:
+    """The log-ratio in ±`MAX_LOG_RATIO`; without a gradient beyond."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def _clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> Tensor:
@@ -267,7 +264,7 @@ def _clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -
 
 
 def _clip_fractions(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> Diagnostics:
-    """Shares of the tokens whose gradient is 0 for each bound: the advantage would push the ratio further beyond it."""
+    """Shares of tokens without a gradient for each bound, since the advantage would push the ratio further beyond."""
     up_N, down_N = advantages_N > 0.0, advantages_N < 0.0
     found = _fractions(low_N=down_N & (ratio_N < 1.0 - clip.low), high_N=up_N & (ratio_N > 1.0 + clip.high))
     if clip.dual is not None:
@@ -283,122 +280,8 @@ def _fractions(low_N: Tensor, high_N: Tensor) -> dict[str, Statistic]:
     }
 
 
-MAX_LOG_RATIO = 20.0
-
-"""Log-ratios beyond this are cut: exp(20) is far outside any clip range, and its square is finite in float32."""
-
-Level = Literal["token", "sequence"]
-
-
-class ImportanceWeights(NamedTuple):
-    """A weight per token, without a gradient, and what describes them."""
-
-    weights_BT: Tensor
-    diagnostics: Diagnostics
-
-
-def cut(log_ratio: Tensor) -> Tensor:
-    """The log-ratio in ±`MAX_LOG_RATIO`; without a gradient beyond."""
-    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-
-
-def truncated_importance_weights(
-    logprobs_BT: Tensor,
-    sampler_logprobs_BT: Tensor,
-    loss_mask_BT: Tensor,
-    *,
-    level: Level = "token",
-    cap: float = 2.0,
-    sequence_ids_BT: Tensor | None = None,
-) -> ImportanceWeights:
-    """Weights for what a policy other than the one assumed has sampled (truncated importance sampling, Ionides 2008).
-
-        token:    w_t = min(exp(logprobs_t - sampler_logprobs_t), cap)
-        sequence: w_t = min(exp(sum over the sequence of the same differences), cap)
-
-    They make up for a sampler that computes its log-probabilities with other kernels or older weights than the trainer.
-    Give them to a policy loss as `weights_BT`.
-
-    Args:
-        logprobs_BT: of the policy that the loss takes as the old one, as the trainer computes it.
-        sampler_logprobs_BT: as the sampler recorded them.
-        loss_mask_BT: 1 where a token takes part; weights elsewhere are 0.
-        level: the ratio of each token, or that of its sequence.
-        cap: the greatest weight.
-        sequence_ids_BT: which sequence a token belongs to; None: its row.
-
-    Returns:
-        The weights, and `weight_min`, `weight_max`, `weight_mean`, `weight_effective_sample_size` and
-        `weight_capped_fraction`, over tokens or over sequences.
-
-    Raises:
-        ConfigError: the level is unknown, the cap is not above 0, or shapes differ.
-    """
-    check_choice("level", level, get_args(Level))
-    check_cap(cap)
-    tokens = Participants(loss_mask_BT, sequence_ids_BT)
-    with torch.no_grad():
-        log_ratio = tokens.pick("logprobs", logprobs_BT) - tokens.pick("sampler_logprobs", sampler_logprobs_BT)
-        if level == "sequence":
-            log_ratio = tokens.sequence_sums(log_ratio)
-        ratio = log_ratio.exp()
-        weights = ratio.clamp(max=cap)  # and with it what overflowed
-        weights_N = weights[tokens.sequence_N] if level == "sequence" else weights
-        found = weight_statistics(weights) | Diagnostics({"weight_capped_fraction": mean_of(ratio > cap)})
-        return ImportanceWeights(tokens.lay(weights_N), found)
-
-
-def within_cap(
-    proximal_logprobs_BT: Tensor, behaviour_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float = 5.0
-) -> Tensor:
-    """(B,T) bool: the tokens that take part and whose weight exp(proximal - behaviour) is at most the cap.
-
-    Args:
-        proximal_logprobs_BT: of the policy that a decoupled loss stays close to.
-        behaviour_logprobs_BT: of the policy that sampled.
-        loss_mask_BT: 1 where a token takes part.
-        cap: the greatest weight.
-
-    Raises:
-        ConfigError: the cap is not above 0, or shapes differ.
-    """
-    check_cap(cap)
-    tokens = Participants(loss_mask_BT)
-    weights_N = proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT)
-    return tokens.lay(below(weights_N, cap))
-
-
-def proximal_weights(tokens: Participants, proximal_logprobs_BT: Tensor, behaviour_logprobs_BT: Tensor) -> Tensor:
-    """(N,) exp(proximal - behaviour), without a gradient."""
-    proximal_N = tokens.pick("proximal_logprobs", proximal_logprobs_BT).detach()
-    return cut(proximal_N - tokens.pick("behaviour_logprobs", behaviour_logprobs_BT).detach()).exp()
-
-
-def below(weights_N: Tensor, cap: float) -> Tensor:
-    """(N,) whether a weight is at most the cap. NaN is: an unknown log-probability is to be seen in the loss."""
-    return ~(weights_N > cap)
-
-
-def check_cap(cap: float) -> None:
-    """Refuses a cap that would leave nothing.
-
-    Raises:
-        ConfigError: it is not a finite number above 0.
-    """
-    check_number("cap", cap, 0.0)
-    if cap == 0.0:
-        raise ConfigError("cap is the greatest weight and above 0; got 0")
-
-
-def weight_statistics(weights: Tensor) -> Diagnostics:
-    """`weight_min`, `weight_max`, `weight_mean`, `weight_effective_sample_size`."""
-    return Diagnostics(
-        {**spread_of("weight", weights), "weight_effective_sample_size": effective_size_of(weights)},
-    )
-
-
 def ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: Participants) -> Diagnostics:
-    """What every policy loss says of its ratios.
+    """The diagnostics that every policy loss has of its ratios.
 
     Args:
         ratio: of tokens (N,) or of sequences (Q,).
@@ -422,36 +305,107 @@ def ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: Participants) -
     )
 
 
-KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
+# Importance weights
 
 
-class PenalisedRewards(NamedTuple):
-    """(B,T) rewards less the penalty, without a gradient, and what describes the penalty."""
+class ImportanceWeights(NamedTuple):
+    """A weight per token, without a gradient, and its diagnostics."""
 
-    rewards_BT: Tensor
+    weights_BT: Tensor
     diagnostics: Diagnostics
 
 
+def truncated_importance_weights(
+    logprobs_BT: Tensor,
+    sampler_logprobs_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    level: Level = "token",
+    cap: float = 2.0,
+    sequence_ids_BT: Tensor | None = None,
+) -> ImportanceWeights:
+    """Weights for tokens that another policy sampled (truncated importance sampling, Ionides 2008).
+
+        token:    w_t = min(exp(logprobs_t - sampler_logprobs_t), cap)
+        sequence: w_t = min(exp(sum over the sequence of the same differences), cap)
+
+    They correct for a sampler that computes its log-probabilities with other kernels or older weights than the trainer.
+    Give them to a policy loss as `weights_BT`.
+
+    Args:
+        logprobs_BT: of the policy that the loss takes as the old one, as the trainer computes it.
+        sampler_logprobs_BT: as the sampler recorded them.
+        loss_mask_BT: 1 where a token takes part; weights elsewhere are 0.
+        level: the ratio of each token, or that of its sequence.
+        cap: the greatest weight.
+
+    Returns:
+        The weights, and `weight_min`, `weight_max`, `weight_mean`, `weight_effective_sample_size` and
+        `weight_capped_fraction`, over tokens or over sequences.
+    """
+    check_choice("level", level, get_args(Level))
+    _check_cap(cap)
+    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    with torch.no_grad():
+        log_ratio = tokens.pick("logprobs", logprobs_BT) - tokens.pick("sampler_logprobs", sampler_logprobs_BT)
+        if level == "sequence":
+            log_ratio = tokens.sequence_sums(log_ratio)
+        ratio = log_ratio.exp()
+        weights = ratio.clamp(max=cap)  # infinite ratios included
+        weights_N = weights[tokens.sequence_N] if level == "sequence" else weights
+        found = _weight_statistics(weights) | Diagnostics({"weight_capped_fraction": mean_of(ratio > cap)})
+        return ImportanceWeights(tokens.lay(weights_N), found)
+
+
+def within_cap(
+    proximal_logprobs_BT: Tensor, behaviour_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float = 5.0
+) -> Tensor:
+    """(B,T) bool: the tokens that take part and whose weight in `decoupled_ppo_loss` is at most the cap."""
+    _check_cap(cap)
+    tokens = Participants(loss_mask_BT)
+    return tokens.lay(_below(_proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT), cap))
+
+
+def _proximal_weights(tokens: Participants, proximal_logprobs_BT: Tensor, behaviour_logprobs_BT: Tensor) -> Tensor:
+    proximal_N = tokens.pick("proximal_logprobs", proximal_logprobs_BT).detach()
+    return cut(proximal_N - tokens.pick("behaviour_logprobs", behaviour_logprobs_BT).detach()).exp()
+
+
+def _below(weights_N: Tensor, cap: float) -> Tensor:
+    # NaN counts as below, so that an unknown log-probability shows in the loss.
+    return ~(weights_N > cap)
+
+
+def _check_cap(cap: float) -> None:
+    check_number("cap", cap, 0.0)
+    if cap == 0.0:
+        raise ConfigError("cap is the greatest weight and above 0; got 0")
+
+
+def _weight_statistics(weights: Tensor) -> Diagnostics:
+    return Diagnostics({**spread_of("weight", weights), "weight_effective_sample_size": effective_size_of(weights)})
+
+
+# Divergence from a reference
+
+
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstimator = "k3") -> Tensor:
-    """Of each token, an estimate of KL(policy, reference) (Schulman 2020, "Approximating KL divergence").
+    """An estimate of KL(policy, reference) for each token (Schulman 2020, "Approximating KL divergence").
 
         d  = logprobs - reference_logprobs
         k1 = d                   unbiased; may be negative
-        k2 = d² / 2              biased by little where the two are close
+        k2 = d² / 2              small bias where the two are close
         k3 = exp(-d) - 1 + d     unbiased and never negative; d is cut to ±20 first
         k1+, k3+                 the value of k1 or k3 with the gradient of k2
 
     On samples of the policy only k2 has the gradient of the divergence: that of k1 is 0 on average, and that of k3 is
     of the reverse, KL(reference, policy). So k1 and k3 are for reading and rewards, and k2, k1+ and k3+ for a loss.
-    Unlike verl's, k3 has no upper bound of 10: beyond one a token far from the reference would have no gradient left.
+    Unlike verl's, k3 has no upper bound of 10, beyond which a token far from the reference would have no gradient.
 
     Args:
         logprobs: of the policy.
         reference_logprobs: of the reference; gets no gradient.
         estimator: which.
-
-    Raises:
-        ConfigError: the estimator is unknown.
     """
     check_choice("estimator", estimator, get_args(KLEstimator))
     difference = logprobs - reference_logprobs.detach()
@@ -477,26 +431,23 @@ def kl_loss(
     """The divergence from the reference as a loss, to be added with a coefficient.
 
     Args:
-        logprobs_BT: of the policy being trained; the only input that gets a gradient.
         reference_logprobs_BT: of the reference.
-        loss_mask_BT: 1 where a token takes part.
         estimator: see `kl_estimate`.
-        weights_BT: a factor per token, such as importance weights of samples of another policy; None: 1. The
-            diagnostics are without it.
-        aggregation: how the tokens' losses become one.
-        global_batch: the counts of all micro-batches; None: these rows are all.
-        sequence_ids_BT: which sequence a token belongs to; None: its row.
+        weights_BT: a factor per token, such as importance weights; the diagnostics are without it.
 
     Returns:
-        The loss, and `kl` and `kl_sequence`: the estimate per token, and its mean sum over a sequence.
-
-    Raises:
-        ConfigError: an option is unknown, or shapes differ.
+        The loss with `kl`, the estimate per token, and `kl_sequence`, its mean sum over a sequence.
     """
     tokens = Participants(loss_mask_BT, sequence_ids_BT)
-    kl_N = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
-    loss_N = tokens.weighted(kl_N, weights_BT)
-    return Loss(tokens.aggregate(loss_N, aggregation, global_batch), _described(tokens, kl_N))
+    kl_N, found = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
+    return Loss(tokens.aggregate(tokens.weighted(kl_N, weights_BT), aggregation, global_batch), found)
+
+
+class PenalisedRewards(NamedTuple):
+    """(B,T) rewards less the penalty, without a gradient, and the penalty's diagnostics."""
+
+    rewards_BT: Tensor
+    diagnostics: Diagnostics
 
 
 def penalised_rewards(
@@ -511,22 +462,17 @@ def penalised_rewards(
 ) -> PenalisedRewards:
     """The divergence from the reference in the rewards: rewards_t - coefficient · kl_t on each token that takes part.
 
-    It is made before advantages are, and reaches the policy through them.
+    Subtracted before advantages are computed, it reaches the policy through them.
 
     Args:
         rewards_BT: of each token; those of tokens that take no part stay as they are.
         logprobs_BT: of the policy that sampled.
         reference_logprobs_BT: of the reference.
-        loss_mask_BT: 1 where a token takes part.
         coefficient: the weight of the penalty, at least 0.
-        estimator: see `kl_estimate`; "+" is for gradients, of which there are none here.
-        sequence_ids_BT: which sequence a token belongs to, for `kl_sequence`; None: its row.
+        estimator: see `kl_estimate`; not one with "+", which differs only in its gradient.
 
     Returns:
         The rewards, and `kl` and `kl_sequence` as of `kl_loss`.
-
-    Raises:
-        ConfigError: the estimator has a "+" or is unknown, the coefficient is negative, or shapes differ.
     """
     if estimator.endswith("+"):
         raise ConfigError(
@@ -535,22 +481,22 @@ def penalised_rewards(
     check_number("coefficient", coefficient, 0.0)
     with torch.no_grad():
         tokens = Participants(loss_mask_BT, sequence_ids_BT)
-        kl_N = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
+        kl_N, found = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
         rewards_N = tokens.pick("rewards", rewards_BT) - coefficient * kl_N
         # Whole numbers would swallow the penalty.
         dtype = rewards_BT.dtype if rewards_BT.is_floating_point() else rewards_N.dtype
         changed_BT = torch.where(loss_mask_BT.bool(), tokens.lay(rewards_N).to(dtype), rewards_BT.to(dtype))
-        return PenalisedRewards(changed_BT, _described(tokens, kl_N))
+        return PenalisedRewards(changed_BT, found)
 
 
-def _kl(tokens: Participants, logprobs_BT: Tensor, reference_BT: Tensor, estimator: KLEstimator) -> Tensor:
+def _kl(
+    tokens: Participants, logprobs_BT: Tensor, reference_BT: Tensor, estimator: KLEstimator
+) -> tuple[Tensor, Diagnostics]:
+    """(N,) estimates and their diagnostics."""
     reference_N = tokens.pick("reference_logprobs", reference_BT)
-    return kl_estimate(tokens.pick("logprobs", logprobs_BT), reference_N, estimator)
-
-
-def _described(tokens: Participants, kl_N: Tensor) -> Diagnostics:
-    kl_N = kl_N.detach()
-    return Diagnostics({"kl": mean_of(kl_N), "kl_sequence": mean_of(tokens.sequence_sums(kl_N))})
+    kl_N = kl_estimate(tokens.pick("logprobs", logprobs_BT), reference_N, estimator)
+    sums_Q = tokens.sequence_sums(kl_N.detach())
+    return kl_N, Diagnostics({"kl": mean_of(kl_N), "kl_sequence": mean_of(sums_Q)})
 
 
 class AdaptiveKLCoefficient:
@@ -562,7 +508,7 @@ class AdaptiveKLCoefficient:
     make the coefficient 0, and more would make it negative, a reward for distance.
 
     Args:
-        coefficient: to begin with.
+        coefficient: to start with.
         target: the divergence to hold, in the unit of what `update` is given.
         horizon: over how many samples the coefficient may change by a fifth.
 
@@ -578,7 +524,7 @@ class AdaptiveKLCoefficient:
         self.value, self.target, self.horizon = coefficient, target, horizon
 
     def update(self, kl: float, samples: float) -> float:
-        """The new coefficient.
+        """Adapt to a measurement; return the new coefficient.
 
         Args:
             kl: measured on these samples, such as `kl_sequence`.
@@ -597,11 +543,11 @@ class AdaptiveKLCoefficient:
         return self.value
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint keeps. Target and horizon are the configuration's."""
+        """The state for a checkpoint; target and horizon belong to the configuration."""
         return {"value": self.value}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Goes on from a checkpoint.
+        """Continue from a checkpoint.
 
         Raises:
             ConfigError: it holds no coefficient.
@@ -610,25 +556,24 @@ class AdaptiveKLCoefficient:
         self.value = state["value"]
 
 
+# Entropy and log-probabilities
+
+
 def logprobs_of(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
-    """(B,T) log p(ids[:, t] | ids[:, :t]), taken from the logits at t - 1; 0.0 at t = 0, which nothing predicts.
+    """(B,T) log p(ids[:, t] | ids[:, :t]), from the logits at t - 1; 0.0 at t = 0, which nothing predicts.
 
     In float32 or wider: in bfloat16 a log-probability of -5 is off by as much as 0.016.
-
-    Raises:
-        ConfigError: shapes differ.
     """
     if logits_BTV.dim() != 3 or logits_BTV.shape[:2] != ids_BT.shape:
         raise ConfigError(f"logits are (B,T,V) of ids (B,T); got {tuple(logits_BTV.shape)} of {tuple(ids_BT.shape)}")
-    predicted = _log_softmax(logits_BTV)
-    chosen = predicted.gather(-1, ids_BT[:, 1:].unsqueeze(-1)).squeeze(-1)
+    chosen = _log_softmax(logits_BTV).gather(-1, ids_BT[:, 1:].unsqueeze(-1)).squeeze(-1)
     return torch.nn.functional.pad(chosen, (1, 0))
 
 
 def entropies_of(logits_BTV: Tensor) -> Tensor:
-    """(B,T) entropy, in nats, of the distribution from which token t came, so on the same places as `logprobs_of`.
+    """(B,T) entropy in nats of the distribution from which token t came, at the same places as `logprobs_of`.
 
-    A logit of -inf is a token that cannot be; it adds nothing.
+    A logit of -inf is an impossible token and adds nothing.
     """
     logprobs = _log_softmax(logits_BTV)
     # 0 · log 0 is 0 here, and NaN in floating point.
@@ -648,25 +593,18 @@ def entropy_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """The negative entropy, to be added with a coefficient: less loss for a policy that keeps its choices open.
+    """The negative entropy, to be added with a coefficient; its diagnostic `entropy` is the mean over tokens.
 
     Args:
         entropies_BT: `entropies_of` the policy being trained.
-        loss_mask_BT: 1 where a token takes part.
-        aggregation: how the tokens' losses become one.
-        global_batch: the counts of all micro-batches; None: these rows are all.
-        sequence_ids_BT: which sequence a token belongs to; None: its row.
-
-    Returns:
-        The loss, and `entropy`, the mean over tokens.
-
-    Raises:
-        ConfigError: the aggregation is unknown, or shapes differ.
     """
     tokens = Participants(loss_mask_BT, sequence_ids_BT)
     entropies_N = tokens.pick("entropies", entropies_BT)
     found = Diagnostics({"entropy": mean_of(entropies_N)})
     return Loss(tokens.aggregate(-entropies_N, aggregation, global_batch), found)
+
+
+# Critic
 
 
 def value_loss(
@@ -685,24 +623,17 @@ def value_loss(
         near_t = clip(values_t, old_values_t - clip, old_values_t + clip)
         L_t    = ½ max((values_t - returns_t)², (near_t - returns_t)²)
 
-    The ½ makes the gradient the error itself; a coefficient taken from code without it is to be doubled.
+    The ½ makes the gradient the error itself; double a coefficient that comes from code without it.
 
     Args:
         values_BT: of the critic being trained; the only input that gets a gradient.
         old_values_BT: of the critic before the update.
-        returns_BT: what it is to expect.
-        loss_mask_BT: 1 where a token takes part.
-        clip: how far a value may be pushed from what it was; None: as far as it likes.
-        aggregation: how the tokens' losses become one.
-        global_batch: the counts of all micro-batches; None: these rows are all.
-        sequence_ids_BT: which sequence a token belongs to; None: its row.
+        returns_BT: the targets.
+        clip: how far a value may be pushed from what it was; None: no limit.
 
     Returns:
-        The loss, and `value_clip_fraction`, the share of tokens whose gradient is held back; `value_error`, the mean of
+        The loss with `value_clip_fraction`, the share of tokens whose gradient is held back; `value_error`, the mean of
         |values - returns|; `value_mean`, `return_mean` and `value_tokens`.
-
-    Raises:
-        ConfigError: the clip range is not above 0, or shapes differ.
     """
     if clip is not None:
         check_number("clip", clip, 0.0)

@@ -1,4 +1,7 @@
-"""What a reward manager tells besides the rewards: a few decoded examples, and facts for each row."""
+"""Reward managers: take ready rewards, or score a batch, place the scores on tokens and show examples.
+
+`EpisodeRewardManager` places scores that episodes have already; the others score single answers by a reward function.
+"""
 
 from __future__ import annotations
 
@@ -50,136 +53,47 @@ from reward_kit.rl.reward_manager.batches import (
 )
 from reward_kit.typed_interface import Mode, RewardSpec
 
+NormalizationType = Literal["none", "length", "variance"]
+VisualRule = Literal["multiply", "add"]
+VisualScorer = Callable[[Mapping[str, Any]], float | None]
+ComputeScore = Callable[..., Any]
 Echo = Callable[[str], None]
-
 Column = npt.NDArray[Any]
 
 SHOWN_SHARE = 0.1
-
-"""How likely a row is shown while its data source has not had all its examples."""
+"""The probability that a row is shown while its data source has not had all its examples."""
+EPSILON = 1e-8
+"""Added to the deviation that scores are divided by."""
 
 logger = logging.getLogger("reward_kit.rl")
 
 
 class Tokenizer(Protocol):
-    """What is asked of a tokenizer."""
+    """The part of a tokenizer that is used."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """The text of these tokens."""
+        """Return the text of these tokens."""
 
 
 def check_whole(name: str, number: object, low: int) -> None:
-    """Refuses what is no whole number of at least `low`.
-
-    Raises:
-        ConfigError: see above.
-    """
+    """Raise `ConfigError` unless it is a whole number of at least `low`."""
     if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < low:
         raise ConfigError(f"{name} is a whole number of at least {low}; got {number!r}")
 
 
 def check_tokenizer(tokenizer: object) -> None:
-    """Refuses what cannot decode. Where nothing is decoded, a tokenizer may be anything.
-
-    Raises:
-        ConfigError: see above.
-    """
+    """Raise `ConfigError` unless it can decode. If nothing is decoded, a tokenizer may be anything."""
     if not callable(getattr(tokenizer, "decode", None)):
         raise ConfigError(f"the tokenizer has no method `decode`; got {tokenizer!r:.80}")
 
 
-class ExampleLog:
-    """Shows some rows of a batch as text: prompt, response, score.
-
-    Args:
-        tokenizer: decodes them, and only them.
-        num_examine: at most so many of each data source in a batch.
-        seed: of the generator that chooses them, which is its own.
-        echo: takes each line; by default the logger "reward_kit.rl", at the level INFO.
-
-    Raises:
-        ConfigError: a number is none, or below 0; the tokenizer or `echo` is none.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, num_examine: int, seed: int, echo: Echo | None) -> None:
-        check_whole("num_examine", num_examine, 0)
-        check_whole("seed", seed, 0)
-        if echo is not None and not callable(echo):
-            raise ConfigError(f"echo is a function that takes a line; got {echo!r:.80}")
-        if num_examine:
-            check_tokenizer(tokenizer)
-        self._tokenizer, self._num_examine, self._echo = tokenizer, num_examine, echo
-        self._generator = np.random.default_rng(seed)
-
-    def show(self, batch: RewardBatch, scores_B: Floats, skip_special_tokens: bool) -> None:
-        """Show the rows that are chosen; where none is, nothing is decoded.
-
-        Raises:
-            RewardError: the tokenizer cannot decode a row.
-        """
-        if not self._num_examine or not (self._echo or logger.isEnabledFor(logging.INFO)):
-            return
-        sources = batch.column("data_source")
-        shown: Counter[str] = Counter()
-        for row in np.flatnonzero(self._generator.random(len(batch)) < SHOWN_SHARE).tolist():
-            source = "unknown" if sources is None or sources[row] is None else str(sources[row])
-            if shown[source] < self._num_examine:
-                shown[source] += 1
-                prompt, response = texts_of(self._tokenizer, batch, row, skip_special_tokens)
-                score = "none" if math.isnan(scores_B[row]) else f"{scores_B[row]:g}"
-                for what, text in (("prompt", prompt), ("response", response), ("score", score)):
-                    self._tell(f"[{source}][{what}] {text}")
-
-    def _tell(self, line: str) -> None:
-        if self._echo is not None:
-            self._echo(line)
-        else:
-            logger.info("%s", line)
-
-
-def texts_of(tokenizer: Tokenizer, batch: RewardBatch, row: int, skip_special_tokens: bool) -> tuple[str, str]:
-    """A row's prompt and what followed it.
-
-    Raises:
-        RewardError: the tokenizer cannot decode it.
-    """
-    prompt, response = batch.ids(row)
-    with boundary(RewardError, f"tokenizer on row {row}"):
-        return (
-            tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens),
-            tokenizer.decode(response, skip_special_tokens=skip_special_tokens),
-        )
-
-
-def columns_of(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """Facts of single rows as arrays with one item per row, whatever keys each has; None where a row lacks one.
-
-    Where all rows have a number, the array is one of numbers.
-    """
-    columns = {}
-    for key in dict.fromkeys(key for item in items for key in item):
-        values = [item.get(key) for item in items]
-        if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in values):
-            columns[key] = np.array(values)
-        else:
-            columns[key] = np.empty(len(values), dtype=object)
-            for row, value in enumerate(values):  # one by one: NumPy would make an axis of a value that is a list
-                columns[key][row] = value
-    return columns
-
-
-EPSILON = 1e-8
-
-"""Added to the deviation that scores are divided by."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunningStatistics:
-    """Of all numbers seen so far. It is never changed; `including` gives another.
+    """Mean and deviation of all scores so far, for `normalization_type="variance"`; immutable.
 
     Attributes:
-        count: how many there were.
-        mean: theirs.
+        count: of the scores.
+        mean: of the scores.
         m2: the sum of their squared distances from the mean.
     """
 
@@ -189,11 +103,11 @@ class RunningStatistics:
 
     @property
     def std(self) -> float:
-        """The deviation over all of them (divided by n); 0 where there are none."""
+        """The deviation (divided by n); 0 without scores."""
         return math.sqrt(self.m2 / self.count) if self.count else 0.0
 
     def including(self, numbers: Floats) -> RunningStatistics:
-        """With these numbers as well; the order in which they come makes no difference but for rounding.
+        """Return the statistics with these numbers added; their order matters only for rounding.
 
         Welford's recurrence, for a whole batch at once (Chan, Golub and LeVeque 1983, eq. 2.1).
         """
@@ -210,15 +124,15 @@ class RunningStatistics:
         )
 
     def normalized(self, numbers: Floats) -> Floats:
-        """(x - mean) / (std + 1e-8): 0 for a first and only number, and for numbers that are all the same."""
+        """(x - mean) / (std + 1e-8): 0 for a first and only number, and for equal numbers."""
         return (numbers - self.mean) / (self.std + EPSILON)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunningStatistics:
-        """What `asdict` gave.
+        """Read what `asdict` returned.
 
         Raises:
-            ConfigError: a number is missing, or cannot be one of these.
+            ConfigError: a number is missing or impossible.
         """
         try:
             found = cls(operator.index(data["count"]), float(data["mean"]), float(data["m2"]))
@@ -231,14 +145,14 @@ class RunningStatistics:
         return found
 
 
-class Scores(NamedTuple):
-    """What a manager found for a batch.
+class BatchScores(NamedTuple):
+    """A manager's scores of a batch.
 
     Attributes:
-        scores_B: what is placed on each row's last valid token; NaN where nothing is.
+        scores_B: placed on each row's last valid token; NaN places nothing.
         info: facts for each row, (B,) each.
-        step_rewards: rewards besides; None where there are none.
-        statistics: those that now hold; None where none are kept.
+        step_rewards: further rewards.
+        statistics: the new running statistics, if any are kept.
     """
 
     scores_B: Floats
@@ -248,13 +162,13 @@ class Scores(NamedTuple):
 
 
 class RewardManager(ABC):
-    """What all reward managers do: take ready rewards as they are, else score, place, and show examples.
+    """Base of the managers: take `rm_scores` as they are, else score, place, and show examples.
 
     Args:
-        tokenizer: decodes what is shown, and what is scored.
-        num_examine: how many rows of each data source are shown of a batch, at most.
+        tokenizer: decodes what is shown and what is scored.
+        num_examine: the most rows of each data source shown of a batch, each with probability 0.1.
         seed: of the generator that chooses them.
-        echo: takes each line that is shown; by default the logger "reward_kit.rl", at the level INFO.
+        echo: takes each line that is shown; by default the logger "reward_kit.rl", at level INFO.
 
     Raises:
         ConfigError: an option is wrong.
@@ -263,26 +177,33 @@ class RewardManager(ABC):
     skips_special_tokens = True
 
     def __init__(self, tokenizer: Tokenizer, num_examine: int, *, seed: int = 0, echo: Echo | None = None) -> None:
+        check_whole("num_examine", num_examine, 0)
+        check_whole("seed", seed, 0)
+        if echo is not None and not callable(echo):
+            raise ConfigError(f"echo is a function that takes a line; got {echo!r:.80}")
+        if num_examine:
+            check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.statistics = RunningStatistics()
-        self._examples = ExampleLog(tokenizer, num_examine, seed, echo)
+        self._num_examine, self._echo = num_examine, echo
+        self._generator = np.random.default_rng(seed)
 
     @overload
     def __call__(self, data: Any, return_dict: Literal[False] = False) -> Tensor: ...
     @overload
     def __call__(self, data: Any, return_dict: Literal[True]) -> dict[str, Any]: ...
     def __call__(self, data: Any, return_dict: bool = False) -> Tensor | dict[str, Any]:
-        """The rewards of a batch: float32, shaped like `responses` (in our names: `action_mask`), on its device.
+        """Return the rewards of a batch: float32, shaped like `responses` (ours: `action_mask`), on its device.
 
         Args:
-            data: a batch (`reward_managers.batches`). Where it has `rm_scores`, they are the rewards.
-            return_dict: give `reward_tensor`, and `reward_extra_info`: for each fact an array with one item per row.
+            data: a batch (`reward_manager.batches`). Its `rm_scores`, if it has them, are the rewards.
+            return_dict: return `reward_tensor`, and `reward_extra_info`: for each fact an array with one item per row.
 
         Raises:
-            ConfigError: the batch lacks something; nothing is kept of such a call.
+            ConfigError: the batch lacks something; such a call changes nothing.
             RewardError: the tokenizer cannot decode what is to be shown.
         """
-        rewards, info = _given(data) if "rm_scores" in names_of(data) else self._rewarded(data)
+        rewards, info = _ready(data) if "rm_scores" in names_of(data) else self._rewarded(data)
         return {"reward_tensor": rewards, "reward_extra_info": info} if return_dict else rewards
 
     def _rewarded(self, data: Any) -> tuple[Tensor, dict[str, Column]]:
@@ -291,18 +212,36 @@ class RewardManager(ABC):
         rewards = batch.placed(found.scores_B, found.step_rewards)
         if empty := int(batch.is_empty_B.sum()):
             logger.info("%d of %d rows have no valid token and get no reward", empty, len(batch))
-        self._examples.show(batch, found.scores_B, self.skips_special_tokens)
-        # Last, so that a call that fails leaves nothing behind, and can be made again.
+        if self._num_examine and (self._echo or logger.isEnabledFor(logging.INFO)):
+            self._show(batch, found.scores_B)
+        # Last, so that a call that fails leaves nothing behind and can be repeated.
         self.statistics = found.statistics or self.statistics
         return rewards, {**found.info, "score": found.scores_B, "is_empty": batch.is_empty_B}
 
+    def _show(self, batch: RewardBatch, scores_B: Floats) -> None:
+        sources = batch.column("data_source")
+        shown: Counter[str] = Counter()
+        for row in np.flatnonzero(self._generator.random(len(batch)) < SHOWN_SHARE).tolist():
+            source = "unknown" if sources is None or sources[row] is None else str(sources[row])
+            if shown[source] >= self._num_examine:
+                continue
+            shown[source] += 1
+            prompt, response = _texts_of(self.tokenizer, batch, row, self.skips_special_tokens)
+            score = "none" if math.isnan(scores_B[row]) else f"{scores_B[row]:g}"
+            for what, text in (("prompt", prompt), ("response", response), ("score", score)):
+                line = f"[{source}][{what}] {text}"
+                if self._echo is not None:
+                    self._echo(line)
+                else:
+                    logger.info("%s", line)
+
     @abstractmethod
-    def _score(self, batch: RewardBatch) -> Scores:
-        """The scores of a batch. It changes nothing."""
+    def _score(self, batch: RewardBatch) -> BatchScores:
+        """Score a batch without changing anything."""
 
 
-def _given(data: Any) -> tuple[Tensor, dict[str, Column]]:
-    """Rewards that the batch brings along as `rm_scores`, and the facts that it names as belonging to them."""
+def _ready(data: Any) -> tuple[Tensor, dict[str, Column]]:
+    """The rewards that a batch brings as `rm_scores`, and the facts that it names with them."""
     rewards = as_tensor("rm_scores", data.batch["rm_scores"])
     wanted = tensors_of(data, ("responses", "action_mask"))
     shape = next((tuple(mask.shape) for mask in wanted.values()), tuple(rewards.shape))
@@ -313,79 +252,60 @@ def _given(data: Any) -> tuple[Tensor, dict[str, Column]]:
     others = entries_of(data)
     if missing := [key for key in keys if key not in others]:
         raise ConfigError(f"reward_extra_keys names {missing[0]!r}{did_you_mean(missing[0], others)}")
-    named = {key: others[key] for key in keys}
-    return rewards, {"score": scores, "is_scored": ~np.isnan(scores), **named}
+    return rewards, {"score": scores, "is_scored": ~np.isnan(scores), **{key: others[key] for key in keys}}
 
 
-def placed_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> Placed:
-    """The batch's step rewards in their places; none in rows of unscored episodes, nor where one is None or NaN."""
-    rows, columns, values = (_dense if "step_rewards" in batch.arrays else _listed)(batch)
-    kept = is_scored_B[rows] & ~np.isnan(values)
-    return Placed(rows[kept], columns[kept], values[kept])
+def _texts_of(tokenizer: Tokenizer, batch: RewardBatch, row: int, skip_special_tokens: bool) -> tuple[str, str]:
+    """Decode a row's prompt and what followed it.
 
-
-def _dense(batch: RewardBatch) -> Placed:
-    given = batch.arrays["step_rewards"]
-    if given.shape != batch.actions_BT.shape:
-        raise ConfigError(
-            f"step_rewards is {tuple(given.shape)}, and actions are {tuple(batch.actions_BT.shape)}; give rewards on "
-            "tokens, or for each row a list with one reward per action in non_tensor_batch"
+    Raises:
+        RewardError: the tokenizer cannot decode it.
+    """
+    prompt, response = batch.ids(row)
+    with boundary(RewardError, f"tokenizer on row {row}"):
+        return (
+            tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens),
+            tokenizer.decode(response, skip_special_tokens=skip_special_tokens),
         )
-    rows, columns = torch.where((given != 0) & batch.valid_BT)
-    values = given[rows, columns].to("cpu", torch.float64).numpy()
-    return Placed(rows.cpu().numpy(), columns.cpu().numpy(), values)
 
 
-def _listed(batch: RewardBatch) -> Placed:
-    lists = batch.column("step_rewards")
-    if lists is None:
-        raise ConfigError("step_rewards=True, and the batch has no 'step_rewards', on tokens or in non_tensor_batch")
-    rows, columns = batch.action_ends()
-    values: list[Any] = []
-    for row, (given, actions) in enumerate(zip(lists, np.bincount(rows, minlength=len(batch)).tolist(), strict=True)):
-        known = [None] * actions if given is None else given
-        if not hasattr(known, "__len__") or isinstance(known, str):
-            raise ConfigError(
-                f"non_tensor_batch['step_rewards'][{row}] is a list with one reward per action; got {given!s:.80}. "
-                "One number per row, as verl-agent has it, is a discounted return"
-            )
-        if len(known) != actions:
-            raise ConfigError(
-                f"non_tensor_batch['step_rewards'][{row}] has {len(known)} rewards, and the row has {actions} actions "
-                "(unbroken runs of its mask)"
-            )
-        values.extend(known)
-    return Placed(rows, columns, as_numbers(values, "non_tensor_batch['step_rewards']"))
+def columns_of(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
+    """Turn facts of single rows into arrays with one item per row; None where a row lacks a key.
 
-
-NormalizationType = Literal["none", "length", "variance"]
-
-VisualRule = Literal["multiply", "add"]
-
-VisualScorer = Callable[[Mapping[str, Any]], float | None]
+    If all rows have a number, the array is one of numbers.
+    """
+    columns = {}
+    for key in dict.fromkeys(key for item in items for key in item):
+        values = [item.get(key) for item in items]
+        if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in values):
+            columns[key] = np.array(values)
+        else:
+            columns[key] = np.empty(len(values), dtype=object)
+            for row, value in enumerate(values):  # one by one: NumPy would make an axis of a value that is a list
+                columns[key][row] = value
+    return columns
 
 
 class EpisodeRewardManager(RewardManager):
     """Rewards from episodes that were scored before: `non_tensor_batch["episode_rewards"]`, one score per row.
 
-    An episode's score stands on the last valid token of the row that ends it (`RewardBatch.ends_B`), once, however many
-    rows it has. An episode whose score is None or NaN is unscored: its rows get no reward, and `is_scored` is false.
-
-    The visual scorer's number comes first, then normalization, and step rewards are added as they are.
+    An episode's score stands once, on the last valid token of the row that ends it (`RewardBatch.ends_B`). An episode
+    whose score is None or NaN is unscored: its rows get no reward, and `is_scored` is false. The visual scorer's number
+    is applied first, then normalization; step rewards are added as they are.
 
     Args:
         tokenizer: decodes what is shown.
-        num_examine: how many rows of each data source are shown of a batch, at most; each with probability 0.1.
+        num_examine: the most rows of each data source shown of a batch, each with probability 0.1.
         normalize_by_length: the same as normalization_type="length".
         normalization_type: "none"; "length": divided by `episode_lengths`; "variance": (score - mean) / (std + 1e-8),
             running over all episodes placed so far, those of this batch included. Save `state_dict()` with checkpoints.
         step_rewards: also place the `step_rewards` of the batch, each on its action's last token: a (B,T) array, as
             our rows have it, or in `non_tensor_batch` for each row a list with one reward per action.
         visual_scorer: takes the `multi_modal_inputs` of the row that ends an episode (`pixel_values`,
-            `image_grid_thw`); not called where there are none. None or NaN, or an error, leaves the episode unscored.
+            `image_grid_thw`), if it has them. None or NaN, or an error, leaves the episode unscored.
         visual_rule: its number multiplies the score, or is added to it.
         seed: of the generator that chooses what is shown.
-        echo: takes each line that is shown; by default the logger "reward_kit.rl", at the level INFO.
+        echo: takes each line that is shown; by default the logger "reward_kit.rl", at level INFO.
 
     Raises:
         ConfigError: an option is unknown, or two contradict each other.
@@ -413,18 +333,24 @@ class EpisodeRewardManager(RewardManager):
                 raise ConfigError(f"{name} is True or False; got {flag!r}")
         if visual_scorer is not None and (not callable(visual_scorer) or inspect.iscoroutinefunction(visual_scorer)):
             raise ConfigError(f"visual_scorer is a plain function of one row's inputs; got {visual_scorer!r:.80}")
-        self.normalization_type = _normalization(normalize_by_length, normalization_type)
+        kind = normalization_type
+        if kind is None:
+            kind = "length" if normalize_by_length else "none"
+        check_choice("normalization_type", kind, get_args(NormalizationType))
+        if normalize_by_length and kind != "length":
+            raise ConfigError(f"normalize_by_length=True is normalization_type='length'; got {kind!r} besides")
+        self.normalization_type: NormalizationType = kind
         self._step_rewards, self._visual_scorer, self._visual_rule = step_rewards, visual_scorer, visual_rule
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to hold: plain JSON."""
+        """The state for a checkpoint: plain JSON."""
         return {"normalization_type": self.normalization_type, **asdict(self.statistics)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint.
+        """Continue from a checkpoint.
 
         Raises:
-            ConfigError: it is of another normalization, or no such state.
+            ConfigError: it is of another normalization, or not such a state.
         """
         if not isinstance(state, Mapping):
             raise ConfigError(f"a state is what state_dict() gave; got {state!r:.80}")
@@ -434,47 +360,47 @@ class EpisodeRewardManager(RewardManager):
             )
         self.statistics = RunningStatistics.from_json(state)
 
-    def _score(self, batch: RewardBatch) -> Scores:
+    def _score(self, batch: RewardBatch) -> BatchScores:
         scores = _scores_of_episodes(batch)
         is_scored = ~np.isnan(scores)
         is_borne = batch.ends_B & ~batch.is_empty_B & is_scored
-        told: dict[str, Column] = {}
+        facts: dict[str, Column] = {}
         if self._visual_scorer is not None:
-            failures = [{"failure_class": "", "failure": ""} for _ in scores]
-            self._look(batch, self._visual_scorer, scores, np.flatnonzero(is_borne), failures)
+            failures = self._apply_visual(batch, self._visual_scorer, scores, np.flatnonzero(is_borne))
             lost = batch.episodes_B[is_borne & np.isnan(scores)]
             is_scored &= ~np.isin(batch.episodes_B, lost)
             is_borne &= is_scored
-            told = columns_of(failures)
+            facts = columns_of(failures)
         scores, statistics = self._normalized(batch, scores, is_borne)
-        steps = placed_step_rewards(batch, is_scored) if self._step_rewards else None
-        return Scores(np.where(is_borne, scores, np.nan), {"is_scored": is_scored, **told}, steps, statistics)
+        steps = _placed_step_rewards(batch, is_scored) if self._step_rewards else None
+        return BatchScores(np.where(is_borne, scores, np.nan), {"is_scored": is_scored, **facts}, steps, statistics)
 
-    def _look(
-        self,
-        batch: RewardBatch,
-        scorer: VisualScorer,
-        scores_B: Floats,
-        rows: np.ndarray[Any, Any],
-        failures: list[dict[str, str]],
-    ) -> None:
-        """Ask the visual scorer about these rows, and bring what it says into their scores."""
+    def _apply_visual(
+        self, batch: RewardBatch, scorer: VisualScorer, scores_B: Floats, rows: np.ndarray[Any, Any]
+    ) -> list[dict[str, str]]:
+        """Apply the visual scorer to the scores of these rows, in place; return each row's failure."""
+        failures = [{"failure_class": "", "failure": ""} for _ in scores_B]
         inputs = batch.column("multi_modal_inputs")
         for row in rows.tolist():
             if inputs is None or inputs[row] is None or (isinstance(inputs[row], Mapping) and not inputs[row]):
                 continue
             try:
-                seen = _seen(scorer, inputs[row], row)
+                with boundary(RewardError, f"visual scorer on row {row}"):
+                    answer = scorer(inputs[row])
+                if (seen := finite_number(answer)) is None:
+                    raise InvalidResultError(
+                        f"visual scorer on row {row}: it gave {answer!r:.80}, which is no finite number"
+                    )
             except RewardKitError as error:
                 failure = Failure.from_exception(error)
                 failures[row] = {"failure_class": failure.failure_class, "failure": failure.message}
                 seen = np.nan
             scores_B[row] = scores_B[row] * seen if self._visual_rule == "multiply" else scores_B[row] + seen
+        return failures
 
     def _normalized(
         self, batch: RewardBatch, scores_B: Floats, is_borne_B: Bools
     ) -> tuple[Floats, RunningStatistics | None]:
-        """The scores, and the statistics that they were normalized with."""
         if self.normalization_type == "variance":
             statistics = self.statistics.including(scores_B[is_borne_B])
             return statistics.normalized(scores_B), statistics
@@ -491,7 +417,7 @@ class EpisodeRewardManager(RewardManager):
 
 
 def _scores_of_episodes(batch: RewardBatch) -> Floats:
-    """Each row's score, which all rows of an episode share."""
+    """(B,) scores, which all rows of an episode share."""
     scores = batch.numbers("episode_rewards")
     first = np.unique(batch.episodes_B, return_index=True)[1]
     of_episode = scores[first][batch.episodes_B]
@@ -504,48 +430,62 @@ def _scores_of_episodes(batch: RewardBatch) -> Floats:
     return scores
 
 
-def _seen(scorer: VisualScorer, inputs: Any, row: int) -> float:
-    """What the visual scorer says of a row.
-
-    Raises:
-        RewardKitError: it failed, or gave no finite number.
-    """
-    with boundary(RewardError, f"visual scorer on row {row}"):
-        answer = scorer(inputs)
-    if (seen := finite_number(answer)) is None:
-        raise InvalidResultError(f"visual scorer on row {row}: it gave {answer!r:.80}, which is no finite number")
-    return seen
-
-
-def _normalization(by_length: bool, kind: NormalizationType | None) -> NormalizationType:
-    if kind is None:
-        return "length" if by_length else "none"
-    check_choice("normalization_type", kind, get_args(NormalizationType))
-    if by_length and kind != "length":
-        raise ConfigError(f"normalize_by_length=True is normalization_type='length'; got {kind!r} besides")
-    return kind
-
-
-ComputeScore = Callable[..., Any]
+def _placed_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> Placed:
+    """The step rewards of scored episodes in their places, without those that are None or NaN."""
+    if "step_rewards" in batch.arrays:
+        given = batch.arrays["step_rewards"]
+        if given.shape != batch.actions_BT.shape:
+            raise ConfigError(
+                f"step_rewards is {tuple(given.shape)}, and actions are {tuple(batch.actions_BT.shape)}; give rewards "
+                "on tokens, or for each row a list with one reward per action in non_tensor_batch"
+            )
+        at, on = torch.where((given != 0) & batch.valid_BT)
+        rows, columns = at.cpu().numpy(), on.cpu().numpy()
+        values = given[at, on].to("cpu", torch.float64).numpy()
+    else:
+        lists = batch.column("step_rewards")
+        if lists is None:
+            raise ConfigError(
+                "step_rewards=True, and the batch has no 'step_rewards', on tokens or in non_tensor_batch"
+            )
+        rows, columns = batch.action_ends()
+        flat: list[Any] = []
+        counts = np.bincount(rows, minlength=len(batch)).tolist()
+        for row, (rewards, actions) in enumerate(zip(lists, counts, strict=True)):
+            known = [None] * actions if rewards is None else rewards
+            if not hasattr(known, "__len__") or isinstance(known, str):
+                raise ConfigError(
+                    f"non_tensor_batch['step_rewards'][{row}] is a list with one reward per action; got "
+                    f"{rewards!s:.80}. One number per row, as verl-agent has it, is a discounted return"
+                )
+            if len(known) != actions:
+                raise ConfigError(
+                    f"non_tensor_batch['step_rewards'][{row}] has {len(known)} rewards, and the row has {actions} "
+                    "actions (unbroken runs of its mask)"
+                )
+            flat.extend(known)
+        values = as_numbers(flat, "non_tensor_batch['step_rewards']")
+    kept = is_scored_B[rows] & ~np.isnan(values)
+    return Placed(rows[kept], columns[kept], values[kept])
 
 
 class NaiveRewardManager(RewardManager):
     """Scores each row by its ground truth, one after the other.
 
-    A reward that fails, or gives no valid score, leaves its own row unscored: no reward, `is_scored` false, and
-    `failure_class` and `failure` say why. What else a reward tells of a row (the metrics of an `EvaluateResult`, the
-    further keys of verl's dict) is in `reward_extra_info` under its own name.
+    A reward that fails or gives no valid score leaves its own row unscored: no reward, `is_scored` false, and
+    `failure_class` and `failure` give the reason. Further results (the metrics of an `EvaluateResult`, the further keys
+    of verl's dict) are in `reward_extra_info` under their own names.
 
     Args:
         tokenizer: decodes prompts and responses, without special tokens.
-        num_examine: how many rows of each data source are shown of a batch, at most.
-        compute_score: a reward function, a `Scorer` (behind walls), or a function of verl's form:
+        num_examine: the most rows of each data source shown of a batch, each with probability 0.1.
+        compute_score: a reward function, a `Scorer` (sandboxed), or a function of verl's form:
             `compute_score(data_source, solution_str, ground_truth, extra_info)`.
         seed: of the generator that chooses what is shown.
-        echo: takes each line that is shown; by default the logger "reward_kit.rl", at the level INFO.
+        echo: takes each line that is shown; by default the logger "reward_kit.rl", at level INFO.
 
     Raises:
-        ConfigError: an option is wrong, or it is no reward function.
+        ConfigError: an option is wrong, or it is not a reward function.
     """
 
     mode: Mode = "pointwise"
@@ -565,42 +505,71 @@ class NaiveRewardManager(RewardManager):
         check_tokenizer(tokenizer)
         self._compute_score = _reward_of(compute_score, self.mode)
 
-    def _score(self, batch: RewardBatch) -> Scores:
+    def _score(self, batch: RewardBatch) -> BatchScores:
         requests = self._requests(batch)
         reward = self._compute_score
         if isinstance(reward, RewardSpec) and requests:
             truths = [request.ground_truth for request in requests]
-            check_truth(reward, truths, _fields_beside_truth(batch), "row of non_tensor_batch['reward_model']")
-        scored = _run(requests, reward, self._max_concurrency, self._deadline_s) if requests else []
+            models = batch.column("reward_model")
+            # The fields beside a ground truth; without the place for it, those of the batch.
+            fields = {str(key) for model in models for key in model or {}} if models is not None else set()
+            fields = set(map(str, batch.others)) if models is None else fields
+            check_truth(reward, truths, fields, "row of non_tensor_batch['reward_model']")
+        scored = self._run(requests) if requests else []
         scores = np.array([np.nan if one.score is None else one.score for one in scored], dtype=np.float64)
-        return Scores(scores, columns_of([_facts(one) for one in scored]))
+        return BatchScores(scores, columns_of([_facts(one) for one in scored]))
 
     def _requests(self, batch: RewardBatch) -> list[ScoringRequest]:
         sources, extra_infos = batch.column("data_source"), batch.column("extra_info")
         models, chats = batch.column("reward_model"), batch.column("raw_prompt")
         requests = []
         for row in range(len(batch)):
-            prompt, response = texts_of(self.tokenizer, batch, row, self.skips_special_tokens)
+            prompt, response = _texts_of(self.tokenizer, batch, row, self.skips_special_tokens)
             chat = [Message(role="user", content=prompt)] if chats is None else _chat(chats[row], row)
             extra_info = None if extra_infos is None else extra_infos[row]
-            source = None if sources is None else sources[row]
+            model = None if models is None else models[row]
+            if model is not None and not isinstance(model, Mapping):
+                raise ConfigError(
+                    f"non_tensor_batch['reward_model'][{row}] is a mapping with 'ground_truth', as verl has it; "
+                    f"got {model!r:.80}"
+                )
             requests.append(
                 ScoringRequest(
                     rollout_id=str(row),
                     messages=[*chat, Message(role="assistant", content=response)],
-                    ground_truth=None if models is None else _ground_truth(models[row], row),
+                    ground_truth=(model or {}).get("ground_truth"),
                     assistant_turns=[len(chat)],
                     sample=extra_info if isinstance(extra_info, Mapping) else {},
-                    extra={"data_source": source, "solution_str": response, "extra_info": extra_info},
+                    extra={
+                        "data_source": None if sources is None else sources[row],
+                        "solution_str": response,
+                        "extra_info": extra_info,
+                    },
                 )
             )
         return requests
+
+    def _run(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
+        """Score all requests, in order. A batch reward is called once."""
+
+        async def run() -> list[Scored]:
+            reward, limit, deadline = self._compute_score, self._max_concurrency, self._deadline_s
+            async with AsyncRewardAgent(reward, max_concurrency=limit, deadline_s=deadline) as agent:
+                return await agent.score_all(requests, len(requests) if agent.scorer.mode == "batch" else 1)
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return anyio.run(run)
+        # The caller is itself in an event loop, as in a notebook.
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(anyio.run, run).result()
 
 
 class BatchRewardManager(NaiveRewardManager):
     """Scores all rows in one call: of a batch reward, or of verl's form for batches.
 
-    That one is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)`, which gives a list. For its
+    That one is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)`, which returns a list. For its
     arguments see `NaiveRewardManager`.
     """
 
@@ -608,19 +577,16 @@ class BatchRewardManager(NaiveRewardManager):
 
 
 class PrimeRewardManager(NaiveRewardManager):
-    """Scores rows in parallel, each within a deadline: what exceeds it is unscored with the class `timeout`.
+    """Scores rows in parallel, each within a deadline: a call that exceeds it is unscored with the class `timeout`.
 
     Plain functions are called in threads. A call that was given up goes on in its thread until it ends; a reward that
-    may hang for good, or that computes much in Python, belongs behind walls: give a `Scorer` with its own deadline.
+    may hang for good, or computes much in Python, belongs in the sandbox: give a `Scorer` with its own deadline.
 
     Args:
-        tokenizer: see `NaiveRewardManager`, also for the others that are not named here.
-        num_examine: see there.
-        compute_score: see there.
         max_concurrency: calls at a time.
         deadline_s: for one call; None with a `Scorer`.
-        seed: see there.
-        echo: see there.
+
+    The other arguments are those of `NaiveRewardManager`.
 
     Raises:
         ConfigError: see there; or a number is not above 0.
@@ -647,21 +613,18 @@ class PrimeRewardManager(NaiveRewardManager):
 
 
 class DAPORewardManager(NaiveRewardManager):
-    """Scores as `NaiveRewardManager`, and takes something off for responses that nearly reach the longest allowed.
+    """Scores as `NaiveRewardManager`, and penalises responses that nearly reach the longest allowed.
 
-    The soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13): nothing up to
-    max_response_length - overlong_buffer_len tokens, from there growing linearly to `overlong_penalty_factor` at
-    max_response_length. `reward_extra_info` has it as `overlong_penalty`, which is 0 or below.
+    The soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13): nothing up to max_response_length -
+    overlong_buffer_len tokens, from there growing linearly to `overlong_penalty_factor` at max_response_length.
+    `reward_extra_info` has it as `overlong_penalty`, which is 0 or below.
 
     Args:
-        tokenizer: see `NaiveRewardManager`, also for the others that are not named here.
-        num_examine: see there.
-        compute_score: see there.
         max_response_length: in tokens.
-        overlong_buffer_len: how many tokens below that the penalty begins.
-        overlong_penalty_factor: what is taken off at most.
-        seed: see there.
-        echo: see there.
+        overlong_buffer_len: how many tokens below that the penalty starts.
+        overlong_penalty_factor: the greatest penalty.
+
+    The other arguments are those of `NaiveRewardManager`.
 
     Raises:
         ConfigError: see there; or a number is out of range.
@@ -687,12 +650,12 @@ class DAPORewardManager(NaiveRewardManager):
         self._max_length, self._buffer = max_response_length, overlong_buffer_len
         self._factor = overlong_penalty_factor
 
-    def _score(self, batch: RewardBatch) -> Scores:
+    def _score(self, batch: RewardBatch) -> BatchScores:
         found = super()._score(batch)
         lengths = batch.valid_BT.sum(dim=1).cpu().numpy()
         over = np.clip((lengths - (self._max_length - self._buffer)) / self._buffer, 0.0, 1.0)
         penalty = 0.0 - self._factor * over
-        return Scores(found.scores_B + penalty, {**found.info, "overlong_penalty": penalty})
+        return BatchScores(found.scores_B + penalty, {**found.info, "overlong_penalty": penalty})
 
 
 def _reward_of(given: Any, mode: Mode) -> RewardSpec | Scorer:
@@ -712,26 +675,8 @@ def _reward_of(given: Any, mode: Mode) -> RewardSpec | Scorer:
     return spec
 
 
-def _run(
-    requests: Sequence[ScoringRequest], reward: RewardSpec | Scorer, max_concurrency: int, deadline_s: float | None
-) -> list[Scored]:
-    """The scores of all of them, in their order. A batch reward is called once."""
-
-    async def run() -> list[Scored]:
-        async with AsyncRewardAgent(reward, max_concurrency=max_concurrency, deadline_s=deadline_s) as agent:
-            return await agent.score_all(requests, len(requests) if agent.scorer.mode == "batch" else 1)
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return anyio.run(run)
-    # The caller is itself in an event loop, as in a notebook.
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(anyio.run, run).result()
-
-
 def _facts(scored: Scored) -> dict[str, Any]:
-    """What a score tells of its row. Texts and plain numbers, since trainers write them to files."""
+    """The facts of a row. Texts and plain numbers, since trainers write them to files."""
     failure, result = scored.failure, scored.result
     metrics = result.metrics if failure is None and result is not None else {}
     return {
@@ -747,22 +692,7 @@ def _chat(given: Any, row: int) -> list[Message]:
     try:
         return [each if isinstance(each, Message) else Message.model_validate(each) for each in given]
     except (TypeError, ValidationError) as error:
-        raise ConfigError(f"non_tensor_batch['raw_prompt'][{row}] is no list of messages: {error}") from error
-
-
-def _fields_beside_truth(batch: RewardBatch) -> set[str]:
-    """What rows have where a ground truth is looked for, and where the batch has no such place, what it has."""
-    models = batch.column("reward_model")
-    return set(map(str, batch.others)) if models is None else {str(key) for model in models for key in model or {}}
-
-
-def _ground_truth(given: Any, row: int) -> Any:
-    if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(
-            f"non_tensor_batch['reward_model'][{row}] is a mapping with 'ground_truth', as verl has it; "
-            f"got {given!r:.80}"
-        )
-    return (given or {}).get("ground_truth")
+        raise ConfigError(f"non_tensor_batch['raw_prompt'][{row}] is not a list of messages: {error}") from error
 
 
 REWARD_MANAGERS: dict[str, type[RewardManager]] = {
@@ -775,12 +705,12 @@ REWARD_MANAGERS: dict[str, type[RewardManager]] = {
 
 
 def load_reward_manager(name: str, tokenizer: Tokenizer, num_examine: int, **options: Any) -> RewardManager:
-    """The reward manager of this name.
+    """Make the reward manager of this name.
 
     Args:
         name: one of `REWARD_MANAGERS`.
         tokenizer: decodes what is shown and scored.
-        num_examine: how many rows of each data source are shown of a batch, at most.
+        num_examine: the most rows of each data source shown of a batch.
         options: the manager's own.
 
     Raises:
