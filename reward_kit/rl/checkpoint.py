@@ -46,7 +46,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from reward_kit.agent.policies.hf.quiet import no_progress_bars
+from reward_kit.agent.policies.hf.model import no_progress_bars
 from reward_kit.episodes.allowed_ids import AllowedIds
 from reward_kit.errors import ConfigError, StoreError, boundary, kind_of
 from reward_kit.private_files import make_private, make_private_folder

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reward_kit.agent.policies.hf.cpu import keep_freed_memory, no_denormals
 from reward_kit.errors import ConfigError, RewardKitError, TrainingError, boundary
 from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig, lr_factor
 from reward_kit.rl.learner.forward import LogprobModel, Scores
@@ -53,6 +52,7 @@ from reward_kit.rl.losses import (
 from reward_kit.rl.losses.base import Statistic, mean_of
 from reward_kit.tokens import TokenBatch, micro_batches
 from reward_kit.tokens.columns import Array, Floats, Ints
+from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 
 __all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 

@@ -121,7 +121,7 @@ class PPOConfig:
         max_tokens_per_micro_batch: what goes through the module at once, padding included; None: 1,024 on a CPU, whose
             caches hold no more, and 16,384 on an accelerator. A row that is longer goes alone. It changes memory and
             speed, and no gradient.
-        loss: which policy loss; see `rl.losses.policy`.
+        loss: which policy loss; see `rl.losses.functions`.
         clip_low: how far below 1 the probability ratio may be pushed; None: the loss's own default.
         clip_high: how far above.
         dual_clip: bounds the loss of tokens with a negative advantage, of "ppo" and "decoupled"; None: no bound.

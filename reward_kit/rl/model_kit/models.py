@@ -34,7 +34,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from reward_kit.agent.policies.hf.quiet import no_progress_bars
+from reward_kit.agent.policies.hf.model import no_progress_bars
 from reward_kit.credit.options import check_choice
 from reward_kit.errors import ConfigError, boundary
 from reward_kit.rl.checkpoint import atomic_folder, write_model

@@ -23,15 +23,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from reward_kit.agent.chat_actions import assistant_message
-from reward_kit.agent.policies.hf.action_formats import ActionFormat, Plain
-from reward_kit.agent.policies.hf.chat_layout import ChatLayout
-from reward_kit.agent.policies.hf.conversation import Conversation, tools_given
-from reward_kit.agent.policies.hf.cpu import keep_freed_memory, no_denormals
-from reward_kit.agent.policies.hf.recognition import FORMATS
-from reward_kit.agent.policies.hf.recognition import action_format as recognised
-from reward_kit.agent.policies.hf.tools import Tool, tools_of
-from reward_kit.agent.policies.hf.turn_constraints import TurnConstraints
+from reward_kit.agent.actions import assistant_message
+from reward_kit.agent.policies.hf.action_formats import FORMATS, ActionFormat, Plain, Tool, find_action_format, tools_of
+from reward_kit.agent.policies.hf.chat_layout import ChatLayout, Conversation, tools_given
+from reward_kit.agent.policies.hf.constraints import TurnConstraints
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, tool_calls_of
 from reward_kit.environments.base import ToolSpec
 from reward_kit.episodes.segments import REWRITTEN, EpisodeTokens
@@ -44,6 +39,7 @@ from reward_kit.rl.learner.optimizer import adamw, clip_gradients, set_lr, widen
 from reward_kit.rl.learner.training_rows import Restriction, TrainingRows
 from reward_kit.tokens import TokenBatch, micro_batches
 from reward_kit.tokens.columns import Array, Ints
+from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 
 logger = logging.getLogger("reward_kit.rl")
 
@@ -90,7 +86,7 @@ class Demonstrations:
     ) -> None:
         self._layout = ChatLayout(tokenizer, chat_template, template_options)
         self._unknown = tokenizer.unk_token_id
-        self._form = recognised(action_format, tokenizer, self._layout.source)
+        self._form = find_action_format(action_format, tokenizer, self._layout.source)
         end = self._layout.end_id if self._layout.end_id is not None else tokenizer.eos_token_id
         if not isinstance(end, int):
             raise ConfigError("tokenizer: nothing ends an answer: it has no eos_token, and the chat template none")

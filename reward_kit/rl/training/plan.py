@@ -334,9 +334,9 @@ def check_policy(plan: TrainingPlan) -> None:
     if block.type != "hf":
         return
     if (device := block.options().get("device", "auto")) != "meta":
-        from reward_kit.agent.policies.hf.loading import device_of  # with transformers, which only such a policy needs
+        from reward_kit.agent.policies.hf.model import parse_device  # with transformers, which only such a policy needs
 
-        device_of(str(device))
+        parse_device(str(device))
     policy = plan.make_policy(device="meta")
     try:
         ppo = with_temperature(plan.config.ppo, policy)

@@ -15,8 +15,7 @@ import anyio
 import anyio.to_thread
 import torch
 
-from reward_kit.agent.policies.hf.merged_weights import merged_state_dict
-from reward_kit.agent.policies.hf.remembered import remember
+from reward_kit.agent.policies.hf.model import merged_state_dict, remember
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.errors import TrainingError
 from reward_kit.private_files import make_private_folder
