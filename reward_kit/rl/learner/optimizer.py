@@ -170,7 +170,8 @@ def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None
         raise ConfigError("the module has adapters already; leave lora out to train those")
     base: Any = getattr(module, "policy", module)  # a `PolicyWithValue` holds the model beside its head
     targets = options.targets if isinstance(options.targets, str) else list(options.targets)
-    config: Any = peft.LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=targets, lora_dropout=0.0)
+    make: Any = peft.LoraConfig  # its annotation of lora_alpha is narrower than what it takes
+    config = make(r=options.rank, lora_alpha=options.alpha, target_modules=targets, lora_dropout=0.0)
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)

@@ -1,8 +1,11 @@
-"""Which tokens take part in a loss, and how their losses become one number, whatever the split into micro-batches.
+"""The common parts of losses: which tokens take part, how their losses become one number, and diagnostics that merge.
 
-The tokens whose mask is 1 are picked out before anything is computed. What stands anywhere else is never read, NaN
-included, and a padded row and a packed one come down to the same tensors. Beside the axes of the package, `_N` counts
-the tokens that take part, in order, and `_Q` the sequences that have such a token.
+Tokens whose mask is 1 are picked out before anything is computed. Values elsewhere are never read, NaN included, and
+padded and packed rows come down to the same tensors. `_N` counts the tokens that take part, in order, and `_Q` the
+sequences that have such a token.
+
+A diagnostic is kept as sums and counts, since a mean of means would depend on how a batch was split into micro-batches;
+only what is read is divided.
 """
 
 from __future__ import annotations
@@ -19,16 +22,18 @@ from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError, kind_of
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-
 """How (N,) losses become one: the mean over tokens, or the mean over sequences of each one's sum, mean, or sum divided
 by a constant length (`GlobalBatch.norm_length`)."""
+
+_LEAST = 1e-12
+"""A divisor for when nothing takes part: 0 / 1e-12 is 0. Counts per process may well be below 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalBatch:
-    """What losses are divided by: counts over all rows of one optimizer step, on however many micro-batches they lie.
+    """The divisors of losses: counts over all rows of one optimizer step, however many micro-batches they lie on.
 
-    The losses of the micro-batches then add up to the loss of the whole, and so do their gradients. Where gradients are
+    The losses of the micro-batches then add up to the loss of the whole, and so do their gradients. If gradients are
     averaged over processes instead of summed, give the counts of all processes divided by the number of processes.
 
     Attributes:
@@ -57,13 +62,7 @@ class GlobalBatch:
     def of(
         cls, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None, *, norm_length: float | None = None
     ) -> GlobalBatch:
-        """The counts of rows that are at hand as a whole.
-
-        Args:
-            loss_mask_BT: 1 where a token takes part.
-            sequence_ids_BT: see `Participants`.
-            norm_length: see the class.
-        """
+        """Count rows that are at hand as a whole; for the arguments see `Participants` and the class."""
         found = Participants(loss_mask_BT, sequence_ids_BT)
         return cls(found.count, found.sequences, norm_length)
 
@@ -73,12 +72,12 @@ class Participants:
 
     Args:
         loss_mask_BT: 1 where a token takes part.
-        sequence_ids_BT: integers that say which sequence a token belongs to; tokens of one id are one sequence, in
-            whichever rows they stand. `row_ids` of a packed batch are such ids. None: each row is a sequence.
+        sequence_ids_BT: integers; tokens of one id are one sequence, in whichever rows they stand, as with `row_ids` of
+            a packed batch. None: each row is a sequence.
 
     Raises:
         ConfigError: the two differ in shape, the mask has not two axes or holds something besides 0 and 1, or ids are
-            no integers.
+            not integers.
     """
 
     def __init__(self, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None) -> None:
@@ -91,25 +90,21 @@ class Participants:
         if loss_mask_BT.is_floating_point() and (loss_mask_BT.reshape(-1)[self.places_N] != 1.0).any():
             raise ConfigError("loss_mask is 0 or 1; factors of tokens are weights_BT")
         self._sequence_ids_BT = sequence_ids_BT
-        self._check_shape("sequence_ids", sequence_ids_BT)
-        if sequence_ids_BT is not None and sequence_ids_BT.is_floating_point():
-            raise ConfigError(f"sequence_ids are integers; got {sequence_ids_BT.dtype}")
+        if sequence_ids_BT is not None:
+            self._check_shape("sequence_ids", sequence_ids_BT)
+            if sequence_ids_BT.is_floating_point():
+                raise ConfigError(f"sequence_ids are integers; got {sequence_ids_BT.dtype}")
 
-    def _check_shape(self, name: str, values: Tensor | None) -> None:
-        # A (B,) or (B,1) tensor would be spread over the tokens without a word.
-        if values is not None:
-            _check_tensor(name, values)
-        if values is not None and values.shape != self.shape:
+    def _check_shape(self, name: str, values: Tensor) -> None:
+        # A (B,) or (B,1) tensor would be broadcast silently.
+        _check_tensor(name, values)
+        if values.shape != self.shape:
             raise ConfigError(
                 f"{name} has the shape {tuple(values.shape)}, loss_mask {tuple(self.shape)}; give one each"
             )
 
     def pick(self, name: str, values_BT: Tensor) -> Tensor:
-        """(N,) values of the tokens that take part, in float32 or wider.
-
-        Args:
-            name: what they are called in an error.
-            values_BT: one per token.
+        """(N,) values of the tokens that take part, in float32 or wider; `name` is for errors.
 
         Raises:
             ConfigError: the shape is not that of the mask.
@@ -124,17 +119,17 @@ class Participants:
         return values_N if weights_BT is None else values_N * self.pick("weights", weights_BT).detach()
 
     def total(self) -> Statistic:
-        """How many tokens take part, as a diagnostic."""
+        """The number of tokens that take part, as a diagnostic."""
         return Statistic("total", torch.tensor([self.count], device=self.places_N.device))
 
     def lay(self, values_N: Tensor) -> Tensor:
-        """(B,T) tensor with these values in their places and 0 everywhere else."""
+        """(B,T) tensor with these values in their places and 0 elsewhere."""
         flat = values_N.new_zeros(self.shape.numel())
         return flat.index_put((self.places_N,), values_N).view(self.shape)
 
     @cached_property
     def sequence_N(self) -> Tensor:
-        """Which sequence each token belongs to, counted from 0."""
+        """The number of each token's sequence, from 0."""
         if self._sequence_ids_BT is None:
             ids_N = self.places_N // max(self.shape[1], 1)
         else:
@@ -156,11 +151,11 @@ class Participants:
         return self.sequence_sums(values_N) / self.sequence_sums(torch.ones_like(values_N))
 
     def aggregate(self, values_N: Tensor, aggregation: Aggregation, whole: GlobalBatch | None) -> Tensor:
-        """One number: the share of these tokens in the loss of the whole batch; 0 where no token takes part.
+        """The share of these tokens in the loss of the whole batch; 0 if no token takes part.
 
         Args:
             values_N: the loss of each token.
-            aggregation: how.
+            aggregation: how they become one number.
             whole: the counts of the whole batch; None: these rows are all.
 
         Raises:
@@ -185,10 +180,6 @@ def _check_tensor(name: str, values: object) -> None:
         raise ConfigError(f"{name} is a tensor; got {kind_of(values)}")
 
 
-_LEAST = 1e-12
-
-"""Only where nothing takes part is a count this small: 0 / 1e-12 is 0. Counts per process may well be below 1."""
-
 Kind = Literal["total", "mean", "min", "max", "effective"]
 
 
@@ -196,10 +187,10 @@ class Statistic(NamedTuple):
     """One diagnostic in a form that merges.
 
     Attributes:
-        kind: what the parts are.
+        kind: of the parts.
             total: (amount,), added.
             mean: (sum, count), each added.
-            min, max: (extreme,), of which the lesser or the greater stays; +inf or -inf where there was nothing.
+            min, max: (extreme,); +inf or -inf without values.
             effective: (sum of weights, sum of their squares), each added; the effective sample size of Kish,
                 sum² / sum of squares, is the number of equal weights that would be as good.
         parts: detached.
@@ -209,7 +200,7 @@ class Statistic(NamedTuple):
     parts: Tensor
 
     def value(self) -> Tensor:
-        """A scalar; NaN where there was nothing to look at."""
+        """A scalar; NaN without values."""
         if self.kind == "mean":
             return self.parts[0] / self.parts[1]
         if self.kind == "effective":
@@ -217,13 +208,13 @@ class Statistic(NamedTuple):
         return self.parts[0] if self.is_known() else torch.full_like(self.parts[0], torch.nan)
 
     def is_known(self) -> bool:
-        """Whether there was anything to look at. NaN that came of a NaN is known."""
+        """Whether there were any values. NaN that came from a NaN is known."""
         if self.kind in ("min", "max"):
             return self.parts[0].item() != (torch.inf if self.kind == "min" else -torch.inf)
         return self.kind == "total" or self.parts[1].item() != 0.0
 
     def merged_with(self, other: Statistic) -> Statistic:
-        """What it would be over the tokens of both.
+        """The statistic over the tokens of both.
 
         Raises:
             ConfigError: they are of different kinds.
@@ -238,9 +229,7 @@ class Statistic(NamedTuple):
 
 
 class Diagnostics(Mapping[str, Tensor]):
-    """Scalars by name, NaN where there was nothing to look at.
-
-    `a | b` has the names of both; where one is in both, the value is that of `b`.
+    """Scalars by name, NaN without values. `a | b` has the names of both; of one in both the value is that of `b`.
 
     Args:
         statistics: each by its name.
@@ -265,22 +254,19 @@ class Diagnostics(Mapping[str, Tensor]):
         return f"Diagnostics({self.floats()})"
 
     def floats(self) -> dict[str, float]:
-        """Those for which there was something to look at, for a log."""
+        """The known ones as numbers, for a log."""
         return {name: found.value().item() for name, found in self.statistics.items() if found.is_known()}
 
 
 class Loss(NamedTuple):
-    """A scalar to minimise, and what describes it."""
+    """A scalar to minimise and its diagnostics."""
 
     loss: Tensor
     diagnostics: Diagnostics
 
 
 def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
-    """The diagnostics of all rows together, from those of micro-batches or processes.
-
-    Args:
-        parts: one per micro-batch; what only some have is merged over those.
+    """Merge the diagnostics of micro-batches or processes into those of all rows; a name may be missing in some.
 
     Raises:
         ConfigError: one name stands for diagnostics of different kinds.
@@ -293,7 +279,7 @@ def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
 
 
 def mean_of(values_N: Tensor) -> Statistic:
-    """The mean of numbers, or the share of what is true."""
+    """The mean of numbers, or the share of true values."""
     values_N = values_N.detach()
     values_N = values_N if values_N.is_floating_point() else values_N.float()
     return Statistic("mean", torch.stack([values_N.sum(), values_N.new_tensor(len(values_N))]))
