@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from reward_kit.display_text import shown
 from reward_kit.errors import ConfigError
@@ -29,6 +28,7 @@ from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.header import RunHeader
+from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import PolicySummary, summarise
 
 FILE = "report.html"
@@ -65,16 +65,6 @@ def write_report(run: Path, target: Path | None = None) -> Path:
     return target
 
 
-class Card(NamedTuple):
-    """The headline of one policy; `has_scale` if its mean and interval lie between 0 and 1."""
-
-    policy: str
-    summary: PolicySummary
-    unscored: int
-    errors: int
-    has_scale: bool
-
-
 def run_page(run: RunFacts, data: EpisodeData, extra_script: str = "", *, has_rows: bool = True) -> str:
     """The page of a run as HTML.
 
@@ -103,7 +93,7 @@ def run_page(run: RunFacts, data: EpisodeData, extra_script: str = "", *, has_ro
         "facts": _facts(run),
         "notes": _notes(run, summaries),
         "policies": [shown(policy, NAME_LENGTH) for policy in policies],
-        "cards": [_card(summary) for summary in summaries],
+        "summaries": [(one, _is_share(one.score)) for one in summaries],
         "histograms": [
             (
                 shown(found.policy, NAME_LENGTH),
@@ -112,8 +102,8 @@ def run_page(run: RunFacts, data: EpisodeData, extra_script: str = "", *, has_ro
             )
             for found in figures.histograms(run.episodes)
         ],
-        "stop_reasons": _shown_counts(figures.stop_reasons(run.episodes)),
-        "failure_classes": _shown_counts(figures.failure_classes(run.episodes)),
+        "stop_reasons": figures.stop_reasons(run.episodes),
+        "failure_classes": figures.failure_classes(run.episodes),
         "spent": [(one._replace(policy=shown(one.policy, NAME_LENGTH)), _cost_of(one)) for one in spent],
         "timeline": draw_timeline(timeline) if timeline is not None else None,
         "timeline_notes": _timeline_notes(run, timeline, scoring),
@@ -171,16 +161,10 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary]) -> list[str]:
     return notes
 
 
-def _card(summary: PolicySummary) -> Card:
-    score = summary.score
+def _is_share(score: Interval | None) -> bool:
+    """True if a mean and its interval lie between 0 and 1."""
     bounds = () if score is None else (score.mean, score.low, score.high)
-    has_scale = bool(bounds) and all(bound is None or 0.0 <= bound <= 1.0 for bound in bounds)
-    unscored, errors = summary.episodes - summary.scored, sum(summary.errors.values())
-    return Card(shown(summary.policy, NAME_LENGTH), summary, unscored, errors, has_scale)
-
-
-def _shown_counts(counts: Iterable[figures.Count]) -> list[figures.Count]:
-    return [count._replace(name=shown(count.name, NAME_LENGTH)) for count in counts]
+    return bool(bounds) and all(bound is None or 0.0 <= bound <= 1.0 for bound in bounds)
 
 
 def _cost(cost: float | None, unpriced: int, tokens: int) -> str:
