@@ -8,7 +8,7 @@ from pathlib import Path
 from reward_kit.display_text import shown
 from reward_kit.errors import ConfigError
 from reward_kit.report import run_figures as figures
-from reward_kit.report.episode_chunks import MOST_INLINE, ChunkReader, EpisodeData, beside, forget_others, within
+from reward_kit.report.episode_chunks import MOST_INLINE, ChunkData, ChunkReader, beside, forget_others, within
 from reward_kit.report.rendering import (
     DASH,
     NAME_LENGTH,
@@ -23,7 +23,7 @@ from reward_kit.report.rendering import (
     status_text,
 )
 from reward_kit.report.run_data import RunFacts, read_run
-from reward_kit.report.timeline import MOST_BARS, Timeline, draw_timeline, length_of, timeline_of
+from reward_kit.report.timeline import MOST_BARS, RunTimeline, draw_timeline, length_of, timeline_of
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
 from reward_kit.runs.files import write_atomically
@@ -65,7 +65,7 @@ def write_report(run: Path, target: Path | None = None) -> Path:
     return target
 
 
-def run_page(run: RunFacts, data: EpisodeData, extra_script: str = "", *, has_rows: bool = True) -> str:
+def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows: bool = True) -> str:
     """The page of a run as HTML.
 
     Args:
@@ -173,11 +173,11 @@ def _cost(cost: float | None, unpriced: int, tokens: int) -> str:
     return f"at least {dollars(cost)} ({unpriced:,} without a price)" if unpriced else dollars(cost)
 
 
-def _cost_of(spent: figures.Spent) -> str:
+def _cost_of(spent: figures.PolicyUsage) -> str:
     return _cost(spent.cost, spent.unpriced, sum(spent.tokens.values()))
 
 
-def _timeline_notes(run: RunFacts, timeline: Timeline | None, scoring: figures.ScoringFigures) -> list[str]:
+def _timeline_notes(run: RunFacts, timeline: RunTimeline | None, scoring: figures.ScoringFigures) -> list[str]:
     """The limits of the picture."""
     notes = []
     if run.header.data is not None:
@@ -196,7 +196,7 @@ def _timeline_notes(run: RunFacts, timeline: Timeline | None, scoring: figures.S
     return notes
 
 
-def _scoring_lines(timeline: Timeline | None, scoring: figures.ScoringFigures) -> Sequence[tuple[str, str]]:
+def _scoring_lines(timeline: RunTimeline | None, scoring: figures.ScoringFigures) -> Sequence[tuple[str, str]]:
     complete, groups = scoring.groups
     lines = [("groups complete", f"{complete:,} of {groups:,}")] if timeline is not None and timeline.calls else []
     if scoring.calls is not None:

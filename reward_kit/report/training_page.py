@@ -41,8 +41,8 @@ from reward_kit.report.training_pictures import (
     STOPS_TITLE,
     Chart,
     Line,
-    Part,
     Picture,
+    PictureGroup,
     draw,
     short,
 )
@@ -168,7 +168,7 @@ def _totals(run: TrainingFacts) -> list[tuple[str, str]]:
     return totals
 
 
-def _drawn(part: Part, run: TrainingFacts) -> list[Chart]:
+def _drawn(part: PictureGroup, run: TrainingFacts) -> list[Chart]:
     pictures = [_with_stops(picture, run) for picture in part.pictures]
     drawn = [draw(f"{part.anchor}-{index}", picture, run) for index, picture in enumerate(pictures)]
     return [chart for chart in drawn if chart is not None]
