@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     )
     from reward_kit.environments.checker import Finding, check_resource
     from reward_kit.environments.composite import CompositeResource
+    from reward_kit.environments.config import resource_class
     from reward_kit.environments.filesystem import FilesystemResource
     from reward_kit.environments.gymnasium import GymnasiumResource
     from reward_kit.environments.http import HttpResource
     from reward_kit.environments.python_state import PythonStateResource
-    from reward_kit.environments.registry import resource_class
     from reward_kit.environments.replay import ReplayForkResource
     from reward_kit.environments.sampling import sample_arguments
     from reward_kit.environments.snapshots import CompositeState, FilesState, SqliteState, open_snapshot
-    from reward_kit.environments.sokoban.resource import SokobanResource
+    from reward_kit.environments.sokoban import SokobanResource
     from reward_kit.environments.sqlite import SqliteResource
     from reward_kit.environments.tools import Tool, ToolRegistry
-    from reward_kit.environments.webshop.resource import WebshopResource
+    from reward_kit.environments.webshop import WebshopResource
 
 __all__ = [
     "CompositeResource",
@@ -72,15 +72,15 @@ _HOMES = dict.fromkeys(__all__, "base") | {
     "HttpResource": "http",
     "PythonStateResource": "python_state",
     "ReplayForkResource": "replay",
-    "SokobanResource": "sokoban.resource",
+    "SokobanResource": "sokoban",
     "SqliteResource": "sqlite",
     "SqliteState": "snapshots",
     "Tool": "tools",
     "ToolRegistry": "tools",
-    "WebshopResource": "webshop.resource",
+    "WebshopResource": "webshop",
     "check_resource": "checker",
     "open_snapshot": "snapshots",
-    "resource_class": "registry",
+    "resource_class": "config",
     "sample_arguments": "sampling",
 }
 

@@ -1,17 +1,10 @@
-"""Several resources that serve one task, as one world: a database beside a directory, a game beside a notebook.
-
-What is done to the world is done to each part, concurrently; a step goes to the part whose tool was called. The state
-key is that of the tuple of the parts' keys. The weakest part decides how the world forks and whether it is
-deterministic. A task file writes `resources:`; its parts' tools keep their names, except where two clash.
-
-Keys and tools, which every step asks for, are asked of one part after another: most parts know them, and tasks that run
-together would cost thirty times as much.
-"""
+"""Names for the tools of several resources: a tool keeps its own, or gets its resource's before it where two clash."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
@@ -20,17 +13,90 @@ import anyio
 from pydantic import BaseModel, ConfigDict
 
 from reward_kit.environments.base import ForkableResource, ForkKind, StateSnapshot, StepOutcome, ToolSpec, hash_key
-from reward_kit.environments.config import overlaid, read_config
-from reward_kit.environments.registry import resource_class
+from reward_kit.environments.config import overlaid, read_config, resource_class
 from reward_kit.environments.snapshots import compose
-from reward_kit.environments.tool_names import ToolNames
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, ToolError, boundary, did_you_mean
 from reward_kit.task_parts import ResourceParts
 from reward_kit.undoing import closed_on_error
 
+_LONGEST = 64
+
+_DIGEST = 8
+
+
+class ToolNames:
+    """What each tool is called, and which one a name means; a name means what the last `offer` said.
+
+    A name that clashed once stays with its prefix, also where the tools of a resource change later.
+    """
+
+    def __init__(self) -> None:
+        self._clashed: frozenset[str] = frozenset()
+        self._pairs: list[tuple[str, str]] = []
+        self._shown: dict[tuple[str, str], str] = {}
+        self._meant: dict[str, tuple[str, str]] = {}
+
+    def copy(self) -> ToolNames:
+        """A twin that is unaffected by what is offered later."""
+        twin = ToolNames()
+        twin.__dict__.update(self.__dict__)  # every value is replaced by `offer`, none is changed
+        return twin
+
+    def offer(self, specs: Mapping[str, Sequence[ToolSpec]]) -> list[ToolSpec]:
+        """The tools of all parts under names that differ, each valid where the part's own is: at most 64 characters.
+
+        Args:
+            specs: each part's tools by the part's name.
+        """
+        pairs = [(part, spec["function"]["name"]) for part, offered in specs.items() for spec in offered]
+        if pairs != self._pairs:
+            self._pairs, self._shown = pairs, self._named_apart(pairs)
+            self._meant = {name: pair for pair, name in self._shown.items()}
+        offered = [spec for part in specs.values() for spec in part]
+        return [_renamed(spec, self._shown[pair]) for pair, spec in zip(pairs, offered, strict=True)]
+
+    def meant_by(self, name: str) -> tuple[str, str] | None:
+        """The part and its tool; None where no tool has the name."""
+        return self._meant.get(name)
+
+    def shown(self, part: str, tool: str) -> str | None:
+        """The name under which a part's tool was offered; None where it was not."""
+        return self._shown.get((part, tool))
+
+    def known(self) -> list[str]:
+        """All names that were offered."""
+        return list(self._meant)
+
+    def _named_apart(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        while True:
+            shown = {pair: self._name(*pair) for pair in pairs}
+            count = Counter(shown.values())
+            twice = frozenset(name for name in count if count[name] > 1)
+            if not twice:
+                return shown
+            # A name with a prefix may clash too, with another's own; it is then told apart by a digest.
+            self._clashed |= twice
+
+    def _name(self, part: str, tool: str) -> str:
+        if tool not in self._clashed:
+            return tool
+        name = f"{part}_{tool}"
+        if len(name) <= _LONGEST and name not in self._clashed:
+            return name
+        return f"{name[: _LONGEST - _DIGEST - 1]}_{hash_key(part, tool)[:_DIGEST]}"
+
+
+def _renamed(spec: ToolSpec, name: str) -> ToolSpec:
+    function = spec["function"]
+    return spec if function["name"] == name else {**spec, "function": {**function, "name": name}}
+
+
 _STRENGTH: dict[ForkKind, int] = {"none": 0, "replay": 1, "native": 2}
+
 _CLOSE_SECONDS = 60.0
+
 _T = TypeVar("_T")
+
 _logger = logging.getLogger(__name__)
 
 

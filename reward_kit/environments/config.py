@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -17,11 +18,13 @@ import pydantic
 from pydantic import BaseModel
 
 from reward_kit.environments.base import ForkableResource
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.loading import load_object
 from reward_kit.providers.keys import check_allowed, origin_of
 from reward_kit.validation import describe_validation_error
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
 _Config = TypeVar("_Config", bound=BaseModel)
 
 
@@ -125,3 +128,40 @@ def overlaid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         both = isinstance(inner, Mapping) and isinstance(value, Mapping)
         merged[key] = overlaid(inner, value) if both else value  # type: ignore[arg-type]
     return merged
+
+
+BUILT_IN: dict[str, str] = {
+    "alfworld": "reward_kit.environments.alfworld:AlfworldResource",
+    "alfworld_real": "reward_kit.environments.alfworld:RealAlfworldResource",
+    "composite": "reward_kit.environments.composite:CompositeResource",
+    "filesystem": "reward_kit.environments.filesystem:FilesystemResource",
+    "gymnasium": "reward_kit.environments.gymnasium:GymnasiumResource",
+    "http": "reward_kit.environments.http:HttpResource",
+    "mcp": "reward_kit.environments.mcp:McpResource",
+    "openenv": "reward_kit.environments.openenv:OpenEnvResource",
+    "python_state": "reward_kit.environments.python_state:PythonStateResource",
+    "sokoban": "reward_kit.environments.sokoban:SokobanResource",
+    "sqlite": "reward_kit.environments.sqlite:SqliteResource",
+    "textworld": "reward_kit.environments.textworld:TextworldResource",
+    "webshop": "reward_kit.environments.webshop:WebshopResource",
+}
+
+
+def resource_class(name: str) -> type[ForkableResource]:
+    """The resource class for a built-in name or a `module:Class` (or `file.py:Class`).
+
+    Raises:
+        ConfigError: there is none, it is no `ForkableResource`, or it needs a package that is not installed.
+    """
+    if ":" not in name and name not in BUILT_IN:
+        raise ConfigError(f"unknown resource {name!r}{did_you_mean(name, BUILT_IN)} (your own is file.py:Class)")
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        found = getattr(import_module(module), attribute)
+    else:
+        found = load_object(name)
+    if not (isinstance(found, type) and issubclass(found, ForkableResource)):
+        raise ConfigError(f"{name!r} is not a subclass of ForkableResource")
+    if found.__abstractmethods__:
+        raise ConfigError(f"{name!r} cannot be made: it does not define {', '.join(sorted(found.__abstractmethods__))}")
+    return found

@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome, ToolSpec, tool_spec
 from reward_kit.environments.config import read_config, task_path
-from reward_kit.environments.sqlite_guard import GuardedConnection, SqliteLimits
-from reward_kit.environments.sqlite_seeds import SeedSource
+from reward_kit.environments.sqlite_guard import GuardedConnection, SeedSource, SqliteLimits
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean, why_unreadable
 
 _SEED_TIME_S = 60.0
@@ -333,9 +332,9 @@ def _ordered_rows(connection: sqlite3.Connection, table: str) -> Iterator[tuple[
                 cursor = connection.execute(f"SELECT {row_id}, * FROM {quoted} ORDER BY 1")
             except sqlite3.OperationalError:
                 break  # WITHOUT ROWID
-            return cast(Iterator[tuple[Any, ...]], cursor)
+            return cast("Iterator[tuple[Any, ...]]", cursor)
     order = ", ".join(str(number + 1) for number in range(len(columns)))
-    return cast(Iterator[tuple[Any, ...]], connection.execute(f"SELECT * FROM {quoted} ORDER BY {order}"))
+    return cast("Iterator[tuple[Any, ...]]", connection.execute(f"SELECT * FROM {quoted} ORDER BY {order}"))
 
 
 def _exact(data: bytes) -> str:

@@ -1,18 +1,9 @@
-"""One private in-memory SQLite database on which an agent's SQL can do nothing but read and change that database.
+"""What the seed script of a database may do.
 
-What may be run is decided by an authorizer that refuses every action code it does not know. A statement ends at its
-deadline through the progress handler, and a database, a row and a statement have a largest size. What would make the
-outcome depend on anything but the database and the seed is pinned or refused:
-
-- `random()` and `randomblob()` start anew from the episode's seed at each call of a tool, so that there is no hidden
-  generator whose position a fork or a state key would miss;
-- 'now' and CURRENT_TIMESTAMP are a fixed moment; the modifiers 'localtime' and 'utc' are refused;
-- `last_insert_rowid()`, `changes()` and `total_changes()` are refused: they tell what this connection did before.
-  `RETURNING` and the tool's result say the same.
-
-A short statement can keep SQLite's parser busy without end (a chain of common table expressions, each naming the one
-before twice), before anything that could be interrupted runs. Against that there is only SQLite's heap limit, which all
-databases of the process share: a quarter of its memory, at most 4 GiB. Such a statement then fails after some seconds.
+No script attaches a database, calls a function that loads code or touches files, or changes a setting that the whole
+process shares. A script in a file is its author's; one in the configuration (`seed_sql`) may come from a dataset's row,
+so it is data: it sets only the pragmas that dumps need, makes no virtual tables and does not write the schema directly,
+since both can make a damaged database.
 """
 
 from __future__ import annotations
@@ -27,12 +18,85 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from reward_kit.environments.sqlite_seeds import DANGEROUS_FUNCTIONS, SeedSource, attaches, seed_problem
 from reward_kit.errors import ToolError
 
+SeedSource = Literal["data", "file"]
+
+DANGEROUS_FUNCTIONS = frozenset(
+    {"load_extension", "readfile", "writefile", "edit", "lsmode", "fsdir", "zipfile", "fts3_tokenizer"}
+)
+
+"""They load code, touch files or take addresses (`fts3_tokenizer`); not even our own statements may call them."""
+
+_PRAGMAS_OF_THE_PROCESS = frozenset(
+    {"hard_heap_limit", "soft_heap_limit", "temp_store_directory", "data_store_directory"}
+)
+
+_PRAGMAS_OF_DATA = frozenset(
+    {
+        "application_id",
+        "auto_vacuum",
+        "cache_size",
+        "case_sensitive_like",
+        "collation_list",
+        "defer_foreign_keys",
+        "encoding",
+        "foreign_key_check",
+        "foreign_key_list",
+        "foreign_keys",
+        "ignore_check_constraints",
+        "index_info",
+        "index_list",
+        "index_xinfo",
+        "integrity_check",
+        "journal_mode",
+        "legacy_alter_table",
+        "locking_mode",
+        "page_size",
+        "quick_check",
+        "recursive_triggers",
+        "reverse_unordered_selects",
+        "secure_delete",
+        "synchronous",
+        "table_info",
+        "table_list",
+        "table_xinfo",
+        "temp_store",
+        "user_version",
+    }
+)
+
+
+def attaches(action: int) -> bool:
+    """Whether an action, as an authorizer is asked, attaches or detaches a database; VACUUM INTO does too."""
+    return action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)
+
+
+def seed_problem(source: SeedSource, action: int, first: str, second: str) -> str:
+    """Why an action of a seed script is refused; "" if it is allowed.
+
+    Args:
+        source: "file" if the task's author wrote the script, "data" if a row may have.
+        action: as an authorizer is asked, with its first two arguments.
+        first: of these, in lower case.
+        second: likewise.
+    """
+    if attaches(action):
+        return "ATTACH, DETACH and VACUUM are refused: there is only this database"
+    if action == sqlite3.SQLITE_FUNCTION and second in DANGEROUS_FUNCTIONS:
+        return f"the function {second}() is refused"
+    if action == sqlite3.SQLITE_PRAGMA:
+        is_refused = first in _PRAGMAS_OF_THE_PROCESS if source == "file" else first not in _PRAGMAS_OF_DATA
+        return f"PRAGMA {first} is refused" if is_refused else ""
+    if action == sqlite3.SQLITE_CREATE_VTABLE and source == "data":
+        return "virtual tables are refused here; put the script into a file and name it with seed_sql_file"
+    return ""
+
+
 _READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
+
 _WRITES = frozenset(
     {
         sqlite3.SQLITE_INSERT,
@@ -51,6 +115,7 @@ _WRITES = frozenset(
         sqlite3.SQLITE_REINDEX,
     }
 )
+
 _NAMES_OF_ACTIONS = {
     sqlite3.SQLITE_ANALYZE: "ANALYZE",
     sqlite3.SQLITE_CREATE_TEMP_INDEX: "CREATE TEMP INDEX",
@@ -59,6 +124,7 @@ _NAMES_OF_ACTIONS = {
     sqlite3.SQLITE_CREATE_TEMP_VIEW: "CREATE TEMP VIEW",
     sqlite3.SQLITE_DROP_VTABLE: "DROP of a virtual table",
 }
+
 _REASONS = {
     sqlite3.SQLITE_ATTACH: "ATTACH and VACUUM INTO are refused: there is only this database",
     sqlite3.SQLITE_DETACH: "DETACH is refused: there is only this database",
@@ -66,6 +132,7 @@ _REASONS = {
     sqlite3.SQLITE_SAVEPOINT: "savepoints are refused: each call happens wholly or not at all",
     sqlite3.SQLITE_CREATE_VTABLE: "virtual tables are refused",
 }
+
 _REFUSED_FUNCTIONS = DANGEROUS_FUNCTIONS | frozenset(
     {
         "fts5",
@@ -78,7 +145,9 @@ _REFUSED_FUNCTIONS = DANGEROUS_FUNCTIONS | frozenset(
         "total_changes",
     }
 )
+
 _REFUSED_TABLES = frozenset({"sqlite_dbpage", "dbstat", "sqlite_stmt", "bytecode", "tables_used", "sqlite_dbdata"})
+
 _PRAGMAS_WITH_ARGUMENT = frozenset(
     {
         "table_info",
@@ -93,11 +162,17 @@ _PRAGMAS_WITH_ARGUMENT = frozenset(
         "quick_check",
     }
 )
+
 _PRAGMAS = _PRAGMAS_WITH_ARGUMENT | {"foreign_keys", "user_version", "encoding", "collation_list"}
+
 _TIME_FUNCTIONS = ("date", "time", "datetime", "julianday", "strftime", "unixepoch")
+
 _CONNECTION_PRAGMAS = ("foreign_keys", "recursive_triggers", "ignore_check_constraints", "reverse_unordered_selects")
+
 _STEPS_BETWEEN_CHECKS = 1_000
+
 _MAX_SQL_BYTES = 100_000
+
 _TRUSTED_TIME_S = 60.0
 
 

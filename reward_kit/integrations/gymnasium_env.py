@@ -26,7 +26,7 @@ from gymnasium import spaces
 
 from reward_kit.agent.plain_json import as_text
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec
-from reward_kit.environments.registry import resource_class
+from reward_kit.environments.config import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 from reward_kit.integrations.loop_thread import LoopThread
 from reward_kit.undoing import undone_on_error

@@ -15,8 +15,7 @@ import anyio
 import pytest
 from aiohttp import web
 
-from reward_kit.environments.mcp.resource import McpResource
-from reward_kit.environments.mcp.tools import result_text
+from reward_kit.environments.mcp import McpResource, result_text
 from reward_kit.errors import DeadlineError, EnvironmentFailure, ToolError
 from reward_kit.processes import LOG_FOLDER
 from tests.agent.worlds import call, calls, collected, failure, reason, tool_answers

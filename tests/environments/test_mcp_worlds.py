@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from reward_kit.environments import check_resource, open_snapshot
-from reward_kit.environments.mcp import stdio
-from reward_kit.environments.mcp.resource import McpResource
+from reward_kit.environments import mcp_session as stdio
+from reward_kit.environments.mcp import McpResource
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 from tests.environments.mcp_worlds import AFTER, TINY, ask, copies, opened
 
@@ -84,7 +84,7 @@ async def test_a_wrong_configuration_is_one_error(config, message) -> None:
 def test_without_the_sdk_the_error_names_the_extra() -> None:
     code = (
         "import sys, asyncio; sys.modules['mcp'] = None\n"
-        "from reward_kit.environments.mcp.resource import McpResource\n"
+        "from reward_kit.environments.mcp import McpResource\n"
         "asyncio.run(McpResource().setup({'command': 'a'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -288,7 +288,7 @@ open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntry:\n {AFTER.stri
 
 KILLED = """
 import asyncio, sys
-from reward_kit.environments.mcp.resource import McpResource
+from reward_kit.environments.mcp import McpResource
 async def main():
     world = McpResource()
     await world.setup({"command": sys.argv[2:], "working_copy": sys.argv[1]})

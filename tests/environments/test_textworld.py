@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 from reward_kit.environments import check_resource, resource_class
+from reward_kit.environments import textworld as module
 from reward_kit.environments.engine_process import EngineProcess, worker_command
-from reward_kit.environments.textworld import resource as module
-from reward_kit.environments.textworld.options import OPTIONS
-from reward_kit.environments.textworld.resource import TextworldResource
-from reward_kit.environments.textworld.text import answer_text, asks, command_line
+from reward_kit.environments.textworld import OPTIONS, TextworldResource
+from reward_kit.environments.textworld_worker import answer_text, asks, command_line
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 from reward_kit.processes import shared_folder
 

@@ -15,7 +15,7 @@ from reward_kit.agent.groups import collect_group
 from reward_kit.agent.policies.expert_policy import ExpertPolicy
 from reward_kit.agent.policies.random_policy import RandomPolicy
 from reward_kit.agent.samples import Sample
-from reward_kit.environments.household.problem import TaskType
+from reward_kit.environments.household_problems import TaskType
 
 INSTALLED = all(importlib.util.find_spec(name) for name in ("textworld", "alfworld"))
 

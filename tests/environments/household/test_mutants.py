@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from reward_kit.environments.household import native
-from reward_kit.environments.household.native import HouseholdEngine as Engine
-from reward_kit.environments.household.problem import TaskType
+from reward_kit.environments import household_engine as native
+from reward_kit.environments.household_engine import HouseholdEngine as Engine
+from reward_kit.environments.household_problems import TaskType
 from tests.environments.household.test_traces import difference, traces
 
 Patch = Callable[[Any, str, Any], None]

@@ -10,10 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.environments.webshop.catalogue import MAX_RESULTS, Catalogue, catalogue
-from reward_kit.environments.webshop.goals import draw_goal, satisfies
-from reward_kit.environments.webshop.reward import token_set_ratio
-from reward_kit.environments.webshop.words import KINDS
+from reward_kit.environments.webshop import (
+    KINDS,
+    MAX_RESULTS,
+    Catalogue,
+    catalogue,
+    draw_goal,
+    satisfies,
+    token_set_ratio,
+)
 from reward_kit.errors import ToolError
 
 SIZE = 200

@@ -7,9 +7,7 @@ import random
 import pytest
 
 from reward_kit.environments import WebshopResource, check_resource, open_snapshot
-from reward_kit.environments.webshop.catalogue import catalogue
-from reward_kit.environments.webshop.goals import draw_goal
-from reward_kit.environments.webshop.reward import Goal, Purchase, match_purchase
+from reward_kit.environments.webshop import Goal, Purchase, catalogue, draw_goal, match_purchase
 from reward_kit.errors import ConfigError, ToolError
 
 SIZE = 200

@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.environments.webshop.catalogue import catalogue
-from reward_kit.environments.webshop.goals import draw_goal, satisfies
-from reward_kit.environments.webshop.reward import Goal, Purchase, match_purchase, token_set_ratio, type_factor
+from reward_kit.environments.webshop import (
+    Goal,
+    Purchase,
+    catalogue,
+    draw_goal,
+    match_purchase,
+    satisfies,
+    token_set_ratio,
+    type_factor,
+)
 
 SIZE = 200
 GOAL = Goal(

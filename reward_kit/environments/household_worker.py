@@ -1,6 +1,6 @@
 """The worker process in which TextWorld's engine plays: it blocks, and its planner may take seconds or crash.
 
-    python -m reward_kit.environments.household.real_worker
+    python -m reward_kit.environments.household_worker
 
 Requests, as `engine_worker` has them: `{"op": "load", "problem": {...}}`, `{"op": "load", "path": "game.tw-pddl"}`,
 `{"op": "step", "command"}`, `{"op": "expert"}`.
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.environments.engine_worker import Operations, run
-from reward_kit.environments.household.pddl import entity_names, game_data
-from reward_kit.environments.household.problem import Problem
+from reward_kit.environments.household_engine import entity_names, game_data
+from reward_kit.environments.household_problems import Problem
 from reward_kit.errors import ConfigError, how_to_install
 
 PACKAGES = ("textworld", "alfworld", "fast_downward")

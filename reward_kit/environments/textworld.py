@@ -1,26 +1,18 @@
-"""TextWorld's games as a resource: `act(command)` is the only tool, in the words of the game.
+"""What a task may say of a TextWorld game: which maker makes it with which options, or which file it is.
 
-A game is made by one of TextWorld's own makers, offline and from a seed: the same maker, options and seed give the
-same game. Or it is a game file, to whose name the `.json` that TextWorld writes beside it belongs: with it, the state
-is tracked. Every world plays in a worker process of its own and forks by replay.
-
-The reward of a command is the score it gained, as a part of the game's highest score: the rewards of a game that was
-won add up to 1. Winning and losing terminate, `max_moves` truncates.
-
-The state key names the facts that hold and the quests that were completed. It leaves out turns, the order in which
-things lie and what "it" means; but where the game has asked something, the question is part of it. The key of a game
-that is not tracked is its history.
+The options are those of `tw-make` in TextWorld 1.7 (`textworld/challenges/*/`, `scripts/tw-make`), with underscores.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from reward_kit.environments.base import (
     StateSnapshot,
@@ -33,14 +25,172 @@ from reward_kit.environments.base import (
 from reward_kit.environments.config import read_config, task_path
 from reward_kit.environments.engine_process import EngineProcess, worker_command
 from reward_kit.environments.replay import ReplayForkResource
-from reward_kit.environments.textworld.options import OPTIONS, TextworldConfig
-from reward_kit.environments.textworld.text import asks, command_line
-from reward_kit.environments.textworld.view import View
+from reward_kit.environments.textworld_worker import asks, command_line
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean, how_to_install
 from reward_kit.processes import shared_folder
 from reward_kit.validation import describe_validation_error
 
+Maker = Literal["cooking", "coin_collector", "treasure_hunter", "simple", "custom"]
+
+Section = Literal["objective", "description", "inventory", "admissible_commands"]
+
+_MOST_ROOMS = 100
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class CookingOptions(_Options):
+    """A meal to cook by the cookbook in the kitchen (the First TextWorld Problems competition)."""
+
+    recipe: int = Field(default=1, ge=1, le=5, description="ingredients")
+    take: int = Field(default=0, ge=0, description="ingredients that must be found; the others are carried")
+    go: Literal[1, 6, 9, 12] = Field(default=1, description="rooms")
+    open: bool = Field(default=False, description="containers and doors are closed")
+    cook: bool = False
+    cut: bool = False
+    drop: bool = Field(default=False, description="few things can be carried at once")
+    recipe_seed: int = Field(default=0, ge=0, description="above 0: another recipe in the same house")
+    split: Literal["train", "valid", "test"] | None = Field(default=None, description="which foods there are")
+
+    @model_validator(mode="after")
+    def _fits(self) -> CookingOptions:
+        if self.take > self.recipe:
+            raise ValueError(f"take: {self.take} is more than the recipe's {self.recipe} ingredients")
+        if self.recipe_seed and not self.take:
+            raise ValueError("recipe_seed: another recipe needs ingredients to take")
+        return self
+
+
+class CoinCollectorOptions(_Options):
+    """A coin at the end of a chain of `(level - 1) % 100 + 1` rooms; from 101 on with dead ends beside it."""
+
+    level: int = Field(ge=1, le=300)
+
+    @field_validator("level")
+    @classmethod
+    def _fits(cls, level: int) -> int:
+        rooms = ((level - 1) // 100 + 1) * ((level - 1) % 100 + 1)
+        if rooms > _MOST_ROOMS:
+            raise ValueError(f"would have {rooms} rooms, and TextWorld's games have {_MOST_ROOMS} at most")
+        return level
+
+
+class TreasureHunterOptions(_Options):
+    """One of two things to take: from 11 on behind doors and in containers, from 21 on behind locks."""
+
+    level: int = Field(ge=1, le=30)
+
+
+class SimpleOptions(_Options):
+    """Out of a locked bedroom, and food on the stove; always the same house."""
+
+    rewards: Literal["dense", "balanced", "sparse"] = "dense"
+    goal: Literal["detailed", "brief", "none"] = "detailed"
+    test: bool = Field(default=False, description="foods that the other games do not have")
+
+
+class CustomOptions(_Options):
+    """A house and quests drawn at random. `ambiguous_instructions` is not offered: it fails in TextWorld 1.7."""
+
+    world_size: int = Field(default=5, ge=1, le=_MOST_ROOMS)
+    nb_objects: int = Field(default=10, ge=1)
+    nb_parallel_quests: int = Field(default=1, ge=1)
+    quest_length: int | None = Field(default=None, ge=1, description="shorthand for its minimum, maximum and depth")
+    quest_breadth: int | None = Field(default=None, ge=1, description="shorthand for its minimum and maximum")
+    quest_min_length: int = Field(default=1, ge=1)
+    quest_max_length: int = Field(default=5, ge=1)
+    quest_min_breadth: int = Field(default=1, ge=1)
+    quest_max_breadth: int = Field(default=5, ge=1)
+    quest_min_depth: int = Field(default=1, ge=1)
+    quest_max_depth: int = Field(default=5, ge=1)
+    theme: Literal["house", "basic"] = "house"
+    include_adj: bool = False
+    only_last_action: bool = False
+    blend_instructions: bool = False
+    blend_descriptions: bool = False
+    entity_numbering: bool = False
+
+
+OPTIONS: dict[Maker, type[_Options]] = {
+    "cooking": CookingOptions,
+    "coin_collector": CoinCollectorOptions,
+    "treasure_hunter": TreasureHunterOptions,
+    "simple": SimpleOptions,
+    "custom": CustomOptions,
+}
+
+
+class TextworldConfig(BaseModel):
+    """The configuration of `textworld`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    game: str | None = Field(default=None, description="a game file (.z1 to .z8), relative to the task's folder")
+    maker: Maker | None = None
+    options: dict[str, Any] = Field(default_factory=dict, description="the maker's")
+    game_seed: int | None = Field(default=None, ge=0, lt=2**32, description="of the maker; by default the reset's seed")
+    max_moves: int | None = Field(default=None, ge=1, description="after so many commands the episode is truncated")
+    show: list[Section] = Field(default_factory=list, description="what every observation tells besides the answer")
+    task_folder: str | None = None
+
+    @model_validator(mode="after")
+    def _is_one_game(self) -> TextworldConfig:
+        if (self.game is None) == (self.maker is None):
+            raise ValueError("name either a game file (game) or a maker")
+        if self.game is not None and (self.options or self.game_seed is not None):
+            raise ValueError("options and game_seed are a maker's; a game file is made already")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One answer of the game.
+
+    Attributes:
+        observation: what the game said.
+        won: the game was won; False where nobody knows.
+        lost: it can no longer be won, and is over.
+        score: the points so far, None where the game does not tell.
+        max_score: those of a won game.
+        moves: how many of the game's actions were carried out; None where they are not tracked.
+        admissible_commands: every command that does something now, sorted; None where they are not tracked.
+        objective: what is to be done, None where the game does not tell; as `inventory` and `description`.
+        inventory: what the player carries.
+        description: of the room.
+        expert: the next command of a winning plan, None where there is none.
+        facts: what holds, sorted; empty where it is not tracked.
+        state: the name of the game's state, None where it is not tracked.
+    """
+
+    observation: str
+    won: bool | None = None
+    lost: bool | None = None
+    score: int | None = None
+    max_score: int | None = None
+    moves: int | None = None
+    admissible_commands: list[str] | None = None
+    objective: str | None = None
+    inventory: str | None = None
+    description: str | None = None
+    expert: str | None = None
+    facts: list[str] = field(default_factory=list)
+    state: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the game has come to an end."""
+        return bool(self.won or self.lost)
+
+    def section(self, name: Section) -> str | None:
+        """What is shown under this name, None where it is not known."""
+        value: Any = getattr(self, name)
+        return ", ".join(value) if isinstance(value, list) else value
+
+
 _TOOL = "act"
+
 _SPEC = tool_spec(
     _TOOL,
     'Carry out one command of the game, such as "go north" or "take apple from table". "help" lists the verbs.',
@@ -51,8 +201,11 @@ _SPEC = tool_spec(
         "additionalProperties": False,
     },
 )
-_WORKER = "reward_kit.environments.textworld.worker"
+
+_WORKER = "reward_kit.environments.textworld_worker"
+
 _MAKING_TIMEOUT = 300.0
+
 _TITLES = {
     "objective": "Objective",
     "description": "Room",

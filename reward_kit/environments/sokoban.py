@@ -17,14 +17,27 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome, ToolSpec, hash_key, tool_spec
 from reward_kit.environments.config import read_config
-from reward_kit.environments.sokoban.generator import Board, BoardSpec, generate
-from reward_kit.environments.sokoban.level import DIRECTIONS, LEGEND, Level, Position, read_level
-from reward_kit.environments.sokoban.solver import Plan, pushes_left, solve
+from reward_kit.environments.sokoban_solver import (
+    DIRECTIONS,
+    LEGEND,
+    Board,
+    BoardSpec,
+    Level,
+    Plan,
+    Position,
+    generate,
+    pushes_left,
+    read_level,
+    solve,
+)
 from reward_kit.errors import ConfigError, LimitError, ToolError, did_you_mean
 
 _TOOL = "move"
+
 _NODE_LIMIT = 50_000
+
 _TASK = "Push every box onto a goal. Walking into a box pushes it; you cannot pull one, nor push two at once."
+
 _SPEC: ToolSpec = tool_spec(
     _TOOL,
     "Walk one cell, pushing the box that stands there.",

@@ -1,34 +1,171 @@
-"""A fast engine for household games, equal to TextWorld's on ALFWorld's domain: texts, commands, effects and goals.
-
-What a state lets the agent do depends on little of it: where it stands, what it holds, what lies there, and whether the
-receptacle there is open. That part is a `_Spot`, made once and kept in the tables of the problem, which all engines of
-one problem share. A step is then two lookups and a few integer operations. Sets of objects are bit masks over the
-things in the order in which the texts list them.
-
-Some of the domain's facts never change what an agent can do or read, so they are not kept: what was checked, examined
-or once in a receptacle, and whether a lamp is on at the moment (`isOn`; texts and goals ask whether it was ever used).
-"""
+"""What an agent sees after a command of a household game, the same for the native and the real engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import heapq
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from itertools import count
+from typing import Any, NamedTuple, TypeAlias
 
 from reward_kit.environments.base import canonical_json, hash_key
-from reward_kit.environments.household import domain
-from reward_kit.environments.household.pddl import pddl_name
-from reward_kit.environments.household.problem import Problem, TaskType
-from reward_kit.environments.household.view import View
+from reward_kit.environments.household_problems import (
+    APPLIANCES,
+    KNIVES,
+    Problem,
+    Receptacle,
+    TaskType,
+    Thing,
+    can_hold,
+)
+
+
+class View(NamedTuple):
+    """One observation of a household game, with the commands that are open next."""
+
+    observation: str
+    admissible: tuple[str, ...]
+    reward: float
+    done: bool
+    won: bool
+
+
+AGENT = "agent1"
+
+START = "loc_00"
+
+_NAMED_BY_DOMAIN = ("sinkbasin", "microwave", "fridge")
+
+_TASK_MARK = "UNKNOWN GOAL."
+
+_FLAGS = ("cleanable", "heatable", "coolable", "sliceable", "toggleable", "pickupable")
+
+_PROPERTY = {
+    TaskType.CLEAN: ("cleanable", "isClean"),
+    TaskType.HEAT: ("heatable", "isHot"),
+    TaskType.COOL: ("coolable", "isCool"),
+}
+
+
+def pddl_name(name: str) -> str:
+    """The PDDL name of "mug 1": `mug_01`. Its order is that of type and number, up to 99 of a type."""
+    kind, number = name.split(" ")
+    return f"{kind}_{int(number):02d}"
+
+
+def pddl_problem(problem: Problem) -> str:
+    """The PDDL problem text for ALFWorld's domain."""
+    lines = ["(define (problem household)", "(:domain alfred)", "(:objects", *_objects(problem), ")"]
+    lines += ["(:init", *_facts(problem), ")", "(:goal", _goal(problem), ")"]
+    return "\n".join([*lines, "(:metric minimize (total-cost))", ")"])
+
+
+def game_data(problem: Problem, domain: str, grammar: str) -> dict[str, Any]:
+    """The content of a `game.tw-pddl` file.
+
+    Args:
+        problem: the problem.
+        domain: the text of ALFWorld's `alfred.pddl`.
+        grammar: the text of ALFWorld's `alfred.twl2`, in which the task stands for "UNKNOWN GOAL".
+    """
+    grammar = grammar.replace(_TASK_MARK, problem.goal)
+    return {"pddl_domain": domain, "grammar": grammar, "pddl_problem": pddl_problem(problem), "solvable": True}
+
+
+def entity_names(problem: Problem) -> dict[str, str]:
+    """PDDL name -> name, for all receptacles and things."""
+    names = [*(item.name for item in problem.receptacles), *(item.name for item in problem.things)]
+    return {pddl_name(name): name for name in names}
+
+
+def _objects(problem: Problem) -> list[str]:
+    receptacles = [pddl_name(item.name) for item in problem.receptacles]
+    things = [pddl_name(item.name) for item in problem.things]
+    places = [START, *(_place(index) for index in range(len(receptacles)))]
+    return [
+        f"{AGENT} - agent",
+        f"{' '.join(places)} - location",
+        f"{' '.join(receptacles)} - receptacle",
+        f"{' '.join(things)} - object",
+        f"{' '.join(_types(_receptacle_types(problem)))} - rtype",
+        f"{' '.join(_types(_object_types(problem)))} - otype",
+    ]
+
+
+def _facts(problem: Problem) -> list[str]:
+    place_of = {item.name: _place(index) for index, item in enumerate(problem.receptacles)}
+    facts = ["(= (total-cost) 0)", f"(atLocation {AGENT} {START})"]
+    for receptacle in problem.receptacles:
+        facts += _receptacle_facts(receptacle, place_of[receptacle.name])
+    for thing in problem.things:
+        facts += _thing_facts(thing, place_of[thing.at])
+    for receptacle_type in _receptacle_types(problem):
+        held = [kind for kind in _object_types(problem) if can_hold(receptacle_type, kind)]
+        facts += [f"(canContain {_type(receptacle_type)} {_type(kind)})" for kind in held]
+    return facts
+
+
+def _receptacle_facts(receptacle: Receptacle, place: str) -> list[str]:
+    name = pddl_name(receptacle.name)
+    facts = [f"(receptacleAtLocation {name} {place})", f"(receptacleType {name} {_type(receptacle.type)})"]
+    return [*facts, f"(openable {name})"] if receptacle.openable else facts
+
+
+def _thing_facts(thing: Thing, place: str) -> list[str]:
+    name = pddl_name(thing.name)
+    facts = [f"(objectType {name} {_type(thing.type)})", f"(inReceptacle {name} {pddl_name(thing.at)})"]
+    flags = [f"({flag} {name})" for flag in _FLAGS if getattr(thing, flag)]
+    return [*facts, f"(objectAtLocation {name} {place})", *flags]
+
+
+def _goal(problem: Problem) -> str:
+    """ALFRED's goal for the task type: there are objects, and a receptacle, for which all of it holds."""
+    target, destination = _type(problem.target), _type(problem.destination)
+    if problem.task_type is TaskType.LOOK_IN_LIGHT:
+        lit = f"(objectType ?t {destination}) (toggleable ?t) (isToggled ?t) (inReceptacle ?t ?r)"
+        near = "(receptacleAtLocation ?r ?l) (atLocation ?a ?l)"
+        lamp = f"(exists (?t - object ?r - receptacle ?a - agent ?l - location) (and {lit} {near}))"
+        return f"(and {lamp} (exists (?o - object ?a - agent) (and (objectType ?o {target}) (holds ?a ?o))))"
+    placed = f"(objectType ?o {target}) (receptacleType ?r {destination}) (inReceptacle ?o ?r)"
+    if problem.task_type is TaskType.PICK_TWO:
+        second = f"(not (= ?o ?p)) (objectType ?p {target}) (inReceptacle ?p ?r)"
+        return f"(exists (?r - receptacle ?o - object ?p - object) (and {placed} {second}))"
+    extra = " ".join(f"({word} ?o)" for word in _PROPERTY.get(problem.task_type, ()))
+    return f"(exists (?r - receptacle ?o - object) (and {placed} {extra}))"
+
+
+def _receptacle_types(problem: Problem) -> list[str]:
+    return sorted({item.type for item in problem.receptacles} | set(_NAMED_BY_DOMAIN))
+
+
+def _object_types(problem: Problem) -> list[str]:
+    return sorted({item.type for item in problem.things} | KNIVES | {problem.target})
+
+
+def _types(kinds: Iterable[str]) -> list[str]:
+    return [_type(kind) for kind in kinds]
+
+
+def _type(kind: str) -> str:
+    return f"{kind}Type"
+
+
+def _place(index: int) -> str:
+    return f"loc_{index + 1:02d}"
+
 
 NOTHING = "Nothing happens."
+
 NOWHERE = -1
+
 """The agent's place before it first goes to a receptacle, and what it holds with empty hands."""
 
 _START = (NOWHERE, NOWHERE, 0, 0)
+
 _NOT_CONTENT = ("id", "split", "layout")
 
 _ROOM = "You are in the middle of a room. Looking quickly around you, you see {}."
+
 _HELP = """\
 Available commands:
   look:                             look around your current location
@@ -106,7 +243,7 @@ class Tables:
 
     def can_hold(self, receptacle: int, thing: int) -> bool:
         """Whether the thing can be moved to the receptacle."""
-        return domain.can_hold(self.receptacles[receptacle].type, self.things[thing].type)
+        return can_hold(self.receptacles[receptacle].type, self.things[thing].type)
 
     def listed(self, mask: int) -> str:
         """A mask as the texts list it."""
@@ -328,6 +465,7 @@ class HouseholdEngine:
 
 
 Effect: TypeAlias = Callable[[HouseholdEngine, int, int], str]
+
 Action: TypeAlias = tuple[Effect, int, int]
 
 
@@ -370,7 +508,7 @@ def _add_lying(engine: HouseholdEngine, actions: dict[str, Action], number: int)
         actions[f"take {thing.name} from {tables.receptacles[at].name}"] = (HouseholdEngine._take, number, at)
     if thing.toggleable:
         actions[f"use {thing.name}"] = (HouseholdEngine._use, number, 0)
-    if thing.sliceable and holding >= 0 and tables.things[holding].type in domain.KNIVES:
+    if thing.sliceable and holding >= 0 and tables.things[holding].type in KNIVES:
         knife = tables.things[holding].name
         actions[f"slice {thing.name} with {knife}"] = (HouseholdEngine._slice, number, holding)
 
@@ -391,3 +529,208 @@ def _add_held(engine: HouseholdEngine, actions: dict[str, Action], number: int) 
         actions[f"heat {thing.name} with {place.name}"] = (HouseholdEngine._heat, number, at)
     if thing.coolable and place.type == "fridge":
         actions[f"cool {thing.name} with {place.name}"] = (HouseholdEngine._cool, number, at)
+
+
+MILESTONES = ("found", "taken", "transformed", "placed")
+
+"""In their usual order: an object of the asked type was seen; held; clean, hot or cool as asked (or the lamp was
+used); and put where it belongs. Each is reached at most once. Not every task has all: nothing is placed under a lamp,
+nothing is transformed where a thing is only moved. Of two objects, the first one that is put in its place counts."""
+
+
+def milestones(engine: HouseholdEngine, held_before: int) -> list[str]:
+    """The milestones whose condition holds after a command; `held_before` is what was held before it."""
+    tables, at = engine.tables, engine.at
+    held = engine.holding >= 0 and bool(tables.targets >> engine.holding & 1)
+    seen = at >= 0 and engine.is_open(at) and bool(engine.contents[at] & tables.targets)
+    put_down = held_before >= 0 > engine.holding and at in tables.destinations
+    holds = {
+        "found": held or seen,
+        "taken": held,
+        "transformed": _is_transformed(engine),
+        "placed": put_down and bool(engine.ready() >> held_before & 1),
+    }
+    return [name for name in MILESTONES if holds[name]]
+
+
+def _is_transformed(engine: HouseholdEngine) -> bool:
+    if engine.tables.problem.task_type is TaskType.LOOK_IN_LIGHT:
+        return bool(engine.toggled & engine.tables.lamps)
+    # Only the tasks that ask for a change have things to transform.
+    return bool(engine.ready() & engine.tables.transformable)
+
+
+_VERB = {TaskType.CLEAN: "clean", TaskType.HEAT: "heat", TaskType.COOL: "cool"}
+
+
+class _State(NamedTuple):
+    """What matters of a state. `holding` and the bits of `ready` count the tracked things.
+
+    `ready` marks those that are clean, hot or cool where the task asks for it, and the lamps that have been used.
+    """
+
+    at: int
+    holding: int
+    places: tuple[int, ...]
+    opened: int
+    ready: int
+
+
+_Errand: TypeAlias = tuple[list[str], _State]
+
+
+def shortest_plan(engine: HouseholdEngine) -> list[str] | None:
+    """The commands of a shortest way to the goal; [] where it holds already, None where no way leads there."""
+    search = _Search(engine)
+    order = count()
+    frontier: list[tuple[int, int, _State, tuple[str, ...]]] = [(0, next(order), search.start, ())]
+    closed: set[_State] = set()
+    while frontier:
+        cost, _, state, commands = heapq.heappop(frontier)
+        if search.is_goal(state):
+            return list(commands)
+        if state in closed:
+            continue
+        closed.add(state)
+        for errand, following in search.errands(state):
+            if following not in closed:
+                heapq.heappush(frontier, (cost + len(errand), next(order), following, (*commands, *errand)))
+    return None
+
+
+class _Search:
+    """The errands of one problem, and where they start."""
+
+    def __init__(self, engine: HouseholdEngine) -> None:
+        self.tables = tables = engine.tables
+        self.task_type = tables.problem.task_type
+        looks = self.task_type is TaskType.LOOK_IN_LIGHT
+        held = 1 << engine.holding if engine.holding >= 0 else 0
+        self.tracked = tables.members(tables.targets | held | (tables.lamps if looks else 0))
+        self.is_target = [bool(tables.targets >> number & 1) for number in self.tracked]
+        self.is_lamp = [looks and bool(tables.lamps >> number & 1) for number in self.tracked]
+        appliance = APPLIANCES.get(self.task_type)
+        self.appliances = [place for place, item in enumerate(tables.receptacles) if item.type == appliance]
+        self.start = self._start(engine)
+
+    def is_goal(self, state: _State) -> bool:
+        """Whether the goal holds."""
+        things = range(len(self.tracked))
+        if self.task_type is TaskType.LOOK_IN_LIGHT:
+            lit = any(self.is_lamp[k] and state.ready >> k & 1 and state.places[k] == state.at for k in things)
+            return lit and state.holding >= 0 and self.is_target[state.holding]
+        if self.task_type is TaskType.PICK_TWO:
+            found = [state.places[k] for k in things if self.is_target[k]]
+            return any(found.count(place) >= 2 for place in self.tables.destinations)
+        return any(self.is_target[k] and self._is_ready(state, k) for k in things if self._is_delivered(state, k))
+
+    def errands(self, state: _State) -> Iterator[_Errand]:
+        """What can sensibly be done next."""
+        if state.holding < 0:
+            for k, number in enumerate(self.tracked):
+                if self.is_target[k] and self.tables.things[number].pickupable:
+                    yield self._take(state, k)
+        else:
+            yield from self._treat(state)
+            yield from self._put(state)
+        if self.task_type is TaskType.LOOK_IN_LIGHT:
+            yield from self._light(state)
+
+    def _start(self, engine: HouseholdEngine) -> _State:
+        place_of = {
+            number: place for place, content in enumerate(engine.contents) for number in self.tables.members(content)
+        }
+        marks = engine.toggled if self.task_type is TaskType.LOOK_IN_LIGHT else engine.ready()
+        return _State(
+            at=engine.at,
+            holding=self.tracked.index(engine.holding) if engine.holding >= 0 else NOWHERE,
+            places=tuple(place_of.get(number, NOWHERE) for number in self.tracked),
+            opened=engine.opened,
+            ready=sum((marks >> number & 1) << k for k, number in enumerate(self.tracked)),
+        )
+
+    def _is_ready(self, state: _State, k: int) -> bool:
+        return self.task_type is TaskType.PICK_AND_PLACE or bool(state.ready >> k & 1)
+
+    def _is_delivered(self, state: _State, k: int) -> bool:
+        return state.places[k] in self.tables.destinations
+
+    def _reach(self, state: _State, place: int, *, inside: bool) -> tuple[list[str], int]:
+        """The commands that bring the agent before a receptacle, and open it, and which are open then."""
+        commands = [] if state.at == place else [self.tables.go[place]]
+        receptacle = self.tables.receptacles[place]
+        if not inside or not receptacle.openable or state.opened >> place & 1:
+            return commands, state.opened
+        return [*commands, f"open {receptacle.name}"], state.opened | 1 << place
+
+    def _name(self, k: int) -> str:
+        return self.tables.things[self.tracked[k]].name
+
+    def _take(self, state: _State, k: int) -> _Errand:
+        place = state.places[k]
+        commands, opened = self._reach(state, place, inside=True)
+        places = (*state.places[:k], NOWHERE, *state.places[k + 1 :])
+        command = f"take {self._name(k)} from {self.tables.receptacles[place].name}"
+        return [*commands, command], _State(place, k, places, opened, state.ready)
+
+    def _treat(self, state: _State) -> Iterator[_Errand]:
+        """Clean, heat or cool what is held, where the task asks for it."""
+        k = state.holding
+        if not self.tables.transformable >> self.tracked[k] & 1 or not self.is_target[k] or self._is_ready(state, k):
+            return
+        for place in self.appliances:
+            commands, opened = self._reach(state, place, inside=False)
+            command = f"{_VERB[self.task_type]} {self._name(k)} with {self.tables.receptacles[place].name}"
+            yield [*commands, command], state._replace(at=place, opened=opened, ready=state.ready | 1 << k)
+
+    def _put(self, state: _State) -> Iterator[_Errand]:
+        k = state.holding
+        for place in self._places_to_put(state, k):
+            commands, opened = self._reach(state, place, inside=True)
+            places = (*state.places[:k], place, *state.places[k + 1 :])
+            command = f"move {self._name(k)} to {self.tables.receptacles[place].name}"
+            yield [*commands, command], _State(place, NOWHERE, places, opened, state.ready)
+
+    def _places_to_put(self, state: _State, k: int) -> list[int]:
+        possible = [place for place in range(len(self.tables.receptacles)) if self._accepts(place, k)]
+        special = {state.at, *state.places}
+        if self._serves(state, k):
+            wanted = self.tables.destinations if self._may_deliver(state, k) else []
+            return self._distinct(state, [place for place in possible if place in wanted], special)
+        # Whatever the next errand is, it leads to one of these places or is as far from all others.
+        special |= {*self.tables.destinations, *self.appliances}
+        return self._distinct(state, possible, special)
+
+    def _distinct(self, state: _State, places: list[int], special: set[int]) -> list[int]:
+        """One of all places that are interchangeable."""
+        chosen: dict[tuple[int, bool], int] = {}
+        for place in places:
+            shut = self.tables.receptacles[place].openable and not state.opened >> place & 1
+            chosen.setdefault((place if place in special else NOWHERE, shut), place)
+        return list(chosen.values())
+
+    def _accepts(self, place: int, k: int) -> bool:
+        return self.tables.can_hold(place, self.tracked[k])
+
+    def _serves(self, state: _State, k: int) -> bool:
+        """Whether the held thing can still be the one that the goal asks for."""
+        if not self.is_target[k] or self.task_type not in _VERB:
+            return self.is_target[k]
+        treatable = bool(self.tables.transformable >> self.tracked[k] & 1) and bool(self.appliances)
+        return self._is_ready(state, k) or treatable
+
+    def _may_deliver(self, state: _State, k: int) -> bool:
+        if self.task_type is TaskType.LOOK_IN_LIGHT:
+            return False
+        return self.task_type is TaskType.PICK_TWO or self._is_ready(state, k)
+
+    def _light(self, state: _State) -> Iterator[_Errand]:
+        """Use a lamp, or only go to one that has been used."""
+        for k, place in enumerate(state.places):
+            if not self.is_lamp[k] or place < 0:
+                continue
+            commands, opened = self._reach(state, place, inside=False)
+            if not state.ready >> k & 1:
+                commands = [*commands, f"use {self._name(k)}"]
+            if commands:
+                yield commands, state._replace(at=place, opened=opened, ready=state.ready | 1 << k)
