@@ -34,7 +34,7 @@ from reward_kit.environments.household_problems import (
     Receptacle,
     TaskType,
     Thing,
-    problem,
+    generate_problem,
 )
 from reward_kit.environments.household_worker import Game
 
@@ -75,7 +75,7 @@ def trace_problem(index: int) -> Problem:
     split = SPLITS[index // (len(TaskType) * len(KINDS)) % len(SPLITS)]
     large = index // len(TaskType) % LARGE_EVERY == 0
     for seed in range(SEED, SEED + 100_000):
-        drawn = problem(split, index, seed, task_type)
+        drawn = generate_problem(split, index, seed, task_type)
         if _suits(drawn, kind) and (large or len(drawn.receptacles) <= SMALL):
             return drawn
     raise AssertionError("no such problem")

@@ -130,7 +130,7 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
     "a knife needs an open door": with_commands(drop("slice", lambda engine: not engine.is_open(engine.at))),
     "a full hand uses no lamp": with_commands(drop("use", lambda engine: engine.holding >= 0)),
     "the fridge does not cool": with_commands(drop("cool", lambda engine: True)),
-    "a butterknife does not slice": lambda patch: patch(native.domain, "KNIVES", frozenset({"knife"})),
+    "a butterknife does not slice": lambda patch: patch(native, "KNIVES", frozenset({"knife"})),
     "everything fits everywhere": lambda patch: patch(native.Tables, "can_hold", lambda *_: True),
     "outer white space counts": lambda patch: patch(
         Engine,

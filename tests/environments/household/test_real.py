@@ -8,9 +8,8 @@ from importlib.util import find_spec
 import pytest
 
 from reward_kit.environments.alfworld import RealEngine, game_files
-from reward_kit.environments.household_engine import game_data, pddl_name
 from reward_kit.environments.household_problems import TaskType, generate_problem
-from reward_kit.environments.household_worker import PACKAGES
+from reward_kit.environments.household_worker import PACKAGES, game_data, pddl_name
 from reward_kit.errors import ConfigError, EnvironmentFailure
 
 INSTALLED = all(find_spec(name) for name in PACKAGES)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.environments.webshop import (
-    Goal,
     Purchase,
+    ShoppingGoal,
     catalogue,
     draw_goal,
     match_purchase,
@@ -20,7 +20,7 @@ from reward_kit.environments.webshop import (
 )
 
 SIZE = 200
-GOAL = Goal(
+GOAL = ShoppingGoal(
     instruction="",
     product_id="B000000001",
     query="rain jacket",
