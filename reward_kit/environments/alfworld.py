@@ -422,9 +422,7 @@ class RealEngine:
     async def load(self, source: Problem | str | Path) -> View:
         """Start the game of a problem, or of a `game.tw-pddl` file; raises as `EngineProcess.ask`."""
         self._plan, self._moved = None, False
-        if isinstance(source, Problem):
-            return await self._view({"op": "load", "problem": source.to_json()})
-        return await self._view({"op": "load", "path": _absolute(source)})
+        return await self._view(_load_request(source))
 
     async def step(self, command: str) -> View:
         """Carry out one command; one that is not admissible changes nothing."""
@@ -455,8 +453,10 @@ class RealEngine:
         return View(answer["observation"], commands, float(answer["reward"]), answer["done"], answer["won"])
 
 
-def _absolute(path: str | Path) -> str:
-    return str(Path(path).expanduser().absolute())
+def _load_request(source: Problem | str | Path) -> dict[str, Any]:
+    if isinstance(source, Problem):
+        return {"op": "load", "problem": source.to_json()}
+    return {"op": "load", "path": str(Path(source).expanduser().absolute())}
 
 
 def game_files(folder: str | Path | None = None) -> list[Path]:

@@ -1,9 +1,12 @@
-"""What an agent can do with the files of a `filesystem` world, each call whole or not at all."""
+"""A private directory of files, for agents that read and edit; no path, link or race leads out of it.
+
+The files are in a fresh temporary directory, removed by `close` (or when the resource is collected, or the process
+ends). Symbolic links are neither followed nor copied, and are not part of the state. Every tool call takes effect as a
+whole or not at all.
+"""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import logging
 import os
 import weakref
@@ -22,32 +25,43 @@ from reward_kit.environments.base import (
     StateSnapshot,
     StepOutcome,
     ToolSpec,
-    canonical_json,
-    hash_key,
-    tool_spec,
+    check_call,
+    strict_tool,
 )
 from reward_kit.environments.config import read_config, task_path
-from reward_kit.environments.confined import Entry, explained, kind_at, open_directory, show, split_path
-from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary, did_you_mean
+from reward_kit.environments.confined import (
+    Entry,
+    explained,
+    files_key,
+    files_snapshot,
+    kind_at,
+    open_directory,
+    show,
+    split_path,
+)
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary
 from reward_kit.processes import remove_folder, temporary_folder
-from reward_kit.undoing import undone_on_error
 
 FILES_FOLDER = "files"
-
 _SCRATCH_FOLDER = "new"
+_logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class FileLimits:
-    """How much a world may hold; bytes, and files and directories together."""
+class FilesystemConfig(BaseModel):
+    """The configuration of `filesystem`."""
 
-    max_file_bytes: int
-    max_files: int
-    max_total_bytes: int
+    model_config = ConfigDict(extra="forbid")
+
+    files: dict[str, str] = Field(default_factory=dict, description="path to text, written at reset")
+    source_dir: str | None = Field(default=None, description="a directory copied in at reset, before `files`")
+    task_folder: str | None = Field(default=None, description="what source_dir is relative to and must lie in")
+    max_file_bytes: int = Field(default=1_000_000, gt=0)
+    max_files: int = Field(default=1_000, gt=0, description="files and directories together")
+    max_total_bytes: int = Field(default=64_000_000, gt=0)
 
 
 class FileWorld:
-    """The directory on disk: `files` is what the agent sees, `new` is where a file is written before it moves there."""
+    """The directory on disk: the agent sees `files`; a file is written in `new` before it moves there."""
 
     def __init__(self) -> None:
         self.path = str(temporary_folder("files-"))
@@ -59,9 +73,13 @@ class FileWorld:
 
     @classmethod
     def make(cls, entries: tuple[Entry, ...]) -> FileWorld:
+        """Return a new directory with these entries."""
         world = cls()
-        with undone_on_error(world.remove):
+        try:
             confined.materialise(world.files, entries)
+        except BaseException:
+            world.remove()
+            raise
         return world
 
 
@@ -73,10 +91,10 @@ def _remove_world(path: str, *handles: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FileCall:
-    """One tool call on one world. Every method either does all it says or raises `ToolError` and changes nothing."""
+    """One tool call. Every method either has its whole effect or raises `ToolError` and changes nothing."""
 
     world: FileWorld
-    limits: FileLimits
+    limits: FilesystemConfig
 
     def list_directory(self, path: str) -> list[dict[str, str]]:
         with open_directory(self.world.files, split_path(path)) as directory:
@@ -92,14 +110,14 @@ class FileCall:
 
     def write_file(self, path: str, content: str) -> str:
         with self._parent(path) as (directory, parts):
-            return self._put(directory, parts, _encoded(content))
+            return self._put(directory, parts, b"", content)
 
     def append_file(self, path: str, content: str) -> str:
         with self._parent(path) as (directory, parts):
             before = b""
             if kind_at(directory, parts[-1]) is not None:
                 before, _ = confined.read_file(directory, parts, self.limits.max_file_bytes)
-            return self._put(directory, parts, before + _encoded(content))
+            return self._put(directory, parts, before, content)
 
     def delete_path(self, path: str) -> str:
         with self._parent(path) as (directory, parts):
@@ -149,18 +167,21 @@ class FileCall:
         if kind == "symlink":
             raise ToolError(f"{show(parts)} is a symbolic link; links are not followed")
 
-    def _put(self, directory: int, parts: tuple[str, ...], content: bytes) -> str:
+    def _put(self, directory: int, parts: tuple[str, ...], before: bytes, text: str) -> str:
+        try:
+            content = before + text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ToolError("content is not valid Unicode text") from None
         name, limit = parts[-1], self.limits.max_file_bytes
         if len(content) > limit:
             raise ToolError(f"{show(parts)} would be larger than {limit} bytes")
         executable = False
-        kind = kind_at(directory, name)
-        if kind is None:
+        if kind_at(directory, name) is None:
             self._check_room(more_files=1, more_bytes=len(content))
         else:
-            # Refuses what is no regular file, and keeps the executable bit of what is replaced.
-            before, executable = confined.read_file(directory, parts, self.limits.max_total_bytes)
-            self._check_room(more_files=0, more_bytes=len(content) - len(before))
+            # Refuses anything but a regular file, and keeps the executable bit of the file that is replaced.
+            replaced, executable = confined.read_file(directory, parts, self.limits.max_total_bytes)
+            self._check_room(more_files=0, more_bytes=len(content) - len(replaced))
         confined.create_file(self.world.scratch, name, content, executable)
         try:
             with explained(directory, name, parts):
@@ -171,20 +192,14 @@ class FileCall:
         return f"{show(parts)} has {len(content)} bytes"
 
     def _check_room(self, more_files: int, more_bytes: int) -> None:
-        files, size = _usage(self.world.files)
+        files = size = 0
+        for _, directories, names, handle in os.fwalk(".", dir_fd=self.world.files):
+            files += len(directories) + len(names)
+            size += sum(os.stat(name, dir_fd=handle, follow_symlinks=False).st_size for name in names)
         if more_files > 0 and files + more_files > self.limits.max_files:
             raise ToolError(f"there is room for {self.limits.max_files} files and directories, and {files} are there")
         if more_bytes > 0 and size + more_bytes > self.limits.max_total_bytes:
             raise ToolError(f"there is room for {self.limits.max_total_bytes} bytes, and {size} are used")
-
-
-def _usage(root: int) -> tuple[int, int]:
-    """How many entries there are below `root`, and how many bytes."""
-    count = size = 0
-    for _, directories, files, handle in os.fwalk(".", dir_fd=root):
-        count += len(directories) + len(files)
-        size += sum(os.stat(name, dir_fd=handle, follow_symlinks=False).st_size for name in files)
-    return count, size
 
 
 def _named(path: str) -> tuple[str, ...]:
@@ -194,82 +209,21 @@ def _named(path: str) -> tuple[str, ...]:
     return parts
 
 
-def _encoded(content: str) -> bytes:
-    try:
-        return content.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ToolError("content is not valid Unicode text") from None
-
-
-@dataclass(frozen=True, slots=True)
-class FileTool:
-    """One tool: what the agent reads of it, the method that does it, and whether that changes anything."""
-
-    spec: ToolSpec
-    run: Callable[..., Any]
-    writes: bool
-
-    def checked(self, given: Mapping[str, Any]) -> dict[str, str]:
-        """The arguments of a call; each is text.
-
-        Raises:
-            ToolError: one is unknown, missing or no text.
-        """
-        function = self.spec["function"]
-        known: Mapping[str, Any] = function["parameters"]["properties"]
-        values = {name: schema["default"] for name, schema in known.items() if "default" in schema}
-        for name, value in given.items():
-            if name not in known:
-                raise ToolError(f"{function['name']}: unknown argument {name!r}{did_you_mean(str(name), known)}")
-            if not isinstance(value, str):
-                raise ToolError(f"{function['name']}: {name}: must be text, got {value!r}")
-            values[name] = value
-        for name in known:
-            if name not in values:
-                raise ToolError(f"{function['name']}: {name}: missing")
-        return values
-
-
-def _tool(run: Callable[..., Any], description: str, writes: bool, **parameters: dict[str, Any]) -> FileTool:
-    properties = {name: {"type": "string", **schema} for name, schema in parameters.items()}
-    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
-    required = [name for name, given in parameters.items() if "default" not in given]
-    if required:
-        schema["required"] = required
-    return FileTool(tool_spec(run.__name__, description, schema), run, writes)
-
-
-_PATH = {"description": "a path relative to the working directory, such as notes/today.txt"}
-
-_TEXT = {"description": "the text"}
-
-FILE_TOOLS: dict[str, FileTool] = {
-    tool.spec["function"]["name"]: tool
-    for tool in (
-        _tool(FileCall.list_directory, "List a directory.", False, path={**_PATH, "default": "."}),
-        _tool(FileCall.read_file, "Read a text file.", False, path=_PATH),
-        _tool(FileCall.write_file, "Write a file; its directory must exist.", True, path=_PATH, content=_TEXT),
-        _tool(FileCall.append_file, "Append text to a file, or create it.", True, path=_PATH, content=_TEXT),
-        _tool(FileCall.delete_path, "Delete a file, or a directory with all that is in it.", True, path=_PATH),
-        _tool(FileCall.move_path, "Move or rename a file or a directory.", True, source=_PATH, target=_PATH),
-        _tool(FileCall.make_directory, "Make a directory, and those above it.", True, path=_PATH),
+_PATH = {"type": "string", "description": "a path relative to the working directory, such as notes/today.txt"}
+_TEXT = {"type": "string", "description": "the text"}
+_TOOLS: dict[str, tuple[Callable[..., Any], bool, ToolSpec]] = {
+    run.__name__: (run, writes, strict_tool(run.__name__, description, **parameters))
+    for run, writes, description, parameters in (
+        (FileCall.list_directory, False, "List a directory.", {"path": {**_PATH, "default": "."}}),
+        (FileCall.read_file, False, "Read a text file.", {"path": _PATH}),
+        (FileCall.write_file, True, "Write a file; its directory must exist.", {"path": _PATH, "content": _TEXT}),
+        (FileCall.append_file, True, "Append text to a file, or create it.", {"path": _PATH, "content": _TEXT}),
+        (FileCall.delete_path, True, "Delete a file, or a directory with all that is in it.", {"path": _PATH}),
+        (FileCall.move_path, True, "Move or rename a file or a directory.", {"source": _PATH, "target": _PATH}),
+        (FileCall.make_directory, True, "Make a directory, and those above it.", {"path": _PATH}),
     )
 }
-
-_logger = logging.getLogger(__name__)
-
-
-class FilesystemConfig(BaseModel):
-    """The configuration of `filesystem`."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    files: dict[str, str] = Field(default_factory=dict, description="path to text, written at reset")
-    source_dir: str | None = Field(default=None, description="a directory copied in at reset, before `files`")
-    task_folder: str | None = Field(default=None, description="what source_dir is relative to and must lie in")
-    max_file_bytes: int = Field(default=1_000_000, gt=0)
-    max_files: int = Field(default=1_000, gt=0, description="files and directories together")
-    max_total_bytes: int = Field(default=64_000_000, gt=0)
+_SPECS = {name: spec for name, (_, _, spec) in _TOOLS.items()}
 
 
 class FilesystemResource(ForkableResource):
@@ -289,14 +243,9 @@ class FilesystemResource(ForkableResource):
     @property
     def root(self) -> Path:
         """The directory itself, for tools that run programs in it."""
-        # From here on others may write, so a key is computed anew each time it is asked for.
+        # From here on others may write, so the key is computed each time.
         self._touched = True
         return Path(self._here.path) / FILES_FOLDER
-
-    @property
-    def _limits(self) -> FileLimits:
-        settings = self._settings
-        return FileLimits(settings.max_file_bytes, settings.max_files, settings.max_total_bytes)
 
     @property
     def _here(self) -> FileWorld:
@@ -309,28 +258,28 @@ class FilesystemResource(ForkableResource):
         if not confined.SUPPORTED:
             raise ConfigError("the filesystem resource needs openat and O_NOFOLLOW, which this system does not have")
         self._initial = await anyio.to_thread.run_sync(_initial_entries, self._settings)
-        await self._replace(self._initial)
+        await self.restore(self._initial)
 
     async def reset(self, seed: int | None = None) -> None:
-        await self._replace(self._initial)
+        await self.restore(self._initial)
 
     async def fork(self) -> ForkableResource:
         twin = type(self)()
         twin._settings, twin._initial = self._settings, self._initial
-        await twin._replace(await self.checkpoint())
+        await twin.restore(await self.checkpoint())
         return twin
 
     async def checkpoint(self) -> Any:
         return await anyio.to_thread.run_sync(self._entries)
 
     async def restore(self, state: Any) -> None:
-        await self._replace(state)
-
-    async def get_observation(self) -> Any:
-        return None
+        fresh = await anyio.to_thread.run_sync(FileWorld.make, state)
+        old, self._world, self._key = self._world, fresh, None
+        if old is not None:
+            await anyio.to_thread.run_sync(old.remove)
 
     async def get_tools_spec(self) -> list[ToolSpec]:
-        return [tool.spec for tool in FILE_TOOLS.values()]
+        return list(_SPECS.values())
 
     async def state_key(self) -> str:
         if self._key is None or self._touched:
@@ -346,14 +295,12 @@ class FilesystemResource(ForkableResource):
             await anyio.to_thread.run_sync(world.remove)
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        tool = FILE_TOOLS.get(action_name)
-        if tool is None:
-            raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, FILE_TOOLS)}")
-        arguments = tool.checked(action_params)
-        if tool.writes:
+        arguments = check_call(_SPECS, action_name, action_params)
+        run, writes, _ = _TOOLS[action_name]
+        if writes:
             self._key = None
-        call = FileCall(self._here, self._limits)
-        return StepOutcome(await anyio.to_thread.run_sync(lambda: tool.run(call, **arguments)))
+        call = FileCall(self._here, self._settings)
+        return StepOutcome(await anyio.to_thread.run_sync(lambda: run(call, **arguments)))
 
     def _entries(self) -> tuple[Entry, ...]:
         limit = max(self._settings.max_file_bytes, self._settings.max_total_bytes)
@@ -363,32 +310,36 @@ class FilesystemResource(ForkableResource):
             except ToolError as error:
                 raise EnvironmentFailure(str(error)) from error
 
-    async def _replace(self, entries: tuple[Entry, ...]) -> None:
-        fresh = await anyio.to_thread.run_sync(FileWorld.make, entries)
-        old, self._world, self._key = self._world, fresh, None
-        if old is not None:
-            await anyio.to_thread.run_sync(old.remove)
-
 
 def _initial_entries(settings: FilesystemConfig) -> tuple[Entry, ...]:
     entries = {entry.path: entry for entry in _source_entries(settings)}
+    where = "filesystem resource: files"
     for path, text in settings.files.items():
         try:
             parts = split_path(path)
         except ToolError as error:
-            raise ConfigError(f"filesystem resource: files: {error}") from None
+            raise ConfigError(f"{where}: {error}") from None
         if not parts:
-            raise ConfigError(f"filesystem resource: files: {path!r} names no file")
+            raise ConfigError(f"{where}: {path!r} names no file")
         for depth in range(1, len(parts)):
             folder = "/".join(parts[:depth])
             if entries.setdefault(folder, Entry(folder, "directory")).kind != "directory":
-                raise ConfigError(f"filesystem resource: files: {path!r} lies below {folder!r}, which is a file")
+                raise ConfigError(f"{where}: {path!r} lies below {folder!r}, which is a file")
         name = "/".join(parts)
         if name in entries and entries[name].kind == "directory":
-            raise ConfigError(f"filesystem resource: files: {path!r} is a directory too")
+            raise ConfigError(f"{where}: {path!r} is a directory too")
         entries[name] = Entry(name, "file", text.encode("utf-8", "surrogatepass"))
     ordered = tuple(entries[path] for path in sorted(entries, key=lambda path: path.split("/")))
-    _check_limits(ordered, settings)
+    too_large = [entry.path for entry in ordered if len(entry.content) > settings.max_file_bytes]
+    problem = ""
+    if too_large:
+        problem = f"{too_large[0]!r} is larger than max_file_bytes ({settings.max_file_bytes})"
+    elif len(ordered) > settings.max_files:
+        problem = f"{len(ordered)} files and directories; max_files is {settings.max_files}"
+    elif sum(len(entry.content) for entry in ordered) > settings.max_total_bytes:
+        problem = f"the files together are larger than max_total_bytes ({settings.max_total_bytes})"
+    if problem:
+        raise ConfigError(f"filesystem resource: {problem}")
     return ordered
 
 
@@ -408,43 +359,3 @@ def _source_entries(settings: FilesystemConfig) -> Iterator[Entry]:
     links = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink()]
     if links:
         _logger.warning("source_dir %s: symbolic links are not copied: %s", folder, ", ".join(sorted(links)[:5]))
-
-
-def _check_limits(entries: tuple[Entry, ...], settings: FilesystemConfig) -> None:
-    problem = ""
-    too_large = [entry.path for entry in entries if len(entry.content) > settings.max_file_bytes]
-    if too_large:
-        problem = f"{too_large[0]!r} is larger than max_file_bytes ({settings.max_file_bytes})"
-    elif len(entries) > settings.max_files:
-        problem = f"{len(entries)} files and directories; max_files is {settings.max_files}"
-    elif sum(len(entry.content) for entry in entries) > settings.max_total_bytes:
-        problem = f"the files together are larger than max_total_bytes ({settings.max_total_bytes})"
-    if problem:
-        raise ConfigError(f"filesystem resource: {problem}")
-
-
-def files_key(entries: tuple[Entry, ...]) -> str:
-    """The state key of a set of files: their paths, contents and executable bits."""
-    parts: list[str] = []
-    for entry in sorted(entries, key=lambda entry: entry.path):
-        content = hashlib.blake2b(entry.content, digest_size=16).hexdigest()
-        parts += [entry.path, entry.kind, content, "x" if entry.executable else "-"]
-    return hash_key(*parts)
-
-
-def files_snapshot(entries: tuple[Entry, ...]) -> StateSnapshot:
-    """The final state of kind "files" that `FilesState` opens."""
-    files: dict[str, Any] = {}
-    for entry in entries:
-        if entry.kind == "file":
-            shown: dict[str, Any] = _text_or_base64(entry.content)
-            files[entry.path] = {**shown, "executable": True} if entry.executable else shown
-    value = {"directories": [entry.path for entry in entries if entry.kind == "directory"], "files": files}
-    return StateSnapshot("files", canonical_json(value).encode("utf-8", "surrogateescape"))
-
-
-def _text_or_base64(content: bytes) -> dict[str, str]:
-    try:
-        return {"text": content.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(content).decode("ascii")}

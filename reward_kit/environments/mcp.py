@@ -1,4 +1,13 @@
-"""The configuration of `mcp`, read, checked and made ready before any server is started."""
+"""A server of the Model Context Protocol as an environment; the SDK is imported at setup only.
+
+The server's tools are the agent's tools, one session per episode. A server may do anything, so by default it cannot be
+forked and nothing is known of its determinism: `fork: none`, and each episode of a group makes a fresh start. A server
+that a `command` starts and that keeps all changes to itself (in memory, or in its `working_copy`) may be declared
+`fork: replay`; every fork is then a new server that answers the same calls once more, and each answer is compared.
+
+An error of the server counts as a refused call, and refused calls change nothing, as everywhere. After a call without
+an answer the state is a new one, since its effect is unknown.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +18,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +29,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from reward_kit.environments import confined
 from reward_kit.environments.base import (
-    ForkableResource,
     ForkKind,
     StateSnapshot,
     StepOutcome,
@@ -30,26 +38,31 @@ from reward_kit.environments.base import (
     tool_spec,
 )
 from reward_kit.environments.config import headers_from_environment, read_config, task_path
-from reward_kit.environments.confined import Entry
-from reward_kit.environments.filesystem import files_key, files_snapshot
+from reward_kit.environments.confined import Entry, files_key, files_snapshot
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean, how_to_install
 from reward_kit.processes import remove_folder, temporary_folder
 from reward_kit.task_parts import Word
-from reward_kit.undoing import closed_on_error, undone_on_error
 
 if TYPE_CHECKING:
     import mcp_types
 
     from reward_kit.environments.mcp_session import McpSession, Server
 
+SHOWN_PATH = "/working_copy"
+"""The path of every working copy as agents see and write it, so that equal episodes read equal texts."""
 PYTHON, TASK_FOLDER, WORKING_COPY = "{python}", "{task_folder}", "{working_copy}"
 
 _PLACEHOLDERS = (PYTHON, TASK_FOLDER, WORKING_COPY)
-
 _ONLY_WITH_COMMAND = ("env", "pass_env", "cwd")
-
 _ONLY_WITH_URL = ("headers", "headers_env")
+_MAX_NAME_CHARS = 64
+_COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "if")
+_MAX_FILE_BYTES = 256_000_000
+_SHOWN_PATH = re.compile(rf"{SHOWN_PATH}(?![\w-])")
+_numbers = itertools.count(1)
+
+logger = logging.getLogger("reward_kit.environments.mcp")
 
 
 class ExpertCall(BaseModel):
@@ -84,11 +97,6 @@ class McpConfig(BaseModel):
     expert_calls: list[ExpertCall] = Field(default_factory=list, description="what an expert would call, in order")
     task_folder: str | None = None
 
-    @property
-    def keys_are_files(self) -> bool:
-        """The state is named by the files of the working copy, not by the calls and results so far."""
-        return self.state_key == "files" or (self.state_key is None and self.working_copy is not None)
-
     @field_validator("command", mode="before")
     @classmethod
     def _is_split(cls, value: Any) -> Any:
@@ -116,10 +124,49 @@ class McpConfig(BaseModel):
             raise ValueError("state_key: files needs a working_copy")
         return self
 
+    def header_values(self) -> dict[str, str]:
+        """Return the headers of every request, those from the environment included.
+
+        Raises:
+            ConfigError: a variable is not set, or not configured for the server's origin.
+        """
+        return {**self.headers, **headers_from_environment(self.headers_env, self.url or "", "mcp")}
+
+    def source_folder(self) -> Path:
+        """Return the folder that is copied for each episode.
+
+        Raises:
+            ConfigError: it does not exist, or lies outside the task's folder.
+        """
+        folder = task_path(self.working_copy or "", self.task_folder, "mcp resource: working_copy")
+        if not folder.is_dir():
+            raise ConfigError(f"mcp resource: working_copy: no such directory: {folder}")
+        return folder
+
+
+def read_mcp_config(config: Mapping[str, Any]) -> McpConfig:
+    """Read the configuration and check everything that can be checked without a server.
+
+    Raises:
+        ConfigError: a key is unknown, a value wrong, a folder or variable missing, a placeholder misspelt or unfilled.
+    """
+    settings = read_config(McpConfig, config, "mcp")
+    for text in (*(settings.command or ()), *settings.env.values(), settings.cwd or ""):
+        for word in re.findall(r"\{\w+\}", text):
+            hint = did_you_mean(word, _PLACEHOLDERS)
+            if word not in _PLACEHOLDERS and hint.startswith("; did"):
+                raise ConfigError(f"mcp resource: unknown placeholder {word} in {text!r}{hint}")
+            if word == WORKING_COPY and settings.working_copy is None:
+                raise ConfigError(f"mcp resource: {text!r} names {WORKING_COPY}, and there is no working_copy")
+    if settings.working_copy is not None:
+        settings.source_folder()
+    settings.header_values()
+    return settings
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a private server is started, with every placeholder filled in."""
+    """The start of a private server, with every placeholder filled in."""
 
     command: tuple[str, ...]
     env: dict[str, str]
@@ -127,106 +174,50 @@ class Launch:
     cwd: Path | None
 
 
-def read_mcp_config(config: Mapping[str, Any]) -> McpConfig:
-    """The configuration, with everything checked that can be without a server.
-
-    Raises:
-        ConfigError: a key is unknown, a value wrong, a folder or variable missing, a placeholder misspelt or unfilled.
-    """
-    settings = read_config(McpConfig, config, "mcp")
-    for text in (*(settings.command or ()), *settings.env.values(), settings.cwd or ""):
-        _check_placeholders(text, settings)
-    if settings.working_copy is not None:
-        source_folder(settings)
-    header_values(settings)
-    return settings
-
-
-def _check_placeholders(text: str, settings: McpConfig) -> None:
-    for word in re.findall(r"\{\w+\}", text):
-        hint = did_you_mean(word, _PLACEHOLDERS)
-        if word not in _PLACEHOLDERS and hint.startswith("; did"):
-            raise ConfigError(f"mcp resource: unknown placeholder {word} in {text!r}{hint}")
-        if word == WORKING_COPY and settings.working_copy is None:
-            raise ConfigError(f"mcp resource: {text!r} names {WORKING_COPY}, and there is no working_copy")
-
-
-def source_folder(settings: McpConfig) -> Path:
-    """The folder that is copied for each episode.
-
-    Raises:
-        ConfigError: there is none, or it lies outside the task's folder.
-    """
-    folder = task_path(settings.working_copy or "", settings.task_folder, "mcp resource: working_copy")
-    if not folder.is_dir():
-        raise ConfigError(f"mcp resource: working_copy: no such directory: {folder}")
-    return folder
-
-
-def header_values(settings: McpConfig) -> dict[str, str]:
-    """The headers of every request, those from the environment included.
-
-    Raises:
-        ConfigError: a variable is not set, or not configured for the server's origin.
-    """
-    return {**settings.headers, **headers_from_environment(settings.headers_env, settings.url or "", "mcp")}
-
-
 def launch_of(settings: McpConfig, working_copy: Path | None) -> Launch:
-    """How to start the server of one episode.
+    """Return how to start the server of one episode.
 
     Raises:
-        ConfigError: `cwd` is no directory, or lies outside the task's folder.
+        ConfigError: `cwd` is not a directory, or lies outside the task's folder.
     """
     values = {PYTHON: sys.executable, TASK_FOLDER: settings.task_folder or str(Path.cwd())}
     if working_copy is not None:
         values[WORKING_COPY] = str(working_copy)
-    command = tuple(_filled(part, values) for part in settings.command or ())
-    env = {name: _filled(value, values) for name, value in settings.env.items()}
-    return Launch(command, env, tuple(settings.pass_env), _cwd(settings, values))
 
+    def fill(text: str) -> str:
+        for placeholder, value in values.items():
+            text = text.replace(placeholder, value)
+        return text
 
-def _cwd(settings: McpConfig, values: Mapping[str, str]) -> Path | None:
-    if settings.cwd is None:
-        return Path(settings.task_folder) if settings.task_folder else None
-    if settings.cwd.startswith(WORKING_COPY):
-        folder = Path(_filled(settings.cwd, values))
-    else:
-        folder = task_path(_filled(settings.cwd, values), settings.task_folder, "mcp resource: cwd")
-    if not folder.is_dir():
-        raise ConfigError(f"mcp resource: cwd: no such directory: {folder}")
-    return folder
-
-
-def _filled(text: str, values: Mapping[str, str]) -> str:
-    for placeholder, value in values.items():
-        text = text.replace(placeholder, value)
-    return text
-
-
-_MAX_NAME_CHARS = 64
-
-_COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "if")
-
-logger = logging.getLogger("reward_kit.environments.mcp")
+    cwd = Path(settings.task_folder) if settings.task_folder else None
+    if settings.cwd is not None:
+        if settings.cwd.startswith(WORKING_COPY):
+            cwd = Path(fill(settings.cwd))
+        else:
+            cwd = task_path(fill(settings.cwd), settings.task_folder, "mcp resource: cwd")
+        if not cwd.is_dir():
+            raise ConfigError(f"mcp resource: cwd: no such directory: {cwd}")
+    command = tuple(fill(part) for part in settings.command or ())
+    env = {name: fill(value) for name, value in settings.env.items()}
+    return Launch(command, env, tuple(settings.pass_env), cwd)
 
 
 class NoAnswerError(Exception):
-    """A call was made, and what came back says nothing of what it did."""
+    """A call was made, and the answer does not tell its effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class McpTool:
-    """One tool: the name the server knows it by, and what the agent is shown."""
+    """One tool: the name the server knows it by, and its specification for the agent."""
 
     name: str
     spec: ToolSpec
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse what the server could not be sent, or would perhaps ignore.
+        """Refuse arguments that the server could not be sent, or might ignore.
 
         Raises:
-            ToolError: an argument is unknown or missing, or is no JSON value.
+            ToolError: an argument is unknown or missing, or is not a JSON value.
         """
         function = self.spec["function"]
         schema = function["parameters"]
@@ -241,64 +232,42 @@ class McpTool:
         try:
             json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            problem = "not valid Unicode text" if isinstance(error, UnicodeError) else f"no JSON: {error}"
+            problem = "not valid Unicode text" if isinstance(error, UnicodeError) else f"not JSON: {error}"
             raise ToolError(f"{function['name']}: the arguments are {problem}") from None
 
 
-def check_wanted(found: Iterable[mcp_types.Tool], wanted: Iterable[str]) -> None:
-    """Check an allow-list.
-
-    Raises:
-        ConfigError: the server has no tool of a wanted name.
-    """
-    names = {tool.name for tool in found}
-    for name in wanted:
-        if name not in names:
-            raise ConfigError(f"mcp resource: tools: the server has no {name!r}{did_you_mean(name, names)}")
-
-
-def tool_table(found: Iterable[mcp_types.Tool], wanted: Iterable[str] | None) -> dict[str, McpTool]:
-    """The tools by the names that the agent calls them by.
+def tool_table(found: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -> dict[str, McpTool]:
+    """Return the tools by the names that the agent calls them by: letters, digits, `_` and `-`, at most 64, unique.
 
     Args:
-        found: what the server lists.
+        found: the tools that the server lists.
         wanted: the server's names of those to offer, None for all.
     """
     by_name: dict[str, mcp_types.Tool] = {}
     for tool in found:
         if by_name.setdefault(tool.name, tool) is not tool:
             logger.warning("the server lists two tools called %r; the first one counts", tool.name)
-    offered = [by_name[name] for name in by_name if wanted is None or name in set(wanted)]
-    shown = _callable_names([tool.name for tool in offered])
-    return {shown[tool.name]: McpTool(tool.name, _spec(shown[tool.name], tool)) for tool in offered}
-
-
-def _callable_names(names: list[str]) -> dict[str, str]:
-    """Each name as models can call it: letters, digits, `_` and `-`, at most 64 of them, no two alike."""
+    names = [name for name in by_name if wanted is None or name in set(wanted)]
     kept = {name for name in names if re.fullmatch(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}", name)}
     shown = {name: name for name in kept}
     for name in names:
         if name not in kept:
             plain = re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:_MAX_NAME_CHARS] or "tool"
-            shown[name] = _free(plain, set(shown.values()))
-    return shown
-
-
-def _free(name: str, taken: set[str]) -> str:
-    free, number = name, 1
-    while free in taken:
-        number += 1
-        free = f"{name[: _MAX_NAME_CHARS - len(str(number)) - 1]}_{number}"
-    return free
-
-
-def _spec(name: str, tool: mcp_types.Tool) -> ToolSpec:
-    schema = {"type": "object", "properties": {}, **tool.input_schema}
-    return tool_spec(name, tool.description or tool.title or "", schema)
+            free, number = plain, 1
+            while free in shown.values():
+                number += 1
+                free = f"{plain[: _MAX_NAME_CHARS - len(str(number)) - 1]}_{number}"
+            shown[name] = free
+    table = {}
+    for name in names:
+        tool = by_name[name]
+        schema = {"type": "object", "properties": {}, **tool.input_schema}
+        table[shown[name]] = McpTool(name, tool_spec(shown[name], tool.description or tool.title or "", schema))
+    return table
 
 
 def result_text(result: mcp_types.CallToolResult) -> str:
-    """A result as one text: its text blocks; its structured value where there is none; a line for everything else."""
+    """Return a result as one text: its text blocks, else its structured value; a line for everything else."""
     texts = [_block_text(block) for block in result.content]
     if result.structured_content is not None and not any(block.type == "text" for block in result.content):
         texts.insert(0, json.dumps(result.structured_content, ensure_ascii=False))
@@ -321,17 +290,6 @@ def _block_text(block: mcp_types.ContentBlock) -> str:
 
 def _decoded_size(base64_text: str) -> int:
     return len(base64_text) * 3 // 4 - base64_text[-2:].count("=")
-
-
-SHOWN_PATH = "/working_copy"
-
-"""The path of every working copy as agents see and write it, so that equal episodes read equal texts."""
-
-_MAX_FILE_BYTES = 256_000_000
-
-_numbers = itertools.count(1)
-
-_SHOWN_PATH = re.compile(rf"{SHOWN_PATH}(?![\w-])")
 
 
 class McpResource(ReplayForkResource):
@@ -365,15 +323,14 @@ class McpResource(ReplayForkResource):
         await self._open()
 
     async def _reset(self, seed: int) -> None:
-        # A server that was asked nothing yet is as good as a new one, and costs no second start.
+        # A server that got no call yet is as good as a new one, and saves a second start.
         self._expert_next = 0
         if not self._is_fresh:
             await self._shut()
             await self._open()
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        take = super().step if self._config_here.fork == "replay" else self._step
-        outcome = await take(action_name, action_params)
+        outcome = await super().step(action_name, action_params)
         expected = self._config_here.expert_calls[self._expert_next : self._expert_next + 1]
         if expected and (expected[0].name, expected[0].arguments) == (action_name, dict(action_params)):
             self._expert_next += 1
@@ -386,10 +343,13 @@ class McpResource(ReplayForkResource):
         tool.check(action_params)
         self._is_fresh = False
         before, call = self._key, (action_name, canonical_json(action_params))
-        # Until an answer is there, nobody knows what was done; so it stays where none comes.
+        # The effect of a call is unknown until its answer, and stays so if there is none.
         self._key = hash_key(before, *call, "unanswered")
         try:
-            text = await self._answer(session, tool, action_params)
+            result = await session.call(tool.name, _with_path(dict(action_params), self._folder))
+            text = self._without_path(result_text(result))
+            if result.is_error:
+                raise ToolError(text or f"{tool.name} failed without a message")
         except ToolError:
             self._key = before
             raise
@@ -399,28 +359,6 @@ class McpResource(ReplayForkResource):
             raise ToolError(str(error)) from error
         self._key = hash_key(before, *call, text)
         return StepOutcome(text)
-
-    async def _answer(self, session: McpSession, tool: McpTool, arguments: Mapping[str, Any]) -> str:
-        result = await session.call(tool.name, _with_path(dict(arguments), self._folder))
-        text = self._without_path(result_text(result))
-        if result.is_error:
-            raise ToolError(text or f"{tool.name} failed and does not say why")
-        return text
-
-    async def fork(self) -> ForkableResource:
-        if self._config_here.fork == "none":
-            return await ForkableResource.fork(self)
-        return await super().fork()
-
-    async def checkpoint(self) -> Any:
-        if self._config_here.fork == "none":
-            return await ForkableResource.checkpoint(self)
-        return await super().checkpoint()
-
-    async def restore(self, state: Any) -> None:
-        if self._config_here.fork == "none":
-            await ForkableResource.restore(self, state)
-        await super().restore(state)
 
     async def get_observation(self) -> Any:
         instructions = self._here.instructions
@@ -432,20 +370,21 @@ class McpResource(ReplayForkResource):
         return [tool.spec for tool in self._tools.values()]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """The next of the configured `expert_calls`; None once all have been made, or where there are none."""
+        """Return the next of the configured `expert_calls`; None once all have been made."""
         for call in self._config_here.expert_calls[self._expert_next :]:
             return {"type": "tool_call", "name": call.name, "arguments": dict(call.arguments)}
         return None
 
     async def state_key(self) -> str:
-        if self._config_here.keys_are_files:
-            return await anyio.to_thread.run_sync(lambda: files_key(self._entries()))
+        settings = self._config_here
+        if settings.state_key == "files" or (settings.state_key is None and settings.working_copy is not None):
+            return await anyio.to_thread.run_sync(files_key, await self._entries())
         return self._key
 
     async def final_state(self) -> StateSnapshot | None:
         if self._folder is None:
             return None
-        return await anyio.to_thread.run_sync(lambda: files_snapshot(self._entries()))
+        return await anyio.to_thread.run_sync(files_snapshot, await self._entries())
 
     async def close(self) -> None:
         await self._shut()
@@ -464,21 +403,21 @@ class McpResource(ReplayForkResource):
 
     async def _open(self) -> None:
         settings = self._config_here
-        async with closed_on_error(self._shut):
+        try:
             if settings.working_copy is not None:
-                self._folder = await anyio.to_thread.run_sync(_copied, source_folder(settings))
+                self._folder = await anyio.to_thread.run_sync(_copied, settings.source_folder())
             self._session = _session(settings, self._folder)
             await self._session.start()
             self._is_fresh = True
             await self._list_tools()
-            self._check_expert(settings)
+            for call in settings.expert_calls:
+                if call.name not in self._tools:
+                    hint = did_you_mean(call.name, self._tools)
+                    raise ConfigError(f"mcp resource: expert_calls: the server has no {call.name!r}{hint}")
+        except BaseException:
+            await self._shut()
+            raise
         self._key = hash_key("mcp", *(settings.command or ()), settings.url or "", settings.working_copy or "")
-
-    def _check_expert(self, settings: McpConfig) -> None:
-        for call in settings.expert_calls:
-            if call.name not in self._tools:
-                hint = did_you_mean(call.name, self._tools)
-                raise ConfigError(f"mcp resource: expert_calls: the server has no {call.name!r}{hint}")
 
     async def _shut(self) -> None:
         session, self._session = self._session, None
@@ -492,20 +431,23 @@ class McpResource(ReplayForkResource):
     async def _list_tools(self) -> None:
         found, wanted = await self._here.list_tools(), self._config_here.tools
         if self._is_fresh and wanted is not None:
-            check_wanted(found, wanted)
+            names = {tool.name for tool in found}
+            for name in wanted:
+                if name not in names:
+                    raise ConfigError(f"mcp resource: tools: the server has no {name!r}{did_you_mean(name, names)}")
         self._tools = tool_table(found, wanted)
 
-    def _entries(self) -> tuple[Entry, ...]:
+    async def _entries(self) -> tuple[Entry, ...]:
         if self._folder is None:
             raise EnvironmentFailure("the mcp resource is closed, or was not set up")
-        return _entries_of(self._folder)
+        return await anyio.to_thread.run_sync(_entries_of, self._folder)
 
     def _without_path(self, text: str) -> str:
         return text if self._folder is None else text.replace(str(self._folder), SHOWN_PATH)
 
 
 def _with_path(value: Any, folder: Path | None) -> Any:
-    """`value` with the working copy's own path in the place of `SHOWN_PATH`, in every text of it."""
+    """Replace `SHOWN_PATH` by the working copy's own path in every text of `value`."""
     if folder is None:
         return value
     if isinstance(value, str):
@@ -516,7 +458,7 @@ def _with_path(value: Any, folder: Path | None) -> Any:
 
 
 def _session(settings: McpConfig, folder: Path | None) -> McpSession:
-    """A session that is not started yet.
+    """Return a session that is not started yet.
 
     Raises:
         ConfigError: the SDK is not installed.
@@ -529,10 +471,10 @@ def _session(settings: McpConfig, folder: Path | None) -> McpSession:
         raise ConfigError(f"the mcp resource needs the MCP SDK; {how_to_install('mcp')}") from error
     server: Server
     if settings.url is not None:
-        # What stands in the URL beside the place may be a secret.
+        # Further parts of the URL may hold a secret.
         place = urlsplit(settings.url)
         name = f"the MCP server {place.scheme}://{place.netloc.rpartition('@')[2]}{place.path}"
-        server = HttpServer(settings.url, header_values(settings), settings.call_timeout_s)
+        server = HttpServer(settings.url, settings.header_values(), settings.call_timeout_s)
     else:
         launch = launch_of(settings, folder)
         name = f"the MCP server {' '.join(launch.command)[:200]!r}"
@@ -543,18 +485,20 @@ def _session(settings: McpConfig, folder: Path | None) -> McpSession:
 
 
 def _copied(source: Path) -> Path:
-    """A private copy of the files and directories below `source`; links are not copied."""
+    """Return a private copy of the files and directories below `source`; links are not copied."""
     if not confined.SUPPORTED:
         raise ConfigError("working_copy needs openat and O_NOFOLLOW, which this system does not have")
     folder = temporary_folder("mcp-")
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with undone_on_error(remove_folder, folder):
-            confined.materialise(handle, _entries_of(source))
-            if links := sorted(str(path.relative_to(source)) for path in source.rglob("*") if path.is_symlink()):
-                logger.warning("working_copy %s: symbolic links are not copied: %s", source, ", ".join(links[:5]))
+        confined.materialise(handle, _entries_of(source))
+    except BaseException:
+        remove_folder(folder)
+        raise
     finally:
         os.close(handle)
+    if links := sorted(str(path.relative_to(source)) for path in source.rglob("*") if path.is_symlink()):
+        logger.warning("working_copy %s: symbolic links are not copied: %s", source, ", ".join(links[:5]))
     return folder
 
 

@@ -1,8 +1,13 @@
-"""One session with one server, in a task of its own.
+"""One session with an MCP server, and its two transports: a child process (stdio) and a URL (streamable HTTP).
 
-The SDK's client must be entered and left by one task, and a world is set up, used and closed by several, each in its
-own cancel scope. So a task owns the client and waits to be told to end; calls are made by whoever wants an answer, and
-one that is given up sends the protocol's cancellation and leaves the session as it was.
+The SDK's client must be entered and left by one task, but a resource is set up, used and closed by several, each in its
+own cancel scope. So a task of the session owns the client and waits for the end; calls are made by the tasks that need
+an answer, and an abandoned call sends the protocol's cancellation and leaves the session as it was.
+
+`StdioServer` replaces the SDK's `stdio_client`, which reads a message of n bytes in O(n²), logs a traceback for every
+line that is not a message, hides the exit status, and starts processes that our guardian does not know.
+`HttpServer` counts every answer on its way to the SDK, which reads a JSON answer whole, whatever its size: one that is
+too large breaks its stream, which closes the connection.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,18 +42,14 @@ from reward_kit.input_limits import (
     shown_size,
 )
 from reward_kit.processes import ChildProcess, child_environment, start_process
-from reward_kit.undoing import closed_on_error
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
     from mcp.client._transport import TransportStreams
 
 _MAX_PAGES = 1_000
-
 _LOGGED_CHARS = 2_000
-
 _CLOSE_S = 20.0
-
 _SESSION_GONE = "Session terminated"
 
 # The SDK logs a traceback for an answer that it cannot hand on; the session's own error says what happened. A program
@@ -59,18 +60,18 @@ logger = logging.getLogger("reward_kit.environments.mcp")
 
 
 class Server(Protocol):
-    """What a session talks to."""
+    """A transport."""
 
     def connect(self) -> Transport:
-        """The streams of messages from and to the server, as long as the context lasts."""
+        """Yield the streams of messages from and to the server."""
         ...
 
     async def exited(self, seconds: float) -> bool:
-        """Wait until the server is known to be gone; whether it is."""
+        """Wait until the server is known to be gone; return whether it is."""
         ...
 
     def describe(self) -> str:
-        """What is known of the server's end, for messages."""
+        """Return what is known of the server's end, for messages."""
         ...
 
 
@@ -78,7 +79,7 @@ class McpSession:
     """A session: `start` it, list and call tools, `close` it.
 
     Attributes:
-        tools_changed: the server said that its tools are others now; `list_tools` clears it.
+        tools_changed: the server reported that its tools have changed; `list_tools` clears it.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class McpSession:
         """
         ready = self._ready = asyncio.get_running_loop().create_future()
         task = self._task = asyncio.create_task(self._serve(), name=f"session with {self._name}")
-        async with closed_on_error(self.close):
+        try:
             with anyio.move_on_after(self._start_timeout_s):
                 await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done() and not task.done():
@@ -108,17 +109,20 @@ class McpSession:
                 raise EnvironmentFailure(self._described(late))
             if not ready.done():
                 raise self._end_of(task, "could not be started")
+        except BaseException:
+            await self.close()
+            raise
 
     @property
     def instructions(self) -> str | None:
-        """What the server tells an agent about its use."""
+        """The server's instructions for an agent."""
         return self._client().instructions
 
     async def list_tools(self) -> list[mcp_types.Tool]:
-        """All tools, over all pages.
+        """Return all tools, over all pages.
 
         Raises:
-            EnvironmentFailure: the server does not say.
+            EnvironmentFailure: the server does not list them.
         """
         self.tools_changed = False
         tools: list[mcp_types.Tool] = []
@@ -159,8 +163,8 @@ class McpSession:
                 raise await self._lost(f"is gone during {tool!r}") from error
             raise ToolError(f"{tool}: {error.message}") from error
         except pydantic.ValidationError as error:
-            raise NoAnswerError(f"{tool}: the server's answer is no result: {error.errors()[0]['msg']}") from error
-        except RuntimeError as error:  # the SDK's word for an answer that breaks the tool's output schema
+            raise NoAnswerError(f"{tool}: the server's answer is not a result: {error.errors()[0]['msg']}") from error
+        except RuntimeError as error:  # of the SDK, for an answer that breaks the tool's output schema
             raise NoAnswerError(f"{tool}: {error}") from error
         raise DeadlineError(
             f"{tool} did not answer within {self._call_timeout_s:g} s and was cancelled (call_timeout_s)"
@@ -202,7 +206,7 @@ class McpSession:
                 raise _first(group) from group
 
     async def _listen(self, client: Client) -> None:
-        """Ask for the news that the tools have changed, where the protocol's version wants to be asked."""
+        """Subscribe to changes of the tools, if the protocol's version needs that."""
         offered = client.server_capabilities.tools
         if offered is None or not offered.list_changed:
             return
@@ -223,7 +227,7 @@ class McpSession:
         return self._ready.result()
 
     async def _lost(self, what: str) -> RewardKitError:
-        """The failure of a server that is gone, with what can be learnt of its end."""
+        """Return the failure of a server that is gone, with what is known of its end."""
         assert self._task is not None
         if not await self._server.exited(1.0):
             await asyncio.wait({self._task}, timeout=0.2)
@@ -249,7 +253,7 @@ class McpSession:
         if isinstance(message, mcp_types.ToolListChangedNotification):
             self.tools_changed = True
         elif isinstance(message, Exception):
-            logger.debug("%s sent what is no message: %s", self._name, message)
+            logger.debug("%s sent a line that is not a message: %s", self._name, message)
 
     async def _on_log(self, params: mcp_types.LoggingMessageNotificationParams) -> None:
         logger.info("%s says (%s): %.*s", self._name, params.level, _LOGGED_CHARS, params.data)
@@ -264,7 +268,7 @@ class McpSession:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first single error in a group, which is the one that ended the others."""
+    """Return the first single error in a group, which is the one that ended the others."""
     first = group.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
@@ -279,7 +283,7 @@ _SHOWN_CHARS = 200
 
 
 class StdioServer:
-    """One server process. `connect` runs it; `describe` says what became of it."""
+    """A server in a child process: messages are lines on its standard input and output, its errors go to a log."""
 
     def __init__(self, launch: Launch, log_name: str) -> None:
         self._launch, self._log_name = launch, log_name
@@ -324,15 +328,15 @@ class StdioServer:
             await child.end(_GRACE_S)
 
     async def exited(self, seconds: float) -> bool:
-        """Wait for the process to exit by itself; whether it did."""
+        """Wait for the process to exit by itself; return whether it did."""
         with anyio.move_on_after(seconds):
-            # A status that nobody reaped yet can only be polled.
+            # A status that is not reaped yet can only be polled.
             while self._child is not None and self._child.returncode is None:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         return self._child is not None and self._child.returncode is not None
 
     def describe(self) -> str:
-        """What the process left: its exit status, what was no message, and the end of its log."""
+        """Return its exit status, the lines that were not messages, and the end of its log."""
         if self._child is None:
             return ""
         code = self._child.returncode
@@ -340,7 +344,7 @@ class StdioServer:
         if code is not None:
             parts.append(f"exit code {code}" if code >= 0 else f"ended by signal {-code}")
         if self._strays:
-            parts.append(f"{self._strays} lines on its standard output are no messages, the first {self._first_stray}")
+            parts.append(f"{self._strays} lines on its standard output are not messages, the first {self._first_stray}")
         tail = self._child.log_tail()
         return "; ".join([*parts, f"its log ends with:\n{tail}" if tail else "its log is empty"])
 
@@ -349,37 +353,25 @@ class StdioServer:
     ) -> None:
         is_open = True
         async with arrive:
-            async for line in self._lines(reader):
-                message = self._parsed(line) if is_open and line.strip() else None
-                if message is not None:
-                    try:
-                        await arrive.send(message)
-                    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                        is_open = False
-
-    async def _lines(self, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-        """The lines up to the first one that is larger than a message may be, which ends the session."""
-        try:
-            async for line in _limited_lines(reader):
-                yield line
-        except TooLargeError as error:
-            self._problem = f"it sent a message of more than {error}, which is the limit"
-
-    def _parsed(self, line: bytes) -> SessionMessage | None:
-        try:
-            return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False))
-        except ValueError:
-            pass_on = _repaired(line)
-        if pass_on is None:
-            self._note_stray(line)
-        return pass_on
+            try:
+                async for line in _limited_lines(reader):
+                    message = _message(line) if is_open and line.strip() else None
+                    if message is not None:
+                        try:
+                            await arrive.send(message)
+                        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                            is_open = False
+                    elif is_open and line.strip():
+                        self._note_stray(line)
+            except TooLargeError as error:
+                self._problem = f"it sent a message of more than {error}, which is the limit"
 
     def _note_stray(self, line: bytes) -> None:
-        shown = repr(line[:_SHOWN_CHARS].decode("utf-8", "replace")) + (" …" if len(line) > _SHOWN_CHARS else "")
         self._strays += 1
         if self._strays == 1:
+            shown = repr(line[:_SHOWN_CHARS].decode("utf-8", "replace")) + (" …" if len(line) > _SHOWN_CHARS else "")
             self._first_stray = shown
-            logger.info("%s prints on its standard output what is no message: %s", self._launch.command[0], shown)
+            logger.info("%s prints a line that is not a message: %s", self._launch.command[0], shown)
 
     async def _write(
         self,
@@ -395,7 +387,7 @@ class StdioServer:
                     writer.write(f"{text}\n".encode())
                     await writer.drain()
         except OSError:
-            # It no longer reads. Whoever waits for an answer learns it from the closed stream.
+            # It no longer reads. Callers that wait for an answer learn it from the closed stream.
             self._problem = self._problem or "it closed its standard input"
             arrive.close()
         finally:
@@ -403,7 +395,7 @@ class StdioServer:
 
 
 async def _limited_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Each line without its end.
+    """Yield each line without its end.
 
     Raises:
         TooLargeError: a line has too many bytes, or too many JSON values.
@@ -421,8 +413,10 @@ async def _limited_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
             raise TooLargeError(shown_size(MCP_MESSAGE_BYTES))
 
 
-def _repaired(line: bytes) -> SessionMessage | None:
-    """A message with half characters, which JSON can write and UTF-8 cannot, as U+FFFD; None where it is no message."""
+def _message(line: bytes) -> SessionMessage | None:
+    """Return the message of a line, with half characters, which JSON can write and UTF-8 cannot, as U+FFFD."""
+    with suppress(ValueError):
+        return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False))
     try:
         text = json.dumps(json.loads(line.decode("utf-8", "replace")), ensure_ascii=False)
         whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -432,7 +426,7 @@ def _repaired(line: bytes) -> SessionMessage | None:
 
 
 async def _pipes(child: ChildProcess) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The child's pipes as asyncio's streams."""
+    """Return the child's pipes as asyncio's streams."""
     loop = asyncio.get_running_loop()
     stdin, stdout = child.pipes
     reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
@@ -445,7 +439,7 @@ async def _pipes(child: ChildProcess) -> tuple[asyncio.StreamReader, asyncio.Str
 
 
 class HttpServer:
-    """A server behind a URL (streamable HTTP)."""
+    """A server behind a URL (streamable HTTP), with limits on what is read of its answers."""
 
     def __init__(self, url: str, headers: dict[str, str], call_timeout_s: float) -> None:
         # Compressed, a small answer could be of any size.
@@ -455,7 +449,7 @@ class HttpServer:
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[TransportStreams, None]:
-        """The streams of messages; the protocol's session ends with them."""
+        """Yield the streams of messages; the protocol's session ends with them."""
         hooks = {"response": [_limit]}
         async with (
             httpx2.AsyncClient(headers=self._headers, timeout=self._timeout, event_hooks=hooks) as client,
@@ -464,11 +458,11 @@ class HttpServer:
             yield streams
 
     async def exited(self, seconds: float) -> bool:
-        """Nothing is known of a process behind a URL."""
+        """Return False: nothing is known of a process behind a URL."""
         return False
 
     def describe(self) -> str:
-        """Nothing more than the error says."""
+        """Return "": nothing is known beside the error."""
         return ""
 
 
@@ -477,12 +471,12 @@ class AnswerTooLargeError(httpx2.SSEError):
 
 
 async def _limit(response: httpx2.Response) -> None:
-    """Have the body of an answer counted while it is read."""
+    """Count the body of an answer while it is read."""
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
-        raise AnswerTooLargeError(f"the answer is compressed ({encoding:.20}), which was not asked for")
+        raise AnswerTooLargeError(f"the answer is compressed ({encoding:.20}), which was not requested")
     assert isinstance(response.stream, httpx2.AsyncByteStream)
-    if response.request.method == "DELETE":  # the farewell, whose answer says nothing
+    if response.request.method == "DELETE":  # the end of the session, whose answer has no content
         await response.stream.aclose()
         response.stream = httpx2.ByteStream(b"")
         return
@@ -495,13 +489,7 @@ async def _limit(response: httpx2.Response) -> None:
 
 
 class _CountedStream(httpx2.AsyncByteStream):
-    """A body that ends with an error where it is too large.
-
-    Args:
-        body: what is read.
-        most_bytes: of all of it; None for no limit.
-        is_events: values are counted for each event alone.
-    """
+    """A body that ends with an error if it is too large; `most_bytes=None` is no limit, events count values each."""
 
     def __init__(self, body: httpx2.AsyncByteStream, most_bytes: int | None, *, is_events: bool) -> None:
         self._body, self._most_bytes, self._is_events = body, most_bytes, is_events

@@ -148,7 +148,7 @@ async def test_no_fork_where_it_is_none(shared) -> None:
     assert HttpResource.fork_kind_for({}) == "replay"
     world = await made(**shared, fork="none")
     for call in (world.fork, world.checkpoint):
-        with pytest.raises(NotImplementedError, match="fork: none"):
+        with pytest.raises(NotImplementedError, match="not to be forked"):
             await call()
     await world.close()
 

@@ -249,7 +249,7 @@ async def test_noise_at_the_start_is_no_harm(tmp_path) -> None:
     token = LOG_FOLDER.set(tmp_path)
     async with opened(["{python}", "-S", "-c", NOISE + AFTER]) as world:
         assert await ask(world, "put", word="a") == "a"
-        with pytest.raises(EnvironmentFailure, match=r"4 lines on its standard output are no messages, .* 'Welcome!'"):
+        with pytest.raises(EnvironmentFailure, match=r"4 lines on its standard output are not messages, .* 'Welcome!'"):
             await ask(world, "quit")
     LOG_FOLDER.reset(token)
     (log,) = tmp_path.iterdir()

@@ -33,7 +33,7 @@ async def failed_start(*command: str, **config) -> str:
 async def test_a_server_that_ends_at_the_start_is_one_failure_with_its_exit_code_and_its_last_words() -> None:
     message = await failed_start("{python}", "-S", "-c", "import sys; print('noise'); sys.exit('no licence')")
     assert "could not be started: Connection closed; exit code 1" in message
-    assert "1 lines on its standard output are no messages, the first 'noise'" in message
+    assert "1 lines on its standard output are not messages, the first 'noise'" in message
     assert message.endswith("its log ends with:\nno licence")
 
 

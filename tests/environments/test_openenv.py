@@ -232,9 +232,9 @@ async def test_what_nobody_asked_for_is_not_taken_for_an_answer(server: OpenEnvS
     world = await made(server, reset={"fault": "twice"})
     assert (await act(world, 1)).observation == {"value": 7}
     await asyncio.sleep(0.05)
-    with pytest.raises(EnvironmentFailure, match=r'step at .*: the server said what nobody had asked for: {"type": '):
+    with pytest.raises(EnvironmentFailure, match=r'step at .*: the server sent an unasked message: {"type": '):
         await act(world, 1)
-    with pytest.raises(EnvironmentFailure, match="there is no session: the server said what nobody"):
+    with pytest.raises(EnvironmentFailure, match="there is no session: the server sent an unasked"):
         await world.final_state()
     await world.close()
 
@@ -245,7 +245,7 @@ async def test_a_server_that_floods_waits_with_what_nobody_reads(server: OpenEnv
     await asyncio.sleep(0.3)
     assert world._session is not None
     assert world._session._answers.qsize() <= 3  # two messages, and that nothing more is read
-    with pytest.raises(EnvironmentFailure, match="the server said what nobody had asked for"):
+    with pytest.raises(EnvironmentFailure, match="the server sent an unasked message"):
         await act(world, 1)
     await world.close()
 

@@ -83,7 +83,7 @@ async def test_append_and_delete() -> None:
         ("set_value", {"path": "orders.9", "value": 1}, "no index"),
         ("set_value", {"path": "a", "value": float("nan")}, "no JSON number"),
         ("set_value", {"path": "a", "value": {1: 2}}, "not text"),
-        ("set_value", {"path": "a", "value": {1, 2}}, "set is no JSON value"),
+        ("set_value", {"path": "a", "value": {1, 2}}, "set is not a JSON value"),
         ("set_value", {"path": ".".join("a" * 40), "value": 1}, "more than 32 parts"),
         ("append_value", {"path": "user", "value": 1}, "an object, not a list"),
         ("delete_value", {"path": "nothing"}, "there is no 'nothing'"),
