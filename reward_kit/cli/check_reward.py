@@ -13,6 +13,7 @@ import anyio
 
 from reward_kit.agent.policies import make_policy
 from reward_kit.cli.echo import echo, echo_json
+from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice
@@ -27,7 +28,6 @@ from reward_kit.runs.preparation import Prepared
 from reward_kit.runs.proof import SampleProof, prove
 from reward_kit.runs.tasks import LoadedTask, selected
 from reward_kit.runs.transcripts import read_transcripts
-from reward_kit.shown_text import counted
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec
 
@@ -45,7 +45,6 @@ class Asked:
         golds: right answers.
         against: a second reward.
         sandbox: the reward's level; None for its default.
-        back_end: where the reward runs; None for this machine.
         read_paths: files and folders that it may read.
         install_requirements: what it requires is installed, in an environment of its own.
         time_s: of one call.
@@ -62,7 +61,6 @@ class Asked:
     golds: Sequence[str] = ()
     against: str | None = None
     sandbox: SandboxLevel | None = None
-    back_end: str | None = None
     read_paths: Sequence[str] = ()
     install_requirements: bool = False
     time_s: float = 10.0
@@ -101,7 +99,6 @@ def check_rewards(target: str, asked: Asked) -> None:
         read_paths=tuple(asked.read_paths),
         reward_time_s=asked.time_s,
         install_requirements=asked.install_requirements,
-        back_end=asked.back_end,
     )
     plan = Plan(target, choice, Path.cwd(), given, asked.options, asked.against, seed=asked.seed)
     loaded, other = load(plan)

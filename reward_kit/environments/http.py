@@ -24,14 +24,14 @@ from reward_kit.environments.config import headers_from_environment, read_config
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.environments.servers import ServerPool, ServerSpec
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean
-from reward_kit.input_limits import (
+from reward_kit.safe_input import (
     ENVIRONMENT_ANSWER_BYTES,
     ENVIRONMENT_ANSWER_VALUES,
     TooLargeError,
     check_values,
     read_body,
+    read_strictly,
 )
-from reward_kit.strict_json import read_strictly
 from reward_kit.task_parts import ResourceServerConfig
 
 _END_S = 5.0

@@ -32,7 +32,8 @@ from mcp.shared.message import SessionMessage
 
 from reward_kit.environments.mcp import Launch, NoAnswerError
 from reward_kit.errors import DeadlineError, EnvironmentFailure, RewardKitError, ToolError, boundary
-from reward_kit.input_limits import (
+from reward_kit.processes import ChildProcess, child_environment, start_process
+from reward_kit.safe_input import (
     MCP_MESSAGE_BYTES,
     MCP_MESSAGE_VALUES,
     MCP_STREAM_BYTES,
@@ -41,7 +42,6 @@ from reward_kit.input_limits import (
     check_values,
     shown_size,
 )
-from reward_kit.processes import ChildProcess, child_environment, start_process
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream

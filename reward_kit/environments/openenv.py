@@ -38,14 +38,14 @@ from reward_kit.environments.http import JsonClient, Obituary, ServerConfig, con
 from reward_kit.environments.mcp import McpTool
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean
-from reward_kit.input_limits import (
+from reward_kit.safe_input import (
     ENVIRONMENT_ANSWER_BYTES,
     ENVIRONMENT_ANSWER_VALUES,
     TooLargeError,
     check_values,
+    read_strictly,
     shown_size,
 )
-from reward_kit.strict_json import read_strictly
 
 if TYPE_CHECKING:
     import aiohttp

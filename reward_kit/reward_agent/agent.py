@@ -21,8 +21,7 @@ import anyio
 import anyio.abc
 
 from reward_kit.errors import ConfigError, RewardError, kind_of
-from reward_kit.providers.options import check_number
-from reward_kit.providers.rates import Rates
+from reward_kit.providers.request_queue import Rates
 from reward_kit.reward_agent.calling import Caller, CallerOptions
 from reward_kit.reward_agent.custom.scorer import custom_scorer
 from reward_kit.reward_agent.deliveries import NOT_OPEN, Order, WakeUp
@@ -33,6 +32,7 @@ from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats, Tally
 from reward_kit.reward_agent.tickets import ScoredChunk, Ticket
 from reward_kit.typed_interface import RewardSpec
+from reward_kit.validation import check_number
 
 
 class AsyncRewardAgent:

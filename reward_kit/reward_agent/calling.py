@@ -11,7 +11,7 @@ import anyio
 import anyio.abc
 
 from reward_kit.errors import DeadlineError, RewardError, RewardKitError, boundary
-from reward_kit.providers.rates import Bucket, Rates
+from reward_kit.providers.request_queue import Bucket, Rates
 from reward_kit.reward_agent.deliveries import WakeUp
 from reward_kit.reward_agent.retrying import Retrier, Retries, asked_s, given_up
 from reward_kit.reward_agent.schedule import Call, Schedule

@@ -27,7 +27,6 @@ from reward_kit.errors import (
     RewardKitError,
     boundary,
 )
-from reward_kit.providers.options import check_number
 from reward_kit.reward_agent.remote_client import (
     Patience,
     RewardEndpoint,
@@ -38,7 +37,7 @@ from reward_kit.reward_agent.remote_client import (
 from reward_kit.reward_agent.remote_wire import AboutBody, rollout_of, scored_of
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_of, scored_together
 from reward_kit.typed_interface import Mode, Origin
-from reward_kit.validation import describe_validation_error
+from reward_kit.validation import check_number, describe_validation_error
 
 logger = logging.getLogger("reward_kit.reward_agent")
 

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError
-from reward_kit.input_limits import REWARD_ANSWER_BYTES, TooLargeError, read_body
-from reward_kit.providers.environment import read_dotenv
 from reward_kit.providers.faults import TransientError, UnreachableError, excerpt, status_error
-from reward_kit.providers.keys import check_allowed
-from reward_kit.providers.options import check_number
-from reward_kit.providers.retry import RetryPolicy, with_retries
-from reward_kit.strict_json import read_strictly
+from reward_kit.providers.keys import check_allowed, read_dotenv
+from reward_kit.providers.request_queue import RetryPolicy, with_retries
+from reward_kit.safe_input import REWARD_ANSWER_BYTES, TooLargeError, read_body, read_strictly
+from reward_kit.validation import check_number
 
 if TYPE_CHECKING:
     import aiohttp

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from reward_kit.errors import FAILURE_CLASSES, ConfigError, FailureClass, did_you_mean
-from reward_kit.providers.options import check_number
-from reward_kit.providers.retry import RetryPolicy
+from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
+from reward_kit.validation import check_number
 
 SPARE = 10
 """Calls that may be made again whatever the share, so that an agent of few calls has retries too."""
@@ -29,7 +29,7 @@ class Retries:
         policy: how often, for how long, and the waits between: exponential with full jitter on top of what the endpoint
             asks for with Retry-After, as for model endpoints. Its budget is of each call.
         classes: of failures that may pass by themselves. Of the errors of somebody's own client, those that may pass
-            are a `provider_error`; see `providers/foreign_errors.py`.
+            are a `provider_error`; see `providers/faults.py`.
         seed: of the jitter; None draws it from the system.
         max_share: retries of an agent, at most, for each call that began within the budget of the policy, and `SPARE`
             besides; None for any number. What fails beyond it is not tried again.

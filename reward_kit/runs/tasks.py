@@ -192,7 +192,7 @@ def read_definition(located: LocatedYaml, overrides: Mapping[str, Any] | None = 
 
 def _refuse_looser_sandbox(located: LocatedYaml, definition: TaskDefinitionModel, overrides: Mapping[str, Any]) -> None:
     """Reject what a task file asks for beyond the default sandbox; only the command line and Python code may ask."""
-    from reward_kit.sandbox.limits import Limits
+    from reward_kit.sandbox.program import Limits
 
     if not located.is_written:
         return
@@ -200,7 +200,6 @@ def _refuse_looser_sandbox(located: LocatedYaml, definition: TaskDefinitionModel
     is_built_in_reward = is_built_in(definition.reward_function_path or "")
     looser: dict[tuple[str, ...], Any] = {
         ("level",): sandbox.level if sandbox.level == "in_process" and not is_built_in_reward else None,
-        ("back_end",): sandbox.back_end,
         ("install_requirements",): sandbox.install_requirements or None,
         ("read_paths",): [one for one in sandbox.read_paths if not (folder / one).resolve().is_relative_to(folder)],
     }
@@ -232,7 +231,6 @@ def load_tasks_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedRe
         preload=tuple(asked.preload),
         reward_time_s=definition.limits.reward_time_s,
         install_requirements=asked.install_requirements,
-        back_end=asked.back_end,
     )
     return load_reward(definition.reward_function_path, folder, choice, definition.reward_options)
 

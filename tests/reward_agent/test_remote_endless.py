@@ -8,7 +8,7 @@ from tests.endless import endless, peak
 
 REWARD = """
 import aiohttp
-from reward_kit.providers.retry import RetryPolicy
+from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent.remote_client import Patience, RewardEndpoint
 """
 ASK_REWARD = """

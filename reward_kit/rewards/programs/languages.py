@@ -7,8 +7,7 @@ import shutil
 from dataclasses import dataclass, replace
 
 from reward_kit.errors import ConfigError
-from reward_kit.sandbox.limits import Limits
-from reward_kit.sandbox.program import Program
+from reward_kit.sandbox.program import Limits, Program
 
 _INSIDE = "reward_kit.rewards.programs.inside"
 _WHERE = "/usr/local/bin:/usr/bin:/bin"
@@ -83,12 +82,12 @@ def missing_tool(language: str) -> str:
     return f"{found.tool} is not in {_WHERE}, where the sandbox looks; on Debian: apt-get install {found.install}"
 
 
-def language_of(name: str, *, is_here: bool) -> Language:
+def language_of(name: str) -> Language:
     """How programs of a language are run.
 
     Raises:
         ConfigError: its tool is to be on this machine and is not.
     """
-    if is_here and (problem := missing_tool(name)):
+    if problem := missing_tool(name):
         raise ConfigError(f"program_code, language {name!r}: {problem}")
     return LANGUAGES[name]
