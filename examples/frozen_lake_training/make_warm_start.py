@@ -23,7 +23,7 @@ from reward_kit.agent.policies.expert_policy import ExpertPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
-from reward_kit.environments.base import ToolSpec
+from reward_kit.environments import ToolSpec
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.rl.model_kit import (

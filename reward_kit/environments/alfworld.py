@@ -150,10 +150,7 @@ class Session:
     """The events since the reset, whichever engine plays: tool calls in, outcomes and facts out.
 
     Attributes:
-        form: how the agent gives its commands.
-        max_commands: after so many the episode is truncated; None for no limit.
-        start: the first view.
-        view: the present view.
+        start, view: the first and the present view.
         engine: the native engine in the present state, None for a published game.
         changes: the known part of the state of a published game.
         plan: the planner's commands for a published game that are still to be given, None after another command.

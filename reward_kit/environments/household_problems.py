@@ -115,12 +115,9 @@ class Problem:
 
     Attributes:
         id: unique over all splits.
-        split: "train", "development" or "held_out".
-        task_type: the kind of task.
         target: the type of the object asked for ("mug").
         destination: the type of the receptacle it belongs in; for `look_at_obj_in_light` the type of the lamp.
-        receptacles: in the order of their names.
-        things: in the order of their names.
+        receptacles, things: in the order of their names.
         layout: names the layout; problems of different splits share none.
     """
 

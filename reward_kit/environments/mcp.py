@@ -47,7 +47,7 @@ from reward_kit.task_parts import Word
 if TYPE_CHECKING:
     import mcp_types
 
-    from reward_kit.environments.mcp_session import McpSession, Server
+    from reward_kit.environments.mcp_session import McpSession, Server, StdioServer
 
 SHOWN_PATH = "/working_copy"
 """The path of every working copy as agents see and write it, so that equal episodes read equal texts."""
@@ -164,18 +164,8 @@ def read_mcp_config(config: Mapping[str, Any]) -> McpConfig:
     return settings
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """The start of a private server, with every placeholder filled in."""
-
-    command: tuple[str, ...]
-    env: dict[str, str]
-    pass_env: tuple[str, ...]
-    cwd: Path | None
-
-
-def launch_of(settings: McpConfig, working_copy: Path | None) -> Launch:
-    """Return how to start the server of one episode.
+def _stdio_server(settings: McpConfig, working_copy: Path | None) -> StdioServer:
+    """Return the private server of one episode, with every placeholder filled in.
 
     Raises:
         ConfigError: `cwd` is not a directory, or lies outside the task's folder.
@@ -197,13 +187,11 @@ def launch_of(settings: McpConfig, working_copy: Path | None) -> Launch:
             cwd = task_path(fill(settings.cwd), settings.task_folder, "mcp resource: cwd")
         if not cwd.is_dir():
             raise ConfigError(f"mcp resource: cwd: no such directory: {cwd}")
-    command = tuple(fill(part) for part in settings.command or ())
+    from reward_kit.environments.mcp_session import StdioServer
+
+    command = [fill(part) for part in settings.command or ()]
     env = {name: fill(value) for name, value in settings.env.items()}
-    return Launch(command, env, tuple(settings.pass_env), cwd)
-
-
-class NoAnswerError(Exception):
-    """A call was made, and the answer does not tell its effect."""
+    return StdioServer(command, env, settings.pass_env, cwd, f"mcp-{next(_numbers)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +325,8 @@ class McpResource(ReplayForkResource):
         return outcome
 
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
+        from reward_kit.environments.mcp_session import NoAnswerError
+
         session, tool = self._here, self._tools.get(action_name)
         if tool is None:
             raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, self._tools)}")
@@ -464,7 +454,7 @@ def _session(settings: McpConfig, folder: Path | None) -> McpSession:
         ConfigError: the SDK is not installed.
     """
     try:
-        from reward_kit.environments.mcp_session import HttpServer, McpSession, StdioServer
+        from reward_kit.environments.mcp_session import HttpServer, McpSession
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "httpx2"):
             raise
@@ -476,9 +466,8 @@ def _session(settings: McpConfig, folder: Path | None) -> McpSession:
         name = f"the MCP server {place.scheme}://{place.netloc.rpartition('@')[2]}{place.path}"
         server = HttpServer(settings.url, settings.header_values(), settings.call_timeout_s)
     else:
-        launch = launch_of(settings, folder)
-        name = f"the MCP server {' '.join(launch.command)[:200]!r}"
-        server = StdioServer(launch, f"mcp-{next(_numbers)}")
+        server = _stdio_server(settings, folder)
+        name = f"the MCP server {' '.join(server.command)[:200]!r}"
     return McpSession(
         server, name, start_timeout_s=settings.start_timeout_s, call_timeout_s=settings.call_timeout_s, root=folder
     )

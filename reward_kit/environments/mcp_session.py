@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,7 +30,6 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from mcp.shared.message import SessionMessage
 
-from reward_kit.environments.mcp import Launch, NoAnswerError
 from reward_kit.errors import DeadlineError, EnvironmentFailure, RewardKitError, ToolError, boundary
 from reward_kit.processes import ChildProcess, child_environment, start_process
 from reward_kit.safe_input import (
@@ -57,6 +56,10 @@ _SESSION_GONE = "Session terminated"
 logging.getLogger("mcp").addHandler(logging.NullHandler())
 
 logger = logging.getLogger("reward_kit.environments.mcp")
+
+
+class NoAnswerError(Exception):
+    """A call was made, and the answer does not tell its effect."""
 
 
 class Server(Protocol):
@@ -285,8 +288,16 @@ _SHOWN_CHARS = 200
 class StdioServer:
     """A server in a child process: messages are lines on its standard input and output, its errors go to a log."""
 
-    def __init__(self, launch: Launch, log_name: str) -> None:
-        self._launch, self._log_name = launch, log_name
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        pass_env: Sequence[str],
+        cwd: Path | None,
+        log_name: str,
+    ) -> None:
+        self.command, self._env, self._pass_env, self._cwd = command, env, pass_env, cwd
+        self._log_name = log_name
         self._child: ChildProcess | None = None
         self._strays = 0
         self._first_stray = ""
@@ -299,9 +310,9 @@ class StdioServer:
         Raises:
             ConfigError: there is no such program, or it cannot be run.
         """
-        environment = child_environment(self._launch.env, pass_names=self._launch.pass_env)
+        environment = child_environment(self._env, pass_names=self._pass_env)
         child = self._child = await start_process(
-            self._launch.command, cwd=self._launch.cwd, env=environment, log_name=self._log_name, piped=True
+            self.command, cwd=self._cwd, env=environment, log_name=self._log_name, piped=True
         )
         arrive, arrived = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         leave, leaving = anyio.create_memory_object_stream[SessionMessage](0)
@@ -371,7 +382,7 @@ class StdioServer:
         if self._strays == 1:
             shown = repr(line[:_SHOWN_CHARS].decode("utf-8", "replace")) + (" …" if len(line) > _SHOWN_CHARS else "")
             self._first_stray = shown
-            logger.info("%s prints a line that is not a message: %s", self._launch.command[0], shown)
+            logger.info("%s prints a line that is not a message: %s", self.command[0], shown)
 
     async def _write(
         self,

@@ -1,7 +1,15 @@
-"""Sokoban's rules: a level that never changes, the small position that does, and the XSB notation of both.
+"""Sokoban's rules, an optimal solver, and a generator of solvable levels.
 
 Cells are numbered row by row, and a set of cells is an integer whose bits are the cells. The border of a level is wall
 all around, so that a step never leaves it.
+
+The solver is A* (Hart, Nilsson and Raphael 1968) over pushes: an edge is a walk to a box and one push of it, and costs
+its moves. The heuristic is the least number of pushes that bring each box to a goal of its own, were the other boxes
+not there: never more than the necessary moves, and infinite only if no solution is left. It is consistent, so the first
+solution that is taken from the frontier is one of the shortest.
+
+The generator plays backwards from a solved level, pulling boxes off their goals, so a solution exists; the solver
+proves it, and measures the shortest one for the bounds on the difficulty.
 """
 
 from __future__ import annotations
@@ -19,13 +27,13 @@ from typing import NamedTuple
 from reward_kit.errors import ConfigError, LimitError
 
 LARGEST_SIDE = 40
-
 LEGEND = "# wall, @ you, + you on a goal, $ box, * box on a goal, . goal; a blank is floor."
-
 DIRECTIONS = ("up", "down", "left", "right")
 
+_ROOMS = 300
+_GAMES_IN_A_ROOM = 4
+_NODE_LIMIT = 5_000
 _MARKS = {" ": (0, 0, 0), "-": (0, 0, 0), "_": (0, 0, 0), ".": (1, 0, 0), "$": (0, 1, 0), "*": (1, 1, 0)}
-
 _MARKS |= {"@": (0, 0, 1), "+": (1, 0, 1)}
 
 
@@ -38,7 +46,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level. `floor` and `goals` are sets of cells; `floor` holds every cell that is no wall."""
+    """One level. `floor` and `goals` are sets of cells; `floor` holds every cell that is not a wall."""
 
     width: int
     height: int
@@ -47,11 +55,11 @@ class Level:
     start: Position
 
     def steps(self) -> dict[str, int]:
-        """What each direction adds to a cell's number."""
+        """Return the difference of each direction to a cell's number."""
         return {"up": -self.width, "down": self.width, "left": -1, "right": 1}
 
     def move(self, position: Position, step: int) -> Position | None:
-        """The position after one step of the player, who pushes a box that is in the way; None where nothing moves."""
+        """Return the position after one step of the player, who pushes a box in the way; None if nothing moves."""
         player, boxes = position
         target = player + step
         if not self.floor >> target & 1:
@@ -64,27 +72,25 @@ class Level:
         return Position(target, boxes)
 
     def is_solved(self, position: Position) -> bool:
-        """Whether every box stands on a goal."""
+        """Return whether every box stands on a goal."""
         return not position.boxes & ~self.goals
 
     def text(self, position: Position) -> str:
-        """The board in XSB notation, a line for each row."""
-        shown = [self._mark(position, cell) for cell in range(self.width * self.height)]
+        """Return the board in XSB notation, a line for each row."""
+        shown = []
+        for cell in range(self.width * self.height):
+            goal = self.goals >> cell & 1
+            if cell == position.player:
+                shown.append("+" if goal else "@")
+            elif position.boxes >> cell & 1:
+                shown.append("*" if goal else "$")
+            else:
+                shown.append("." if goal else " " if self.floor >> cell & 1 else "#")
         return "\n".join("".join(shown[row * self.width :][: self.width]) for row in range(self.height))
-
-    def _mark(self, position: Position, cell: int) -> str:
-        goal = self.goals >> cell & 1
-        if cell == position.player:
-            return "+" if goal else "@"
-        if position.boxes >> cell & 1:
-            return "*" if goal else "$"
-        if goal:
-            return "."
-        return " " if self.floor >> cell & 1 else "#"
 
 
 def cells(members: int) -> Iterator[int]:
-    """The cells of a set, in order."""
+    """Yield the cells of a set, in order."""
     while members:
         lowest = members & -members
         yield lowest.bit_length() - 1
@@ -92,12 +98,12 @@ def cells(members: int) -> Iterator[int]:
 
 
 def read_level(text: str) -> Level:
-    """A level in XSB notation (http://sokobano.de/wiki/index.php?title=Level_format). `-` and `_` are floor too.
+    """Read a level in XSB notation (http://sokobano.de/wiki/index.php?title=Level_format). `-` and `_` are floor too.
 
     Cells that the player can never reach, such as those around a level of ragged lines, become wall.
 
     Raises:
-        ConfigError: it is no level: an unknown mark, not one player, not as many boxes as goals, a gap in the wall.
+        ConfigError: it is not a level: an unknown mark, not one player, not as many boxes as goals, a gap in the wall.
     """
     rows = [row.rstrip() for row in text.strip("\n").splitlines()]
     width, height = max((len(row) for row in rows), default=0), len(rows)
@@ -117,31 +123,25 @@ def read_level(text: str) -> Level:
         players += [cell] * player
     if len(players) != 1:
         raise ConfigError(f"sokoban resource: level: {len(players)} players; there must be one @ or +")
-    return _closed(Level(width, height, floor, goals, Position(players[0], boxes)))
-
-
-def _closed(level: Level) -> Level:
-    """The level without the cells that are out of reach."""
     border = sum(
         1 << cell
-        for cell in range(level.width * level.height)
-        if cell // level.width in (0, level.height - 1) or cell % level.width in (0, level.width - 1)
+        for cell in range(width * height)
+        if cell // width in (0, height - 1) or cell % width in (0, width - 1)
     )
-    inside = connected(level.floor & ~border, level.start.player, level.width)
-    around = inside | inside << 1 | inside >> 1 | inside << level.width | inside >> level.width
-    if not inside or around & level.floor & border:
+    inside = connected(floor & ~border, players[0], width)
+    around = inside | inside << 1 | inside >> 1 | inside << width | inside >> width
+    if not inside or around & floor & border:
         raise ConfigError("sokoban resource: level: the wall around the player has a gap")
-    boxes, goals = level.start.boxes, level.goals
     if (boxes | goals) & ~inside:
         raise ConfigError("sokoban resource: level: a box or a goal is out of the player's reach")
     if not boxes or boxes.bit_count() != goals.bit_count():
         counts = f"{boxes.bit_count()} boxes and {goals.bit_count()} goals"
         raise ConfigError(f"sokoban resource: level: {counts}; there must be as many, and at least one")
-    return Level(level.width, level.height, inside, goals, level.start)
+    return Level(width, height, inside, goals, Position(players[0], boxes))
 
 
 def connected(free: int, cell: int, width: int) -> int:
-    """The part of `free` that is connected with `cell`; the border of the grid must not be in it."""
+    """Return the part of `free` that is connected with `cell`; the border of the grid must not be in it."""
     region = 1 << cell & free
     while True:
         wider = (region | region << 1 | region >> 1 | region << width | region >> width) & free
@@ -158,11 +158,11 @@ _Arrival = tuple[Position, int]
 
 
 def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
-    """A shortest way, in moves, to the solved level.
+    """Return a shortest way, in moves, to the solved level.
 
     Args:
         level: the level.
-        start: the position to solve; () is returned where it is solved already.
+        start: the position to solve; () is returned if it is solved already.
         node_limit: how many positions may be expanded.
 
     Returns:
@@ -193,16 +193,16 @@ def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
             if bounds[after.boxes] == math.inf or total >= cost.get(after, math.inf):
                 continue
             cost[after], arrivals[after] = total, arrival
-            # Of equally promising positions the one nearer to the end comes first.
+            # Among equally promising positions the one nearer to the end comes first.
             heapq.heappush(frontier, (total + bounds[after.boxes], -total, next(order), after))
     return None
 
 
 def pushes_left(level: Level, boxes: int) -> float:
-    """The least number of pushes that the boxes need, were they not in each other's way.
+    """Return the least number of pushes that the boxes need, were they not in each other's way.
 
     An assignment of the boxes to the goals of least cost, by dynamic programming over the sets of goals that are taken.
-    Infinite where there is none: some box can reach no goal that is left for it, and the level is lost.
+    Infinite if there is none: some box can reach no goal that is left for it, and the level is lost.
     """
     tables = _push_distances(level.width, level.floor, level.goals)
     best: dict[int, float] = {0: 0}
@@ -219,26 +219,25 @@ def pushes_left(level: Level, boxes: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _push_distances(width: int, floor: int, goals: int) -> tuple[dict[int, int], ...]:
-    """For each goal, from which cells a lone box can be pushed to it, and in how many pushes."""
-    return tuple(_distances_to(goal, width, floor) for goal in cells(goals))
-
-
-def _distances_to(goal: int, width: int, floor: int) -> dict[int, int]:
-    distances = {goal: 0}
-    queue = deque([goal])
-    while queue:
-        cell = queue.popleft()
-        for step in (-width, width, -1, 1):
-            # The box came from `before`, pushed by a player who stood one cell further back.
-            before, player = cell - step, cell - 2 * step
-            if floor >> before & 1 and floor >> player & 1 and before not in distances:
-                distances[before] = distances[cell] + 1
-                queue.append(before)
-    return distances
+    """Return, for each goal, the cells from which a lone box can be pushed to it, and in how many pushes."""
+    tables = []
+    for goal in cells(goals):
+        distances = {goal: 0}
+        queue = deque([goal])
+        while queue:
+            cell = queue.popleft()
+            for step in (-width, width, -1, 1):
+                # The box came from `before`, pushed by a player who stood one cell further back.
+                before, player = cell - step, cell - 2 * step
+                if floor >> before & 1 and floor >> player & 1 and before not in distances:
+                    distances[before] = distances[cell] + 1
+                    queue.append(before)
+        tables.append(distances)
+    return tuple(tables)
 
 
 def _pushes(level: Level, position: Position) -> list[tuple[Position, _Arrival, int]]:
-    """Every push that can be made next, and how many moves it takes with the walk before it."""
+    """Return every possible push, with its moves including the walk before it."""
     walks = _walks(level, position)
     free = level.floor & ~position.boxes
     found = []
@@ -251,7 +250,7 @@ def _pushes(level: Level, position: Position) -> list[tuple[Position, _Arrival, 
 
 
 def _walks(level: Level, position: Position) -> dict[int, int]:
-    """The cells that the player can reach without a push, and in how many moves."""
+    """Return the cells that the player can reach without a push, and in how many moves."""
     free = level.floor & ~position.boxes
     distances = {position.player: 0}
     queue = deque([position.player])
@@ -265,41 +264,25 @@ def _walks(level: Level, position: Position) -> dict[int, int]:
 
 
 def _moves(level: Level, start: Position, end: Position, arrivals: dict[Position, _Arrival]) -> Plan:
+    """Return the moves of the found way: each push, and a shortest walk to the cell behind its box."""
     names = {step: name for name, step in level.steps().items()}
     backwards: list[int] = []
     position = end
     while position != start:
         before, step = arrivals[position]
+        backwards.append(step)
         # The player stands where the box was; the walk led to the cell behind it.
-        backwards += [step, *_walk_back(level, before, position.player - step)]
+        cell, distances = position.player - step, _walks(level, before)
+        while cell != before.player:
+            walked = next(step for step in names if distances.get(cell - step, math.inf) == distances[cell] - 1)
+            backwards.append(walked)
+            cell -= walked
         position = before
     return tuple(names[step] for step in reversed(backwards))
 
 
-def _walk_back(level: Level, position: Position, cell: int) -> list[int]:
-    """The steps of a shortest walk to `cell`, the last one first."""
-    distances = _walks(level, position)
-    taken = []
-    while cell != position.player:
-        step = next(
-            step
-            for step in (-level.width, level.width, -1, 1)
-            if distances.get(cell - step, math.inf) == distances[cell] - 1
-        )
-        taken.append(step)
-        cell -= step
-    return taken
-
-
-_ROOMS = 300
-
-_GAMES_IN_A_ROOM = 4
-
-_NODE_LIMIT = 5_000
-
-
 class BoardSpec(NamedTuple):
-    """What a level must be like.
+    """The requirements of a level.
 
     Attributes:
         width: columns, the wall included.
@@ -319,7 +302,7 @@ class BoardSpec(NamedTuple):
 
 
 class Board(NamedTuple):
-    """A level and one of its shortest solutions; None where the solver gave up, which no generated level has."""
+    """A level and one of its shortest solutions; None if the solver gave up, which no generated level has."""
 
     level: Level
     solution: Plan | None
@@ -327,7 +310,7 @@ class Board(NamedTuple):
 
 @lru_cache(maxsize=512)
 def generate(spec: BoardSpec, index: int) -> Board:
-    """The level of this number; the same arguments always give the same.
+    """Return the level of this number; the same arguments always give the same.
 
     Raises:
         ConfigError: in 300 rooms no level with a solution of the length asked for was found.
@@ -339,7 +322,10 @@ def generate(spec: BoardSpec, index: int) -> Board:
             continue
         for _ in range(_GAMES_IN_A_ROOM):
             level = _played_backwards(rng, spec, floor)
-            solution = _solution(level)
+            try:
+                solution = solve(level, level.start, _NODE_LIMIT)
+            except LimitError:
+                continue
             if solution is not None and spec.min_solution <= len(solution) <= spec.max_solution:
                 return Board(level, solution)
     raise ConfigError(
@@ -348,15 +334,8 @@ def generate(spec: BoardSpec, index: int) -> Board:
     )
 
 
-def _solution(level: Level) -> Plan | None:
-    try:
-        return solve(level, level.start, _NODE_LIMIT)
-    except LimitError:
-        return None
-
-
 def _room(rng: random.Random, spec: BoardSpec) -> int:
-    """The largest connected piece of floor among random walls."""
+    """Return the largest connected piece of floor among random walls."""
     floor = 0
     for row in range(1, spec.height - 1):
         for column in range(1, spec.width - 1):
@@ -371,28 +350,23 @@ def _room(rng: random.Random, spec: BoardSpec) -> int:
 
 
 def _played_backwards(rng: random.Random, spec: BoardSpec, floor: int) -> Level:
-    """A level whose start is some pulls away from a solved position."""
+    """Return a level whose start is some pulls away from a solved position."""
     *places, player = rng.sample(list(cells(floor)), spec.boxes + 1)
     goals = sum(1 << place for place in places)
     position = Position(player, goals)
     for _ in range(rng.randint(2, 8) * spec.boxes):
-        pulls = _pulls(position, floor, spec.width)
+        # Every position that one pull, after a walk, leads to.
+        free = floor & ~position.boxes
+        reach = connected(free, position.player, spec.width)
+        pulls = []
+        for box in cells(position.boxes):
+            for step in (-spec.width, spec.width, -1, 1):
+                to = box + step
+                if reach >> to & 1 and free >> to + step & 1:
+                    pulls.append(Position(to + step, position.boxes ^ (1 << box | 1 << to)))
         if not pulls:
             break
         position = rng.choice(pulls)
     reach = connected(floor & ~position.boxes, position.player, spec.width)
     start = Position(rng.choice(list(cells(reach))), position.boxes)
     return Level(spec.width, spec.height, floor, goals, start)
-
-
-def _pulls(position: Position, floor: int, width: int) -> list[Position]:
-    """Every position that one pull, after a walk, leads to."""
-    free = floor & ~position.boxes
-    reach = connected(free, position.player, width)
-    found = []
-    for box in cells(position.boxes):
-        for step in (-width, width, -1, 1):
-            to = box + step
-            if reach >> to & 1 and free >> to + step & 1:
-                found.append(Position(to + step, position.boxes ^ (1 << box | 1 << to)))
-    return found

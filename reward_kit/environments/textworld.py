@@ -1,11 +1,26 @@
-"""What a task may say of a TextWorld game: which maker makes it with which options, or which file it is.
+"""TextWorld's games as a resource: `act(command)` is the only tool, in the words of the game.
 
-The options are those of `tw-make` in TextWorld 1.7 (`textworld/challenges/*/`, `scripts/tw-make`), with underscores.
+A game is made by one of TextWorld's own makers, offline and from a seed: the same maker, options and seed give the
+same game. Or it is a game file; if the `.json` that TextWorld writes lies beside it, the state is tracked. Every
+resource plays in a worker process of its own and forks by replay. The options of the makers are those of `tw-make` in
+TextWorld 1.7 (`textworld/challenges/*/`, `scripts/tw-make`), with underscores.
+
+The reward of a command is the score it gained, as a part of the game's highest score: the rewards of a won game add up
+to 1. Winning and losing terminate, `max_moves` truncates.
+
+The state key names the facts that hold and the quests that were completed. It leaves out turns, the order of things and
+the meaning of "it"; but if the game has asked something, the question is part of it. The key of a game that is not
+tracked is its history.
+
+An interpreter of interactive fiction also takes commands to itself. Refused are those that leave the game or change it
+unseen by the tracked state (`restart`, `restore`, `undo`), write files (`save`, `script`), change its later answers
+(`brief`), or were left in by TextWorld's compiler (`print_state` reveals everything).
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -19,22 +34,47 @@ from reward_kit.environments.base import (
     StepOutcome,
     ToolSpec,
     canonical_json,
+    check_call,
     hash_key,
-    tool_spec,
+    strict_tool,
 )
 from reward_kit.environments.config import read_config, task_path
 from reward_kit.environments.engine_process import EngineProcess, worker_command
 from reward_kit.environments.replay import ReplayForkResource
-from reward_kit.environments.textworld_worker import asks, command_line
-from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean, how_to_install
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, how_to_install
 from reward_kit.processes import shared_folder
 from reward_kit.validation import describe_validation_error
 
 Maker = Literal["cooking", "coin_collector", "treasure_hunter", "simple", "custom"]
-
 Section = Literal["objective", "description", "inventory", "admissible_commands"]
 
+LONGEST_COMMAND = 180
+"""In characters; the interpreter's line holds little more, and silently drops the rest."""
+
 _MOST_ROOMS = 100
+_MAKING_TIMEOUT = 300.0
+_WORKER = "reward_kit.environments.textworld_worker"
+_SPECS: dict[str, ToolSpec] = {
+    "act": strict_tool(
+        "act",
+        'Carry out one command of the game, such as "go north" or "take apple from table". "help" lists the verbs.',
+        command={"type": "string", "description": "one command, in the words of the game"},
+    )
+}
+_TITLES: dict[str, str] = {
+    "objective": "Objective",
+    "description": "Room",
+    "inventory": "Inventory",
+    "admissible_commands": "Commands",
+}
+_REFUSED = (
+    "quit q restart restore undo oops o save script unscript noscript transcript brief superbrief verbose short long "
+    "normal notify verify version print_state enable disable restrict tw"
+)
+# The interpreter reads the first nine letters of a word.
+_REFUSED_WORDS = frozenset(word[:9] for word in _REFUSED.split())
+_COMMANDS = re.compile(r"[.,;]|\bthen\b")
+_FIRST_WORD = re.compile(r"[a-z_]+")
 
 
 class _Options(BaseModel):
@@ -146,22 +186,16 @@ class TextworldConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One answer of the game.
+    """One answer of the game; None for everything that is unknown or not tracked.
 
     Attributes:
-        observation: what the game said.
-        won: the game was won; False where nobody knows.
-        lost: it can no longer be won, and is over.
-        score: the points so far, None where the game does not tell.
-        max_score: those of a won game.
-        moves: how many of the game's actions were carried out; None where they are not tracked.
-        admissible_commands: every command that does something now, sorted; None where they are not tracked.
-        objective: what is to be done, None where the game does not tell; as `inventory` and `description`.
-        inventory: what the player carries.
-        description: of the room.
-        expert: the next command of a winning plan, None where there is none.
-        facts: what holds, sorted; empty where it is not tracked.
-        state: the name of the game's state, None where it is not tracked.
+        lost: the game can no longer be won, and is over.
+        max_score: the points of a won game.
+        moves: how many of the game's actions were carried out.
+        admissible_commands: every command that does something now, sorted.
+        expert: the next command of a winning plan.
+        facts: all that hold, sorted.
+        state: names the game's state.
     """
 
     observation: str
@@ -180,38 +214,13 @@ class View:
 
     @property
     def is_over(self) -> bool:
-        """Whether the game has come to an end."""
+        """Whether the game is over."""
         return bool(self.won or self.lost)
 
     def section(self, name: Section) -> str | None:
-        """What is shown under this name, None where it is not known."""
+        """Return the text of a section, None if it is not known."""
         value: Any = getattr(self, name)
         return ", ".join(value) if isinstance(value, list) else value
-
-
-_TOOL = "act"
-
-_SPEC = tool_spec(
-    _TOOL,
-    'Carry out one command of the game, such as "go north" or "take apple from table". "help" lists the verbs.',
-    {
-        "type": "object",
-        "properties": {"command": {"type": "string", "description": "one command, in the words of the game"}},
-        "required": ["command"],
-        "additionalProperties": False,
-    },
-)
-
-_WORKER = "reward_kit.environments.textworld_worker"
-
-_MAKING_TIMEOUT = 300.0
-
-_TITLES = {
-    "objective": "Objective",
-    "description": "Room",
-    "inventory": "Inventory",
-    "admissible_commands": "Commands",
-}
 
 
 class TextworldResource(ReplayForkResource):
@@ -238,7 +247,7 @@ class TextworldResource(ReplayForkResource):
                 f"the textworld resource needs textworld; {how_to_install('text-games')}, with Python 3.11 or 3.12, "
                 "where TextWorld runs"
             )
-        # Some of a game's texts, and the order of a plan's commands, come from sets of texts.
+        # Some of a game's texts, and the order of a plan's commands, come from sets of strings.
         engine = EngineProcess("textworld", worker_command(_WORKER), environment={"PYTHONHASHSEED": "0"})
         await engine.start()
         self._engine = engine
@@ -256,14 +265,14 @@ class TextworldResource(ReplayForkResource):
         unknown = [name for name in self._settings.show if self._view.section(name) is None]
         if unknown:
             raise ConfigError(
-                f"textworld resource: show: {', '.join(unknown)} cannot be told of {self._settings.game}, which has no "
+                f"textworld resource: show: {', '.join(unknown)} is unknown for {self._settings.game}, which has no "
                 f"{path.with_suffix('.json').name} beside it"
             )
         if self._view.state is None:
             self._game_id = hash_key(self._game_id, str(request["seed"]))
 
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        command = _command(action_name, action_params)
+        command = command_line(check_call(_SPECS, action_name, action_params)["command"])
         if self._is_over():
             raise ToolError("the episode is over; no command changes anything")
         before, self._view = self._view, View(**await self._worker().ask({"op": "step", "command": command}))
@@ -271,8 +280,10 @@ class TextworldResource(ReplayForkResource):
         info: dict[str, Any] = {"score": self._view.score, "max_score": self._view.max_score, "won": self._view.won}
         if self._view.moves is not None and before.moves is not None:
             info["is_action_valid"] = self._view.moves > before.moves
+        reward = None
+        if before.score is not None and self._view.score is not None and self._view.max_score:
+            reward = (self._view.score - before.score) / self._view.max_score
         text = self._shown(self._view.observation)
-        reward = _reward(before, self._view)
         return StepOutcome(text, reward, self._view.is_over, self._is_out_of_moves(), info)
 
     async def close(self) -> None:
@@ -281,17 +292,18 @@ class TextworldResource(ReplayForkResource):
             await engine.close()
 
     async def get_observation(self) -> Any:
-        """The beginning, and what came of the last command."""
+        """Return the beginning, and the answer to the last command."""
         start = self._start.observation
         return self._shown(start if not self._commands else f"{start}\n\n{self._view.observation}")
 
     async def get_tools_spec(self) -> list[ToolSpec]:
-        return [_SPEC]
+        return list(_SPECS.values())
 
     async def state_key(self) -> str:
         if self._view.state is None:
             return hash_key(self._game_id, *self._commands)
-        question = self._view.observation if asks(self._view.observation) else ""
+        # "Which do you mean, …?": the next command is the answer.
+        question = self._view.observation if self._view.observation.endswith("?") else ""
         return hash_key(self._game_id, self._view.state, question)
 
     async def final_state(self) -> StateSnapshot:
@@ -306,22 +318,22 @@ class TextworldResource(ReplayForkResource):
         return StateSnapshot.from_json({**facts, "inventory": view.inventory, "facts": view.facts})
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
-        """Every command that does something now; None where the game is not tracked."""
+        """Return every command that does something now; None if the game is not tracked."""
         if self._is_over():
             return []
         commands = self._view.admissible_commands
         return None if commands is None else [_call(command) for command in commands]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """The next command of TextWorld's own plan, from wherever the game is; None where it knows none.
+        """Return the next command of TextWorld's own plan, from any state of the game; None if it knows none.
 
-        Of games without such a plan (cooking with `drop`) it is that of the maker's walkthrough, while it is followed.
+        For games without such a plan (cooking with `drop`) it is that of the maker's walkthrough, while it is followed.
         """
         command = self._view.expert
         return None if command is None or self._is_over() else {"type": "tool_call", **_call(command)}
 
     async def _made(self, seed: int) -> Path:
-        """The file of the game that the maker makes; one that this process has had made already is taken again."""
+        """Return the file of the maker's game, made once in this process."""
         settings = self._settings
         game_seed = seed % 2**32 if settings.game_seed is None else settings.game_seed
         self._game_id = hash_key(str(settings.maker), canonical_json(settings.options), str(game_seed))
@@ -367,34 +379,29 @@ def _game_file(settings: TextworldConfig) -> Path:
     if path.suffix == ".ulx":
         raise ConfigError(f"textworld resource: game: {path.name!r}: TextWorld 1.7 plays no Glulx games, only .z8")
     if path.suffix not in {f".z{version}" for version in range(1, 9)}:
-        raise ConfigError(f"textworld resource: game: {path.name!r} is no game file (.z1 to .z8)")
+        raise ConfigError(f"textworld resource: game: {path.name!r} is not a game file (.z1 to .z8)")
     if not path.is_file():
         raise ConfigError(f"textworld resource: game: no file {path}")
     return path
 
 
-def _command(tool: str, arguments: Mapping[str, Any]) -> str:
-    """The command that a tool call means.
+def command_line(text: str) -> str:
+    """Return a command as the interpreter gets it.
 
     Raises:
-        ToolError: there is no such tool, its arguments are wrong, or the command is not one for the game.
+        ToolError: it is too long, not plain ASCII, or meant for the interpreter.
     """
-    if tool != _TOOL:
-        raise ToolError(f"unknown tool {tool!r}{did_you_mean(tool, [_TOOL])}")
-    for name in arguments:
-        if name != "command":
-            raise ToolError(f"{_TOOL}: unknown argument {name!r}{did_you_mean(str(name), ['command'])}")
-    if not isinstance(arguments.get("command"), str):
-        raise ToolError(f"{_TOOL}: command: {'must be text' if 'command' in arguments else 'missing'}")
-    return command_line(arguments["command"])
+    command = " ".join(text.split())
+    if len(command) > LONGEST_COMMAND:
+        raise ToolError(f"a command has {LONGEST_COMMAND} characters at most, this one {len(command)}")
+    if not (command.isascii() and command.isprintable()):
+        raise ToolError("a command is plain ASCII text")
+    for part in _COMMANDS.split(command.lower()):
+        word = _FIRST_WORD.match(part.strip())
+        if word and word[0][:9] in _REFUSED_WORDS:
+            raise ToolError(f"{word[0]!r} is a command to the interpreter, which takes none here")
+    return command
 
 
 def _call(command: str) -> dict[str, Any]:
-    return {"name": _TOOL, "arguments": {"command": command}}
-
-
-def _reward(before: View, after: View) -> float | None:
-    """The score gained, as a part of the highest score; None where the game keeps none."""
-    if before.score is None or after.score is None or not after.max_score:
-        return None
-    return (after.score - before.score) / after.max_score
+    return {"name": "act", "arguments": {"command": command}}

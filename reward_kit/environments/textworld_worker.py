@@ -1,8 +1,9 @@
-"""Text to and from a game: which commands an agent may give, and what of an answer is the game's own.
+"""The worker process that makes TextWorld's games and plays one of them.
 
-An interpreter of interactive fiction also takes commands to itself. Those that leave the game or change it behind the
-back of the tracked state (`restart`, `restore`, `undo`), write files (`save`, `script`), change what it says from then
-on (`brief`), or were left in by TextWorld's compiler (`print_state` tells everything) are refused.
+    python -m reward_kit.environments.textworld_worker
+
+Requests, as `engine_worker` has them: `{"op": "make", "maker", "options", "seed", "folder"}`, `{"op": "load", "path",
+"seed"}`, `{"op": "step", "command"}`. The last two are answered with a view (`textworld.View`).
 """
 
 from __future__ import annotations
@@ -17,75 +18,27 @@ from typing import Any
 
 from reward_kit.environments.base import hash_key
 from reward_kit.environments.engine_worker import Operations, run
-from reward_kit.errors import ConfigError, ToolError, boundary
-
-LONGEST_COMMAND = 180
-
-"""In characters; the interpreter's line holds little more, and drops the rest without a word."""
-
-_REFUSED = (
-    *("quit", "q", "restart", "restore", "undo", "oops", "o", "save", "script", "unscript", "noscript", "transcript"),
-    *("brief", "superbrief", "verbose", "short", "long", "normal", "notify", "verify", "version"),
-    *("print_state", "enable", "disable", "restrict", "tw"),
-)
-
-# The interpreter reads the first nine letters of a word.
-_REFUSED_WORDS = frozenset(word[:9] for word in _REFUSED)
-
-_COMMANDS = re.compile(r"[.,;]|\bthen\b")
-
-_FIRST_WORD = re.compile(r"[a-z_]+")
+from reward_kit.errors import ConfigError, boundary
 
 _LOGO = re.compile(r"\A(?:[ _|\\/$<>]*\n)+")
-
 _STATUS_LINE = re.compile(r">?[ ]{10,}-= .+? =-\s*-?\d+/\d+\s*\Z")
-
 _PROMPT = re.compile(r"\n>\s*\Z")
-
 _AT_THE_END = re.compile(r"\s*Would you like to RESTART\b.*\Z", re.DOTALL)
-
 _CENTRED = re.compile(r"^[ ]{10,}", re.MULTILINE)
-
 _BLANK_LINES = re.compile(r"\n\s*\n")
-
-
-def command_line(text: str) -> str:
-    """A command as the interpreter gets it.
-
-    Raises:
-        ToolError: it is too long, not plain ASCII, or meant for the interpreter.
-    """
-    command = " ".join(text.split())
-    if len(command) > LONGEST_COMMAND:
-        raise ToolError(f"a command has {LONGEST_COMMAND} characters at most, this one {len(command)}")
-    if not (command.isascii() and command.isprintable()):
-        raise ToolError("a command is plain ASCII text")
-    for part in _COMMANDS.split(command.lower()):
-        word = _FIRST_WORD.match(part.strip())
-        if word and word[0][:9] in _REFUSED_WORDS:
-            raise ToolError(f"{word[0]!r} is a command to the interpreter, which takes none here")
-    return command
+_ASKED_FOR = ("won", "lost", "score", "max_score", "moves", "objective", "inventory", "description")
+_TRACKED = ("admissible_commands", "policy_commands", "facts")
 
 
 def answer_text(feedback: str) -> str:
-    """What the game said, without TextWorld's logo, the status line, the prompt and the offer to restart."""
+    """Return the game's own text, without TextWorld's logo, the status line, the prompt and the offer to restart."""
     text = _STATUS_LINE.sub("", _LOGO.sub("", feedback))
     text = _AT_THE_END.sub("", _PROMPT.sub("", text))
     return _BLANK_LINES.sub("\n\n", _CENTRED.sub("", text)).strip()
 
 
-def asks(answer: str) -> bool:
-    """Whether the game waits for an answer of its own ("Which do you mean, …?"), so that the next command is one."""
-    return answer.endswith("?")
-
-
-_ASKED_FOR = ("won", "lost", "score", "max_score", "moves", "objective", "inventory", "description")
-
-_TRACKED = ("admissible_commands", "policy_commands", "facts")
-
-
 def make(request: Mapping[str, Any]) -> str:
-    """Make a game into a folder, as `game.z8` and `game.json`; a folder that is there already is left as it is."""
+    """Make a game into a folder, as `game.z8` and `game.json`; an existing folder is left as it is."""
     folder = Path(request["folder"])
     aside = folder.with_name(f"{folder.name}.{os.getpid()}")
     aside.mkdir()
@@ -95,7 +48,7 @@ def make(request: Mapping[str, Any]) -> str:
             _make(maker, options, seed, aside / "game.z8")
         aside.rename(folder)
     except OSError:
-        # Another worker may have made the same game meanwhile; then that one is taken.
+        # Another worker may have made the same game meanwhile; then its game is used.
         if not folder.is_dir():
             raise
     finally:
@@ -105,21 +58,16 @@ def make(request: Mapping[str, Any]) -> str:
 
 def _make(maker: str, options: Mapping[str, Any], seed: int, path: Path) -> None:
     textworld = import_module("textworld")
-    # What a maker does not draw from its own generators it draws from this one.
+    # Makers draw from their own generators and from this one.
     textworld.g_rng.set_seed(seed)
     settings = textworld.GameOptions()
     settings.seeds, settings.path, settings.file_ext = seed, str(path), ".z8"
-    if maker == "custom":
-        _set_custom(settings, options)
-        textworld.make(settings)
+    if maker != "custom":
+        challenges = import_module("textworld.challenges").CHALLENGES
+        game = challenges[f"tw-{maker}"][1](dict(options), settings)
+        import_module("textworld.generator").compile_game(game, settings)
         return
-    challenges = import_module("textworld.challenges").CHALLENGES
-    game = challenges[f"tw-{maker}"][1](dict(options), settings)
-    import_module("textworld.generator").compile_game(game, settings)
-
-
-def _set_custom(settings: Any, options: Mapping[str, Any]) -> None:
-    """Set the options of a custom game, under the names that `tw-make` gives them."""
+    # The names that `tw-make` gives to the options of a custom game.
     settings.nb_rooms, settings.nb_objects = options["world_size"], options["nb_objects"]
     settings.nb_parallel_quests = options["nb_parallel_quests"]
     length, breadth = options["quest_length"], options["quest_breadth"]
@@ -133,6 +81,7 @@ def _set_custom(settings: Any, options: Mapping[str, Any]) -> None:
     grammar.allowed_variables_numbering = options["entity_numbering"]
     for name in ("theme", "include_adj", "only_last_action", "blend_instructions", "blend_descriptions"):
         setattr(grammar, name, options[name])
+    textworld.make(settings)
 
 
 class Player:
@@ -144,7 +93,7 @@ class Player:
         self._walkthrough: list[str] = []
 
     def operations(self) -> Operations:
-        """What can be asked of it."""
+        """Return the operations of the worker by name."""
         return {"make": make, "load": self.load, "step": self.step}
 
     def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +102,7 @@ class Player:
         is_tracked = path.with_suffix(".json").is_file()
         asked_for = (*_ASKED_FOR, *(_TRACKED if is_tracked else ()))
         infos = self._textworld.EnvInfos(**dict.fromkeys(asked_for, True), extras=["walkthrough"])
-        with boundary(ConfigError, f"textworld: {path} is no game that can be played"):
+        with boundary(ConfigError, f"textworld: {path} is not a game that can be played"):
             self._env = self._textworld.start(str(path), infos)
             self._env.seed(request["seed"])
             state = self._env.reset()
@@ -179,10 +128,10 @@ class Player:
 
 
 def _state(state: Mapping[str, Any]) -> str | None:
-    """A name of the game's state, None where it is not tracked.
+    """Return a name of the game's state, None if it is not tracked.
 
-    The facts have the entities' ids here, because some entities have no name. Which quests were completed is no fact:
-    a quest that is done stays done.
+    The facts have the entities' ids here, because some entities have no name. Completed quests are not facts: a quest
+    that is done stays done.
     """
     progression = state.get("_game_progression")
     if progression is None:

@@ -76,15 +76,9 @@ _COUNTED = {"boots": "pair of", "shoes": "pair of", "pants": "pair of", "earbuds
 
 
 class Kind(NamedTuple):
-    """One kind of product.
+    """One kind of product: its name, by which people search for it, and the texts its products are made of.
 
-    Attributes:
-        name: what people search for; all of its words are nouns, or count as such.
-        category: a path of three levels.
-        keywords: further nouns that sellers put into the title.
-        attributes: possible attributes of a product.
-        options: the buyer's choices, and their values.
-        prices: the lowest and the highest price, in dollars.
+    `category` is a path of three levels, `keywords` are further nouns for the title, `prices` the bounds in dollars.
     """
 
     name: str
@@ -100,15 +94,7 @@ BRANDS: tuple[str, ...] = tuple(_DATA["brands"])
 """Invented names."""
 PRAISE: tuple[str, ...] = tuple(_DATA["praise"])
 KINDS: tuple[Kind, ...] = tuple(
-    Kind(
-        kind["name"],
-        tuple(kind["category"]),
-        tuple(kind["keywords"]),
-        tuple(kind["attributes"]),
-        {name: tuple(values) for name, values in kind["options"].items()},
-        tuple(kind["prices"]),
-    )
-    for kind in _DATA["kinds"]
+    Kind(*(tuple(value) if isinstance(value, list) else value for value in kind.values())) for kind in _DATA["kinds"]
 )
 
 
@@ -116,15 +102,8 @@ KINDS: tuple[Kind, ...] = tuple(
 class ShoppingGoal:
     """A goal to shop for; the fields are those of `final_state()["goal"]`.
 
-    Attributes:
-        instruction: the text that the agent reads.
-        product_id: a product that satisfies everything; others may as well.
-        query: the search that lists it.
-        category: its category path.
-        nouns: the nouns of its title, in lower case.
-        attributes: U_att.
-        options: U_opt, by the options' names.
-        price_upper: in dollars.
+    `product_id`, `query`, `category` and `nouns` are of a product that satisfies everything, as others may.
+    `attributes` is U_att, `options` is U_opt by the options' names, `price_upper` is in dollars.
     """
 
     instruction: str
@@ -158,15 +137,7 @@ class Purchase:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The parts of the reward of a purchase.
-
-    Attributes:
-        r_type: the type factor: 0, 0.1, 0.5 or 1.
-        attributes: how many of the wanted attributes are met.
-        options: how many of the wanted options are chosen.
-        price: whether the price is within the bound.
-        wanted: the denominator.
-    """
+    """The parts of the reward of a purchase: the type factor, the wants that are met, and how many there are."""
 
     r_type: float
     attributes: int
@@ -232,22 +203,12 @@ def token_set_ratio(one: str, other: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product.
+    """One product. `query` is the name of its kind, `nouns` are those of its title, in lower case.
 
-    Attributes:
-        id: ten letters and digits.
-        title: as the results show it.
-        query: the search for which the shop lists it: the name of its kind.
-        category: a path of three levels.
-        nouns: the nouns of the title, in lower case; the type rule of the reward compares them.
-        attributes: all of them stand in its texts.
-        features: the lines of the features page.
-        description: the text of the description page.
-        options: the buyer's choices, and their values.
-        price_cents: the price.
+    All of its `attributes` stand in its texts: the title, `features` (lines of a page) and `description` (a page).
     """
 
-    id: str
+    product_id: str
     title: str
     query: str
     category: tuple[str, str, str]
@@ -278,7 +239,7 @@ def _draw_product(number: int, seed: int) -> Product:
         options[name] = tuple(value for value in values if value in chosen)
     low, high = kind.prices
     return Product(
-        id=product_id,
+        product_id=product_id,
         title=f"{brand} {attributes[0]} {kind.name} {' '.join(keywords)}, {attributes[1]}".title(),
         query=kind.name,
         category=kind.category,
@@ -305,7 +266,7 @@ class Catalogue:
     def __init__(self, size: int, seed: int) -> None:
         self.name = f"{size} {seed}"
         self.products = tuple(_draw_product(number, seed) for number in range(size))
-        self.numbers = {product.id: number for number, product in enumerate(self.products)}
+        self.numbers = {product.product_id: number for number, product in enumerate(self.products)}
         self._lock = threading.Lock()
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
         weakref.finalize(self, self._database.close)
@@ -378,7 +339,7 @@ def draw_goal(shop: Catalogue, index: int) -> ShoppingGoal:
     )
     return ShoppingGoal(
         instruction=instruction,
-        product_id=product.id,
+        product_id=product.product_id,
         query=product.query,
         category=product.category,
         nouns=product.nouns,
@@ -543,7 +504,7 @@ class WebshopResource(ForkableResource):
         page = rank // self._settings.page_size
         if page != visit.page:
             return _action("next_page" if page > visit.page else "previous_page")
-        return _action("open", product_id=self._catalogue.products[(visit.results or ())[rank]].id)
+        return _action("open", product_id=self._catalogue.products[(visit.results or ())[rank]].product_id)
 
     def _expert_query(self) -> str | None:
         """Return the first search that finds a fitting product; the last one, its title, always does."""
@@ -563,7 +524,7 @@ class WebshopResource(ForkableResource):
                 return Visit(results=await anyio.to_thread.run_sync(self._catalogue.search, arguments["query"]))
             case "open":
                 product_id = arguments["product_id"]
-                shown = [self._catalogue.products[number].id for number in self._shown()]
+                shown = [self._catalogue.products[number].product_id for number in self._shown()]
                 if product_id not in shown:
                     hint = did_you_mean(product_id, shown)
                     raise ToolError(f"open: product_id: {product_id!r} is not on this page{hint}")
@@ -605,18 +566,8 @@ class WebshopResource(ForkableResource):
 
     def _purchase(self) -> Purchase:
         product = self._open_product()
-        return Purchase(
-            product_id=product.id,
-            title=product.title,
-            query=product.query,
-            category=product.category,
-            nouns=product.nouns,
-            attributes=product.attributes,
-            features=product.features,
-            description=product.description,
-            options=dict(self._visit.options),
-            price=product.price,
-        )
+        shared = {name: getattr(product, name) for name in Purchase.__slots__ if name != "options"}
+        return Purchase(**shared, options=dict(self._visit.options))
 
     def _shown(self) -> tuple[int, ...]:
         """Return the products on the present page of results."""
@@ -634,7 +585,7 @@ class WebshopResource(ForkableResource):
             return "The order is placed. Thank you for your visit."
         if visit.product is not None:
             product, chosen = self._open_product(), dict(visit.options)
-            head = f"{product.title}\n{product.id} | ${product.price:.2f}"
+            head = f"{product.title}\n{product.product_id} | ${product.price:.2f}"
             if visit.section == "features":
                 return "\n".join([head, "Features:", *(f"- {line}" for line in product.features)])
             if visit.section == "description":
@@ -649,7 +600,7 @@ class WebshopResource(ForkableResource):
         if not visit.results:
             return "No product was found. Search for something else."
         found = (self._catalogue.products[number] for number in self._shown())
-        lines = [f"{product.id} | ${product.price:.2f} | {product.title}" for product in found]
+        lines = [f"{product.product_id} | ${product.price:.2f} | {product.title}" for product in found]
         head = f"Results, page {visit.page + 1} of {self._pages()} ({len(visit.results)} products)"
         return "\n".join([head, *lines])
 
@@ -669,7 +620,9 @@ class WebshopResource(ForkableResource):
             yield from (("search", {"query": kind.name}) for kind in KINDS)
             return
         else:
-            yield from (("open", {"product_id": self._catalogue.products[number].id}) for number in self._shown())
+            yield from (
+                ("open", {"product_id": self._catalogue.products[number].product_id}) for number in self._shown()
+            )
             if visit.page + 1 < self._pages():
                 yield "next_page", {}
             if visit.page > 0:

@@ -174,7 +174,7 @@ async def test_a_refusal_by_the_protocol_changes_nothing_and_an_answer_that_is_n
         with pytest.raises(ToolError, match="refuse: not today"):
             await ask(world, "refuse")
         assert await world.state_key() == start
-        with pytest.raises(ToolError, match="garbled: the server's answer is no result"):
+        with pytest.raises(ToolError, match="garbled: the server's answer is not a result"):
             await ask(world, "garbled")
         assert await world.state_key() != start
     async with opened(fork="replay", call_timeout_s=0.1) as world:
@@ -190,7 +190,7 @@ async def test_half_characters_and_nul_survive_both_ways() -> None:
         assert await ask(world, "half") == "a\ufffdb\0"
         with pytest.raises(ToolError, match="not valid Unicode text"):
             await ask(world, "put", word="\ud800")
-        with pytest.raises(ToolError, match="no JSON"):
+        with pytest.raises(ToolError, match="not JSON"):
             await ask(world, "put", word=float("nan"))
         assert await ask(world, "put", word="\0") == "\0"
 

@@ -171,7 +171,7 @@ async def test_an_agents_mistake_is_a_tool_error_and_changes_nothing(server: Ope
         ("act", {}, "amount: missing"),
         ("act", {"amount": "two"}, "act: amount: Input should be an integer"),
         ("act", {"amount": 9}, "act: amount must be 1, 2 or 3"),
-        ("act", {"amount": float("inf")}, "the arguments are no JSON"),
+        ("act", {"amount": float("inf")}, "the arguments are not JSON"),
     ):
         with pytest.raises(ToolError, match=message):
             await world.step(name, arguments)
@@ -312,10 +312,12 @@ async def test_a_redirect_is_not_followed_since_the_headers_would_go_with_it(ser
 
 WRONG = {
     "base_url: missing": {},
-    "'ftp://x' is no http or ws address": {"base_url": "ftp://x"},
-    "base_url: it holds no user name and no password; use headers_env": {"base_url": "http://me:hunter2@127.0.0.1:1"},
+    "'ftp://x' is not an address of http or https or ws or wss": {"base_url": "ftp://x"},
+    "base_url: no user name and no password belong in it; use headers_env": {
+        "base_url": "http://me:hunter2@127.0.0.1:1"
+    },
     "that of a resource_server, and there is none": {"base_url": "http://x:{port}"},
-    "reset: seed: it is the run's to choose": {"base_url": "http://x", "reset": {"seed": 1}},
+    "reset: seed: the run chooses it": {"base_url": "http://x", "reset": {"seed": 1}},
     "headers_env: A: the environment variable NO_SUCH_ONE is not set": {
         "base_url": "http://x",
         "headers_env": {"A": "NO_SUCH_ONE"},

@@ -117,7 +117,9 @@ def test_a_reward_is_a_share_and_full_only_where_all_is_met(data) -> None:
     fields = {
         name: getattr(product, name) for name in ("title", "query", "category", "nouns", "attributes", "features")
     }
-    bought = Purchase(product.id, **fields, description=product.description, options=chosen, price=product.price)
+    bought = Purchase(
+        product.product_id, **fields, description=product.description, options=chosen, price=product.price
+    )
     match = match_purchase(goal, bought)
     assert 0.0 <= match.reward <= 1.0
     assert (match.reward == 1.0) == (
