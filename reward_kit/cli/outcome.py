@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import anyio
 from rich.console import Console, RenderableType
 
-from reward_kit.agent.tool_troubles import CURRENT_TROUBLES, ToolTroubles
+from reward_kit.agent.tool_execution import CURRENT_TOOL_ERRORS, ToolErrors
 from reward_kit.cli import operator_log
 from reward_kit.cli.echo import echo_json
 from reward_kit.console import SafeConsole
@@ -229,8 +229,8 @@ def run_into(
             engine=engine,
         )
         shown.scoring = lambda: execution.scoring
-        troubles = ToolTroubles()
-        CURRENT_TROUBLES.set(troubles)
+        tool_errors = ToolErrors()
+        CURRENT_TOOL_ERRORS.set(tool_errors)
         if traffic is not None:
             from reward_kit.providers.session import CURRENT_PROVIDER_SESSION
 
@@ -245,7 +245,7 @@ def run_into(
                 await execution.execute()
         events.ended(store.path, "run", store.header.status)
         code = close_run(store, list(execution.rows.values()), execution.missing(), control, ending)
-        for line in troubles.told(store.path / "run.log"):
+        for line in tool_errors.lines(store.path / "run.log"):
             note_console().print(line, style="yellow")
         return code
 
@@ -335,11 +335,11 @@ def note_console() -> Console:
 
 def write_page(path: Path, note: Console) -> None:
     """Write `report.html`. A failure leaves the run and its exit code as they are; `reward-kit report` tries again."""
-    from reward_kit.runs.report.any_page import write_any_report
+    from reward_kit.report.run_page import write_report
 
     try:
         with boundary(StoreError, "the report"):
-            note.print(f"Its page:  {write_any_report(path)}")
+            note.print(f"Its page:  {write_report(path)}")
     except RewardKitError as error:
         logger.warning("no report: %s", error)
         note.print(f"No report was written: {error}", style="red")

@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from reward_kit.agent.plain_json import as_text
+from reward_kit.agent.actions import as_text
 from reward_kit.agent.samples import derive_seed
-from reward_kit.agent.world_calls import close_quietly, environment_call
+from reward_kit.agent.starts import close_quietly, environment_call
 from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec, canonical_json
 from reward_kit.environments.config import merged_config, resource_class
 from reward_kit.environments.servers import ServerPool

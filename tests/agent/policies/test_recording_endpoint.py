@@ -1,0 +1,172 @@
+"""The endpoint that other frameworks talk to: OpenAI's form, whole and streamed, and nothing for strangers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import AsyncOpenAI
+
+from reward_kit.agent.policies import recording_endpoint
+from reward_kit.agent.policies.recording_endpoint import Answer, ChatRequest, RecordingEndpoint
+from reward_kit.errors import EpisodeError
+from reward_kit.models import FunctionCall, Message, ToolCall
+from reward_kit.providers.completion import ChatCompletion, Usage
+
+CALL = ToolCall(id="call_1", function=FunctionCall(name="add", arguments='{"x": 1}'))
+SAID = ChatCompletion(
+    Message(role="assistant", content="Let me \U0001f914 see.", tool_calls=[CALL], reasoning_content="hm"),
+    finish_reason="tool_calls",
+    usage=Usage(11, 7, cached_tokens=5),
+)
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+class Served:
+    """An endpoint with one address, what it was asked, and the completion it answers with."""
+
+    def __init__(self, says: ChatCompletion = SAID) -> None:
+        self.says, self.asked = says, list[ChatRequest]()
+        self.endpoint = RecordingEndpoint("real-model")
+
+    async def answer(self, request: ChatRequest) -> Answer:
+        self.asked.append(request)
+        return Answer(self.says, "chatcmpl-7", "real-model")
+
+    async def __aenter__(self) -> Served:
+        self.url = await self.endpoint.open(self.answer)
+        self.http = aiohttp.ClientSession()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.http.close()
+        await self.endpoint.close()
+
+    async def post(self, body: Any, url: str | None = None) -> tuple[int, dict[str, Any]]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.http.post(f"{url or self.url}/chat/completions", data=data) as response:
+            return response.status, await response.json()
+
+    def client(self) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=self.url, api_key="any", max_retries=0)
+
+
+async def test_an_answer_has_openais_form() -> None:
+    async with Served() as served, served.client() as client:
+        reply = await client.chat.completions.create(model="any", messages=HELLO)
+    (choice,) = reply.choices
+    assert (reply.object, reply.id, reply.model) == ("chat.completion", "chatcmpl-7", "real-model")
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me \U0001f914 see.")
+    assert [(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls] == [
+        ("call_1", "add", '{"x": 1}')
+    ]
+    assert (reply.usage.prompt_tokens, reply.usage.total_tokens) == (11, 18)
+    assert reply.usage.prompt_tokens_details.cached_tokens == 5
+    assert choice.message.reasoning_content == "hm"
+
+
+async def test_a_streamed_answer_adds_up_to_the_same() -> None:
+    async with Served() as served, served.client() as client:
+        whole = await client.chat.completions.create(model="any", messages=HELLO)
+        async with client.chat.completions.stream(
+            model="any", messages=HELLO, stream_options={"include_usage": True}
+        ) as stream:
+            kinds = {event.type async for event in stream}
+            streamed = await stream.get_final_completion()
+    assert {"content.delta", "tool_calls.function.arguments.delta"} <= kinds
+    assert served.asked[1].stream and served.asked[1].include_usage
+    dumped = [reply.model_dump(exclude={"created", "object"}, exclude_none=True) for reply in (whole, streamed)]
+    for call in dumped[1]["choices"][0]["message"]["tool_calls"]:
+        del call["index"]
+        call["function"].pop("parsed_arguments", None)
+    assert dumped[1] == dumped[0]
+
+
+async def test_a_stream_ends_with_done_and_has_its_usage_only_where_it_is_wanted() -> None:
+    async with Served() as served:
+        for options, chunks_with_usage in (({}, 0), ({"stream_options": {"include_usage": True}}, 1)):
+            body = {"messages": HELLO, "stream": True, **options}
+            async with served.http.post(f"{served.url}/chat/completions", json=body) as response:
+                assert response.content_type == "text/event-stream"
+                *chunks, done = [line[6:] for line in (await response.text()).split("\n\n") if line]
+            assert done == "[DONE]" and json.loads(chunks[0])["choices"][0]["delta"]["role"] == "assistant"
+            assert sum("usage" in json.loads(chunk) for chunk in chunks) == chunks_with_usage
+
+
+async def test_what_the_model_did_not_say_is_left_out() -> None:
+    async with Served(ChatCompletion(Message(role="assistant", content="ok"))) as served:
+        _, body = await served.post({"messages": HELLO})
+        async with served.http.get(f"{served.url}/models") as response:
+            models = await response.json()
+    assert "usage" not in body and body["choices"][0]["finish_reason"] == "stop"
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "ok"}
+    assert [model["id"] for model in models["data"]] == ["real-model"]
+
+
+async def test_what_the_agent_asks_for_arrives_but_for_what_it_may_not_decide() -> None:
+    passed_on = {"tools": [{"type": "function", "function": {"name": "add"}}], "tool_choice": "auto", "stop": ["x"]}
+    own = {"model": "gpt", "n": 1, "seed": 7, "stream": False, "logprobs": False, "stream_options": None}
+    async with Served() as served:
+        await served.post({"messages": HELLO, "user": None, **passed_on, **own})
+    (asked,) = served.asked
+    assert (asked.messages, asked.stream, asked.options) == (HELLO, False, passed_on)
+
+
+REFUSED = {
+    "several answers": ({"messages": HELLO, "n": 2}, "n: one answer a request, got 2"),
+    "log-probabilities": ({"messages": HELLO, "logprobs": True}, "logprobs: log-probabilities go into the record"),
+    "the older form of tools": ({"messages": HELLO, "functions": [{"name": "add"}]}, "use tools and tool_choice"),
+    "no messages": ({"model": "m"}, "messages: expected a list of at least one message"),
+    "an unknown role": ({"messages": [{"role": "robot", "content": ""}]}, "messages: 0.role"),
+    "no JSON": (b'{"messages": [', "the body is no JSON"),
+    "a number that is none": (b'{"messages": [], "temperature": NaN}', "NaN is not JSON"),
+    "no text": (b"\xff\xfe\xff", "the body is no JSON"),
+    "a deep hole": (b"[" * 100_000, "the body is no JSON"),
+    "no object": ([1], "the body is a JSON object, not a list"),
+}
+
+
+@pytest.mark.parametrize(("body", "words"), REFUSED.values(), ids=REFUSED)
+async def test_what_cannot_be_served_is_refused_in_words(body: Any, words: str) -> None:
+    async with Served() as served:
+        status, reply = await served.post(body)
+    assert status == 400 and words in reply["error"]["message"] and not served.asked
+
+
+async def test_an_episode_that_is_over_says_so() -> None:
+    async def over(request: ChatRequest) -> Answer:
+        raise EpisodeError("the episode is over")
+
+    async with Served() as served:
+        status, reply = await served.post({"messages": HELLO}, await served.endpoint.open(over))
+        assert (status, reply["error"]["message"]) == (400, "the episode is over")
+        served.endpoint.forget(served.url)
+        status, reply = await served.post({"messages": HELLO})
+        assert status == 404 and "no episode has this address" in reply["error"]["message"] and not served.asked
+
+
+async def test_a_stranger_finds_nothing() -> None:
+    async with Served() as served:
+        root, token = served.url.split("/v1")[0].rsplit("/", 1)
+        other = await served.endpoint.open(served.answer)
+        assert len(token) >= 24 and token not in other
+        for path in ("", "/", "/v1/models", f"/{token[:-1]}/v1/models", f"/{token}", f"/{token}/v1x/models"):
+            async with served.http.get(root + path) as response:
+                assert response.status == 404 and token not in (await response.json())["error"]["message"]
+        assert root.startswith("http://127.0.0.1:")
+
+
+async def test_other_interfaces_of_the_api_are_named_as_not_served() -> None:
+    async with Served() as served, served.http.post(f"{served.url}/responses", json={}) as response:
+        assert response.status == 404
+        assert "use POST chat/completions" in (await response.json())["error"]["message"]
+
+
+async def test_a_body_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_endpoint, "AGENT_REQUEST_BYTES", 1000)
+    async with Served() as served:
+        assert (await served.post({"messages": HELLO}))[0] == 200
+        status, reply = await served.post({"messages": [{"role": "user", "content": "a" * 2000}]})
+    assert status == 413 and "1000" in reply["error"]["message"] and len(served.asked) == 1

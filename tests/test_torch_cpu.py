@@ -1,0 +1,66 @@
+"""What tensors free stays with the process, and denormal numbers count as 0 for as long as is asked."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import anyio
+import anyio.to_thread
+import pytest
+import torch
+
+from reward_kit.agent.policies.hf.engine import Engine
+from reward_kit.agent.policies.hf.sampling import Sampling
+from reward_kit.rl.ppo import PPOConfig, PPOLearner
+from reward_kit.torch_cpu import keep_freed_memory, no_denormals
+from tests.agent.policies.hf.tiny_models import VOCABULARY, tiny_model
+from tests.rl.learner.cases import Bigram, bigram_rows
+
+
+def faults() -> int:
+    """Pages that ten tensors of 64 MiB, one after another, touch for the first time."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.ones(2**24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc is told")
+def test_memory_is_kept() -> None:
+    assert keep_freed_memory()
+    faults()
+    # As delivered it is 163,840 pages of 4 KiB.
+    assert faults() < 20_000
+
+
+def is_there() -> bool:
+    """Whether a number that is too small to be normal is still one."""
+    return bool((torch.full((1,), 1e-310, dtype=torch.float64) * 2.0 > 0.0).item())
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_denormal_numbers_are_what_they_were_afterwards(before: bool) -> None:
+    torch.set_flush_denormal(before)
+    try:
+        with pytest.raises(KeyError), no_denormals():
+            assert not is_there()
+            raise KeyError
+        assert is_there() is not before
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_an_update_leaves_no_trace_in_the_thread() -> None:
+    PPOLearner(Bigram(), PPOConfig()).update(bigram_rows([1.0]), version=0)
+    assert is_there()
+
+
+async def test_the_engine_leaves_no_trace_in_the_thread_that_it_borrowed() -> None:
+    engine = Engine(tiny_model(), stop_ids=[VOCABULARY - 1], max_context=16, max_slots=1)
+    try:
+        slot = engine.open("one", seed=0)
+        await engine.generate(slot, [1, 2], max_new_tokens=2, sampling=Sampling())
+        assert await anyio.to_thread.run_sync(is_there)  # the thread that lay idle, which the engine had
+    finally:
+        await engine.close()
