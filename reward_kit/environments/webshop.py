@@ -94,7 +94,7 @@ BRANDS: tuple[str, ...] = tuple(_DATA["brands"])
 """Invented names."""
 PRAISE: tuple[str, ...] = tuple(_DATA["praise"])
 KINDS: tuple[Kind, ...] = tuple(
-    Kind(*(tuple(value) if isinstance(value, list) else value for value in kind.values())) for kind in _DATA["kinds"]
+    Kind._make(tuple(value) if isinstance(value, list) else value for value in kind.values()) for kind in _DATA["kinds"]
 )
 
 
