@@ -85,7 +85,7 @@ class Kind(NamedTuple):
     category: tuple[str, str, str]
     keywords: tuple[str, ...]
     attributes: tuple[str, ...]
-    options: dict[str, tuple[str, ...]]
+    options: dict[str, Sequence[str]]
     prices: tuple[int, int]
 
 
