@@ -24,7 +24,7 @@ from reward_kit.environments import household_problems as domain
 from reward_kit.environments.household_engine import HouseholdEngine, shortest_plan
 from reward_kit.environments.household_problems import Problem, TaskType, generate_problem
 from reward_kit.episodes.allowed_ids import AllowedIds, Ids
-from reward_kit.rl.model_kit import (
+from reward_kit.rl import (
     TERSE_TEMPLATE,
     SFTConfig,
     SFTProgress,

@@ -32,7 +32,6 @@ VERBS: dict[str, str] = {
     "compare": "Set runs beside the first: differences with intervals, samples won and lost, gates for CI.",
     "credit": "Say what each step of a run was worth, by any estimator.",
     "train": "Train a policy as a train file says, with everything on disk that a resume needs.",
-    "explain": "Say what a train file comes to: batches, credit and loss, with their values.",
     "calibrate": "Set a reward, such as an LLM judge, against human labels.",
     "check": "Check a task, a reward or a resource before it costs anything, or a run after it.",
     "simulate-pipeline": "Show what training would gain if rewards were scored while it works.",
