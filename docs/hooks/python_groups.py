@@ -62,7 +62,7 @@ GROUPS = (
                 "reward_kit.reward_agent.custom.loading:load_custom_reward",
             ),
             "Call rewards": ("reward_kit.reward_agent",),
-            "Simulate what overlap would gain": ("reward_kit.reward_agent.overlap",),
+            "Simulate what overlap would gain": ("reward_kit.rl.overlap",),
         },
     ),
     Group(

@@ -21,7 +21,7 @@ import anyio
 from reward_kit.credit.group_filter import filter_groups
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.reward_agent.overlap.settings import Schedule
+from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.batches import BatchOnItsWay, Group
 from reward_kit.rl.training.config import DynamicSamplingModel
