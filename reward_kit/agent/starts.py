@@ -7,6 +7,7 @@ unverified.
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,6 @@ from reward_kit.environments.config import merged_config
 from reward_kit.environments.registry import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, boundary
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.undoing import closed_on_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,12 @@ class GroupStart:
         if self._given is not None and fork_kind == "none":
             raise ConfigError(f"environment=: {_name(self._given)} cannot be forked; name it as resource_type")
         world = await (self._fresh_world(start.seeds) if fork_kind == "none" else self._fork(start.seeds))
-        async with closed_on_error(close_quietly, world):
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(close_quietly, world)
             key = await self._checked_key(world)
             with self._call(f"reseed_noise of {_name(world)}"):
                 await world.reseed_noise(start.seeds.noise)
+            undo.pop_all()
         return replace(start, world=world, fork=fork_kind, state_key=key, verified=fork_kind != "none")
 
     def identity(self, rollout_index: int) -> EpisodeStart:
@@ -138,8 +140,10 @@ class GroupStart:
             if self._base is None:
                 given = self._given
                 base = await (self._fresh_world(seeds) if given is None else self._fork_of_given(given, seeds))
-                async with closed_on_error(close_quietly, base):
+                async with AsyncExitStack() as undo:
+                    undo.push_async_callback(close_quietly, base)
                     self._key = await self._state_key(base)
+                    undo.pop_all()
                 self._base = base
             return self._base
 
@@ -162,11 +166,13 @@ class GroupStart:
         kind = self._kind()
         with boundary(EnvironmentFailure, f"making a {kind.__name__}"):
             world = kind()
-        async with closed_on_error(close_quietly, world):
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(close_quietly, world)
             with self._call(f"setup of {_name(world)}"):
                 await world.setup(self._config())
             with self._call(f"reset of {_name(world)}"):
                 await world.reset(seeds.environment)
+            undo.pop_all()
         return world
 
     def _call(self, what: str) -> environment_call:

@@ -18,6 +18,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -26,7 +27,6 @@ from reward_kit.private_files import private_opener
 from reward_kit.processes import lock_for_this_process
 from reward_kit.providers.cassette_index import SCHEMA_VERSION, CassetteIndex, Question, open_cassette, read_header
 from reward_kit.providers.faults import EndpointError
-from reward_kit.undoing import undone_on_error
 
 _ERRORS = {"ProviderError": ProviderError, "DeadlineError": DeadlineError, "LimitError": LimitError}
 
@@ -67,9 +67,11 @@ class Cassette:
             file = open(path, "a+b", opener=private_opener)  # noqa: SIM115 - takes an opener, and is kept
         except OSError as error:
             raise ConfigError(f"cassette {path} cannot be written: {error.strerror}") from error
-        with undone_on_error(file.close):
+        with ExitStack() as undo:
+            undo.callback(file.close)
             cassette = cls(path, file, None)
             cassette._begin_session()
+            undo.pop_all()
         return cassette
 
     @classmethod
@@ -81,8 +83,11 @@ class Cassette:
         """
         path = Path(path)
         file = open_cassette(path)
-        with undone_on_error(file.close):
-            return cls(path, file, CassetteIndex.read(path, file))
+        with ExitStack() as undo:
+            undo.callback(file.close)
+            made = cls(path, file, CassetteIndex.read(path, file))
+            undo.pop_all()
+        return made
 
     def __repr__(self) -> str:
         return f"Cassette({str(self.path)!r}, {'replaying' if self.is_replaying else 'recording'})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -16,7 +17,6 @@ from reward_kit.differences import first_difference
 from reward_kit.errors import ConfigError, ProviderError, why_unreadable
 from reward_kit.input_limits import RECORDED_LINE_BYTES, shown_size
 from reward_kit.providers.faults import excerpt
-from reward_kit.undoing import undone_on_error
 
 SCHEMA_VERSION = 1
 _HEADER_START = b'{"schema_version":'
@@ -186,8 +186,10 @@ def open_cassette(path: Path) -> IO[bytes]:
         file = path.open("rb")
     except OSError as error:
         raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
-    with undone_on_error(file.close):
+    with ExitStack() as undo:
+        undo.callback(file.close)
         read_header(path, file)
+        undo.pop_all()
     file.seek(0)
     return file
 

@@ -6,6 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -19,7 +20,6 @@ from reward_kit.reward_agent.call_threads import MAX_THREADS, CallThreads, Overd
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, failure_of, scored_together
 from reward_kit.reward_calls import OpenReward
 from reward_kit.typed_interface import Mode, RewardSpec
-from reward_kit.undoing import undone_on_error
 
 _Result = TypeVar("_Result")
 
@@ -157,8 +157,10 @@ class InProcessScorer:
                 threads = CallThreads(self._deadline_s, self._max_threads)
                 run = functools.partial(threads.run, is_bounded=False)
                 opened = OpenReward(self._spec, self._load, run, threads.run)
-                with undone_on_error(threads.close):
+                with ExitStack() as undo:
+                    undo.callback(threads.close)
                     await opened.open()
+                    undo.pop_all()
                 self._opened, self._threads = opened, threads
             return self._opened
 

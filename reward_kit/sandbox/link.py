@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from contextlib import AsyncExitStack
 from typing import Any, Literal, TypeVar
 
 import anyio
@@ -26,7 +27,6 @@ from reward_kit.sandbox.wire import (
     streams,
     version,
 )
-from reward_kit.undoing import closed_on_error
 
 _GREETING_S = 60.0
 _OPENING_S = 130.0
@@ -91,10 +91,14 @@ class Link:
         child = await start_process(
             launch.command, cwd=None, env=child_environment(also=CLIENT_VARIABLES), log_name=log_name, piped=True
         )
-        async with closed_on_error(child.end):
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(child.end)
             self = cls(back_end, launch, child, await streams(child.pipes[1], child.pipes[0]))
-        async with closed_on_error(self.close):
+            undo.pop_all()
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self.close)
             await self._greet(strength, slots)
+            undo.pop_all()
         self._listening = asyncio.get_running_loop().create_task(self._listen())
         return self
 

@@ -10,12 +10,12 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from reward_kit.errors import ConfigError, why_unreadable
 from reward_kit.private_files import private_opener
-from reward_kit.undoing import undone_on_error
 
 _HEADER = {"judge_cache": 1}
 _log = logging.getLogger(__name__)
@@ -51,8 +51,10 @@ class AnswerCache:
         self._known: dict[str, Answer] = {}
         self._path, self._file = path, None if path is None else _open(path)
         if path is not None and self._file is not None:
-            with undone_on_error(self._file.close):
+            with ExitStack() as undo:
+                undo.callback(self._file.close)
                 self._read(path, self._file)
+                undo.pop_all()
 
     def get(self, key: str) -> Answer | None:
         """The answer, None where it is not known."""
