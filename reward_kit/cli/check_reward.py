@@ -16,7 +16,7 @@ from reward_kit.cli.echo import echo, echo_json
 from reward_kit.errors import ConfigError
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice
-from reward_kit.reward_agent.remote_client import is_address
+from reward_kit.reward_agent.remote import is_address
 from reward_kit.reward_agent.scoring import Reward, ScoringRequest
 from reward_kit.reward_agent.sources import find_module, read_source
 from reward_kit.reward_checks.checking import Plan, check_reward, exit_code, load

@@ -20,7 +20,7 @@ from reward_kit.cli.reward_flags import where_it_runs
 from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.levels import SandboxChoice
-from reward_kit.reward_agent.remote_client import KEY_VARIABLE
+from reward_kit.reward_agent.remote import KEY_VARIABLE
 from reward_kit.runs.overrides import parse_override
 
 if TYPE_CHECKING:

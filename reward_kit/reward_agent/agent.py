@@ -10,12 +10,18 @@ Nothing here polls: a result wakes whoever waits for it. Which call is next is i
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
 import inspect
 import operator
+import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Self, TypeVar, overload
 
 import anyio
 import anyio.abc
@@ -23,15 +29,13 @@ import anyio.abc
 from reward_kit.errors import ConfigError, RewardError, kind_of
 from reward_kit.providers.options import check_number
 from reward_kit.providers.rates import Rates
-from reward_kit.reward_agent.calling import Caller, CallerOptions
-from reward_kit.reward_agent.custom.scorer import custom_scorer
-from reward_kit.reward_agent.deliveries import NOT_OPEN, Order, WakeUp
+from reward_kit.reward_agent.calling import Caller, CallerOptions, Retries
+from reward_kit.reward_agent.custom_scorer import custom_scorer
 from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
-from reward_kit.reward_agent.retrying import Retries
 from reward_kit.reward_agent.score_cache import ScoreCache, check_cacheable
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats, Tally
-from reward_kit.reward_agent.tickets import ScoredChunk, Ticket
+from reward_kit.reward_agent.tickets import NOT_OPEN, Order, ScoredChunk, Ticket, WakeUp
 from reward_kit.typed_interface import RewardSpec
 
 
@@ -398,3 +402,222 @@ def _check_requests(batch: Sequence[ScoringRequest]) -> None:
             raise ConfigError(
                 f"submit: item {place} is {kind_of(request)}; give requests, as ScoringRequest.of(episode) makes them"
             )
+
+
+_Result = TypeVar("_Result")
+
+_NOT_OPEN = NOT_OPEN.replace("async with AsyncRewardAgent", "with SyncRewardAgent")
+
+
+class _AbandonedError(Exception):
+    """The block of the user was left with an error."""
+
+
+class SyncRewardAgent:
+    """`AsyncRewardAgent` with blocking methods. Use it as a context manager; it may be used from several threads.
+
+    Its thread is a daemon: a program that forgets to leave the agent still ends.
+
+    Args:
+        scorer: as of `AsyncRewardAgent`.
+        **options: as of `AsyncRewardAgent`.
+
+    Raises:
+        ConfigError: as `AsyncRewardAgent`.
+    """
+
+    def __init__(self, scorer: RewardSpec | Scorer, **options: Any) -> None:
+        self._agent = AsyncRewardAgent(scorer, **options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._problem: BaseException | None = None
+        self._is_abandoned = False
+
+    def __enter__(self) -> Self:
+        opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._problem, self._is_abandoned = None, False
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="reward agent", daemon=True)
+        self._thread.start()
+        opened.result()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        self._loop, self._is_abandoned = None, error is not None
+        loop.call_soon_threadsafe(self._leave.set)
+        thread.join()
+        if self._problem is not None and error is None:
+            raise self._problem
+
+    def _run(self, opened: concurrent.futures.Future[None]) -> None:
+        try:
+            asyncio.run(self._hold_open(opened))
+        except BaseException as problem:  # noqa: BLE001 - raised in the thread of the user
+            if opened.done():
+                self._problem = problem
+            else:
+                opened.set_exception(problem)
+
+    async def _hold_open(self, opened: concurrent.futures.Future[None]) -> None:
+        self._leave = asyncio.Event()
+        with contextlib.suppress(_AbandonedError):
+            async with self._agent:
+                self._loop = asyncio.get_running_loop()
+                opened.set_result(None)
+                await self._leave.wait()
+                if self._is_abandoned:
+                    raise _AbandonedError
+
+    def submit(
+        self, batch: Sequence[ScoringRequest], group_size: int = 1, *, deadline_s: float | None = None
+    ) -> Ticket:
+        """As `AsyncRewardAgent.submit`."""
+        return self._do(lambda: self._agent.submit(batch, group_size, deadline_s=deadline_s))
+
+    def compute_reward_pipeline(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> int:
+        """As `AsyncRewardAgent.compute_reward_pipeline`."""
+        return self._do(lambda: self._agent.compute_reward_pipeline(batch, group_size))
+
+    @overload
+    def get(
+        self,
+        chunk_size: int,
+        hook_func: None = None,
+        *,
+        ticket: Ticket | None = None,
+        order: Order = "completion",
+        cut_groups: bool = False,
+    ) -> ScoredChunk: ...
+
+    @overload
+    def get(
+        self,
+        chunk_size: int,
+        hook_func: Callable[..., Any],
+        *,
+        ticket: Ticket | None = None,
+        order: Order = "completion",
+        cut_groups: bool = False,
+        **kwargs: Any,
+    ) -> Any: ...
+
+    def get(self, chunk_size: int, hook_func: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+        """As `AsyncRewardAgent.get`; an asynchronous `hook_func` is called in the loop of the agent, others here."""
+        if hook_func is None or asyncio.iscoroutinefunction(hook_func):
+            return self._do(lambda: self._agent.get(chunk_size, hook_func, **kwargs))
+        own = {name: kwargs.pop(name) for name in ("ticket", "order", "cut_groups") if name in kwargs}
+        chunk = self._do(lambda: self._agent.get(chunk_size, **own))
+        return hook_func(*chunk, **kwargs)
+
+    def score_all(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> list[Scored]:
+        """As `AsyncRewardAgent.score_all`."""
+        return self._do(lambda: self._agent.score_all(batch, group_size))
+
+    def get_group(self) -> ScoredChunk:
+        """As `AsyncRewardAgent.get_group`."""
+        return self._do(self._agent.get_group)
+
+    def mini_batches(
+        self, chunk_size: int, *, ticket: Ticket | None = None, order: Order = "completion"
+    ) -> Iterator[ScoredChunk]:
+        """As `AsyncRewardAgent.mini_batches`."""
+        chunks = self._agent.mini_batches(chunk_size, ticket=ticket, order=order)
+
+        async def following() -> ScoredChunk | None:
+            return await anext(chunks, None)
+
+        while (chunk := self._do(following)) is not None:
+            yield chunk
+
+    @property
+    def stats(self) -> AgentStats:
+        """As `AsyncRewardAgent.stats`."""
+        return self._agent.stats
+
+    def _do(self, method: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+        """What a method of the agent returns; it runs as a task with the context variables of the caller."""
+        loop = self._loop
+        if loop is None:
+            raise RewardError(_NOT_OPEN)
+        done: concurrent.futures.Future[_Result] = concurrent.futures.Future()
+        tasks: list[asyncio.Task[None]] = []
+
+        async def run() -> None:
+            try:
+                done.set_result(await method())
+            except asyncio.CancelledError:  # the agent was left meanwhile, or the caller was interrupted
+                done.set_exception(RewardError(_NOT_OPEN))
+            except BaseException as error:  # noqa: BLE001 - raised in the thread of the caller
+                done.set_exception(error)
+
+        context = contextvars.copy_context()
+        loop.call_soon_threadsafe(lambda: tasks.append(loop.create_task(run())), context=context)
+        try:
+            return done.result()
+        except BaseException:
+            if not done.done():  # the caller was interrupted, and what it waited for is not to be lost
+                loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            raise
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """The agent of one loop, and the task that opens and closes it: calls come from tasks that end."""
+
+    ready: asyncio.Future[AsyncRewardAgent]
+    leave: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class KeptOpenAgent:
+    """Scores in whatever loop asks. Each has an agent of its own, opened by its first call and closed when it ends.
+
+    Args:
+        make: an agent that is not open yet, for one loop.
+    """
+
+    def __init__(self, make: Callable[[], AsyncRewardAgent]) -> None:
+        self._make = make
+        # Loops run in several threads, and each touches its own entry alone.
+        self._held: dict[asyncio.AbstractEventLoop, _Held] = {}
+
+    async def score(self, request: ScoringRequest) -> Scored:
+        """The score of one rollout, or why there is none; where the caller is cancelled, so is the call."""
+        agent = await asyncio.shield(self._opened())
+        return (await agent.score_all([request]))[0]
+
+    async def close(self) -> None:
+        """End what is open in the running loop; another call opens it anew. Who forgets it leaves that to the loop."""
+        held = self._held.pop(asyncio.get_running_loop(), None)
+        if held is not None and held.task is not None:
+            held.leave.set()
+            await held.task
+
+    def _opened(self) -> asyncio.Future[AsyncRewardAgent]:
+        loop = asyncio.get_running_loop()
+        held = self._held.get(loop)
+        if held is None:
+            for ended in [each for each in list(self._held) if each.is_closed()]:  # without ending its tasks
+                self._held.pop(ended, None)
+            held = self._held[loop] = _Held(loop.create_future())
+            held.task = loop.create_task(self._hold(loop, held))
+        return held.ready
+
+    async def _hold(self, loop: asyncio.AbstractEventLoop, held: _Held) -> None:
+        """Hold it open until it is to end, or the loop cancels what is left."""
+        try:
+            async with self._make() as agent:
+                held.ready.set_result(agent)
+                await held.leave.wait()
+        except Exception as error:
+            if held.ready.done():
+                raise
+            held.ready.set_exception(error)  # raised where it was to be opened; the next call tries again
+        finally:
+            held.ready.cancel()  # does nothing to one that is done
+            if self._held.get(loop) is held:
+                del self._held[loop]

@@ -1,4 +1,4 @@
-"""A reward that is never loaded in this process: described, called and judged from outside its walls."""
+"""What a message from behind the walls does not say itself: which wall was met, and which key moves it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 import logging
+import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +30,6 @@ from reward_kit.errors import (
 )
 from reward_kit.models import EvaluateResult
 from reward_kit.returned import as_result
-from reward_kit.reward_agent.hints import with_hint, with_keys
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, scored_together
 from reward_kit.sandbox.limits import MOST_RESULT_KB, Limits
 from reward_kit.sandbox.outcome import Outcome, Strength
@@ -42,15 +43,69 @@ if TYPE_CHECKING:
     from reward_kit.reward_agent.package_environment import PackageEnvironment
     from reward_kit.reward_agent.sources import Sources
 
+_LIMIT = re.compile(r"raise limits\.(\w+)")
+
+_UNSEEN = re.compile(r"No such file or directory: '([^'\n]+)'")
+
+_REFUSED = re.compile(r"\[Errno 1\] Operation not permitted|Temporary failure in name resolution")
+
+_VARIABLE = re.compile(r"KeyError: '([A-Za-z_]\w*)'")
+
+_WAY_OUT = "what needs them runs with --sandbox in_process"
+
+_NO_NETWORK = f"the sandbox has no network and starts no processes: {_WAY_OUT}"
+
+_NO_VARIABLES = f"the sandbox has none of your environment variables: {_WAY_OUT}"
+
+_NOT_SHOWN = "it is there and not shown in the sandbox: name it in sandbox.read_paths"
+
+_RELATIVE = (
+    "the sandbox works in an empty folder: open it by its whole path, such as Path(__file__).parent / {0!r}, and name "
+    "it in sandbox.read_paths"
+)
+
+
+def with_keys(message: str) -> str:
+    """A limit's message with the keys of a task file, and a hint where there is one."""
+    return with_hint(_LIMIT.sub(_key_of_task, message))
+
+
+def with_hint(message: str) -> str:
+    """Say which wall it was where a file is only not shown, or a network, a process or a variable is asked for."""
+    hint = _hint(message)
+    return f"{message}; {hint}" if hint else message
+
+
+def _hint(message: str) -> str:
+    if found := _UNSEEN.search(message):
+        path = Path(found.group(1))
+        if not path.is_absolute():
+            return _RELATIVE.format(found.group(1))
+        return _NOT_SHOWN if path.exists() else ""
+    if _REFUSED.search(message):
+        return _NO_NETWORK
+    found = _VARIABLE.search(message)
+    return _NO_VARIABLES if found and found.group(1) in os.environ else ""
+
+
+def _key_of_task(found: re.Match[str]) -> str:
+    name = found.group(1)
+    return "raise limits.reward_time_s" if name == "wall_s" else f"raise sandbox.limits.{name}"
+
+
 ConfinedLevel = Literal["warm", "isolated"]
 
 _ALWAYS = ("reward_kit.reward_agent.preloaded",)
+
 _FOR = {
     "state": ("reward_kit.environments.snapshots",),
     "step_data": ("reward_kit.agent.models", "reward_kit.episodes.record"),
 }
+
 _NOT_OF_STEPS = {"sample", "ground_truth", "custom_data", "timing", "failure", "usage", "start"}
+
 _DESCRIBE_S = 60.0
+
 _CHECK = """
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.requirements import check_installed

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import math
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError
 from reward_kit.loading import is_built_in, load_object, module_name_of, split_reference
-from reward_kit.reward_agent.custom.network import refuse_network
-from reward_kit.reward_agent.custom.scorer import custom_scorer
-from reward_kit.reward_agent.custom.specs import spec_of
-from reward_kit.reward_agent.in_process import InProcessScorer
+from reward_kit.reward_agent.custom_rewards import spec_of
+from reward_kit.reward_agent.custom_scorer import custom_scorer
+from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
 from reward_kit.reward_agent.requirements import check_installed, declared_in
 from reward_kit.reward_agent.scoring import Reward, Scorer
+from reward_kit.reward_agent.sources import refuse_network
 from reward_kit.reward_calls import calls_out
 from reward_kit.reward_options import fixed, option_names
 from reward_kit.task_parts import SandboxLevel
@@ -37,21 +38,28 @@ if TYPE_CHECKING:
     from reward_kit.sandbox.limits import Limits
 
 _LONGEST_S = 86_400.0
+
 _ANSWER_S = 60.0
+
 """What a call over HTTP may take besides the time of the reward."""
+
 _OF_WALLS = ("level", "back_end", "install_requirements", "read_paths", "preload", "limits")
+
 _UNREADABLE = (
     "reward {0!r}: what it requires cannot be read from {1} without running it, and is to be installed before it runs; "
     "write requirements=[…] with plain texts in the decorator of its `def` or `class`, or install them yourself"
 )
+
 _NOTHING_INSTALLED = (
     "sandbox.install_requirements has no effect for {0}: it runs in_process, with the packages that are installed "
     "here; leave it out, and install with pip what is missing"
 )
+
 _CALLS_OUT = (
     "reward {0!r} asks a model, or has a sandbox of its own, and can do neither at the level {1}: run it with "
     "--sandbox in_process"
 )
+
 _ALONE = "it sees the packages that it requires, and no others: name what it imports in requirements=[…] too"
 
 
@@ -162,8 +170,7 @@ def scorer_of(reward: Reward, deadline_s: float | None = None) -> Scorer:
 
 def _served(url: str, choice: SandboxChoice, options: Mapping[str, Any]) -> LoadedReward:
     """A reward that runs elsewhere, behind HTTP, with the walls and the options that it has there."""
-    from reward_kit.reward_agent.remote import RemoteReward, notes_on
-    from reward_kit.reward_agent.remote_client import Patience, checked_address
+    from reward_kit.reward_agent.remote import Patience, RemoteReward, checked_address, notes_on
 
     url = checked_address(url)
     decided_there = {f"sandbox.{name}": getattr(choice, name) for name in _OF_WALLS} | {"reward_options": options}
@@ -386,3 +393,80 @@ def _has_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+logger = logging.getLogger("reward_kit.reward_agent")
+
+
+def reward_given(
+    given: Any,
+    folder: Path | None = None,
+    choice: SandboxChoice | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    choice_is: str = "choice",
+) -> Reward:
+    """The reward that a user gave. What there is to say of its walls is logged.
+
+    Args:
+        given: `file.py:function` or what else `load_reward` takes, which runs at the level that the command line would
+            choose; or a reward function, class, `compute_score` or spec, which runs in this process.
+        folder: what a file is relative to, by default the working directory.
+        choice: what the user says of the sandbox of a reward that is named. Its time is for the
+            caller to keep where the reward is none.
+        options: keyword parameters to fix.
+        choice_is: what the user knows the choice as, for the message.
+
+    Raises:
+        ConfigError: it cannot be loaded, its requirements are not met, an option does not fit, or what is said of a
+            folder or sandbox has no effect.
+    """
+    choice = choice or SandboxChoice()
+    if isinstance(given, str):
+        loaded = load_reward(given, folder, choice, options)
+        for note in loaded.notes:
+            logger.warning("%s", note)
+        return loaded.reward
+    is_walled = choice != SandboxChoice(reward_time_s=choice.reward_time_s)
+    for name, has_no_effect in ((choice_is, is_walled), ("folder", folder is not None)):
+        if has_no_effect:
+            raise ConfigError(f"{name} has no effect on a reward that is loaded already; name it: 'file.py:function'")
+    spec = fixed(given if isinstance(given, RewardSpec) else spec_of(given), options or {})
+    check_installed(spec.requirements, f"reward {spec.id!r}")
+    warn_unconfined(spec)
+    return spec
+
+
+def load_custom_reward(
+    path: str | Path,
+    name: str = "compute_score",
+    *,
+    folder: Path | None = None,
+    choice: SandboxChoice | None = None,
+    reward_kwargs: Mapping[str, Any] | None = None,
+) -> LoadedReward:
+    """Load a `compute_score`, a class that has one, or any other reward. `scorer_of(loaded.reward)` calls it.
+
+    Args:
+        path: the file, or a module's dotted name.
+        name: of the function or class in it.
+        folder: what a relative path is relative to, by default the working directory.
+        choice: what the user says of its sandbox; one that asks an endpoint runs at the level `in_process` alone.
+        reward_kwargs: its further keyword parameters.
+
+    Raises:
+        ConfigError: it cannot be loaded, or not at that level.
+
+    Example:
+        ```python
+        loaded = load_custom_reward("reward.py", "RewardAgent", choice=SandboxChoice(level="in_process"))
+        agent = AsyncRewardAgent(scorer_of(loaded.reward), max_concurrency=256)
+        ```
+    """
+    for key, value in (("path", str(path)), ("name", name)):
+        if not isinstance(value, str) or not value.strip():
+            raise ConfigError(f"custom_reward_function.{key} is {value!r}; it names the reward's {_NAMED[key]}")
+    return load_reward(f"{path}:{name}", folder, choice, reward_kwargs)
+
+
+_NAMED = {"path": "file", "name": "function or class"}

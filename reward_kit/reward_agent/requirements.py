@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, NamedTuple
 
 from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.definitions import Definition, definition_of, definitions
+from reward_kit.reward_agent.sources import Definition, definition_of, definitions
 
 if TYPE_CHECKING:  # most rewards require nothing
     from packaging.requirements import Requirement

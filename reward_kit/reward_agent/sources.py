@@ -1,9 +1,4 @@
-"""What a reward's file needs of the user's own code, found by reading it and never by running it.
-
-The file and the modules that it imports, directly or through one another, are sent into the sandbox as text, so that
-the folder they stand in stays closed. Installed packages are readable there; the usual heavy ones are imported once,
-before any call.
-"""
+"""Functions and classes in the text of a reward, found by reading it and never by running it."""
 
 from __future__ import annotations
 
@@ -20,14 +15,98 @@ from reward_kit.loading import MODULE_PREFIX, is_built_in, module_name_of
 from reward_kit.reward_calls import REFERENCE
 from reward_kit.sandbox.program import SOURCE_LIMIT, library_path, standard_library
 
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
+    """Those of one scope, also under `if`, `try` and `with`."""
+    for node in scope:
+        if isinstance(node, Definition):
+            yield node
+            continue
+        for inner in ("body", "orelse", "handlers", "finalbody"):
+            yield from definitions(getattr(node, inner, ()))
+
+
+def definition_of(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
+    """The one that a name, dotted for what stands in a class, means in the end; None where the scope has it not."""
+    found: Definition | None = None
+    for part in name.split("."):
+        named = [node for node in definitions(scope) if node.name == part]
+        if not named:
+            return None
+        found = named[-1]
+        scope = found.body
+    return found
+
+
+_CLIENTS = frozenset(
+    {
+        *("openai", "anthropic", "litellm", "cohere", "mistralai", "groq", "together", "ollama", "instructor"),
+        *("httpx", "requests", "aiohttp", "urllib3", "grpc", "websockets", "boto3", "socket"),
+        *("urllib.request", "http.client", "google.genai", "google.generativeai", "huggingface_hub"),
+    }
+)
+
+_ASKS = (
+    "reward {0!r}: {1} imports {2}, which asks the network, and there is none at the level {3}: run it with "
+    "--sandbox in_process"
+)
+
+
+def refuse_network(text: str, name: str, file: str, level: str) -> None:
+    """Refuse a `compute_score` that cannot work behind walls.
+
+    Args:
+        text: of its file.
+        name: of the function or class.
+        file, level: for the message.
+
+    Raises:
+        ConfigError: it imports a client of the network; the key that lets it run is told.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # told with its line where it is run
+        return
+    found = definition_of(name, tree.body)
+    if found is None or not _has_form(found):
+        return
+    if (client := next((one for one in _imported_names(tree) if one in _CLIENTS), None)) is not None:
+        raise ConfigError(_ASKS.format(name, file, client, level))
+
+
+def _has_form(definition: Definition) -> bool:
+    if isinstance(definition, ast.ClassDef):
+        return any(one.name == "compute_score" for one in definitions(definition.body))
+    names = {one.arg for one in (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs)}
+    return bool(names & {"solution_str", "solution_strs"})
+
+
+def _imported_names(tree: ast.AST) -> Iterator[str]:
+    """Every module that is imported, with the packages around it, also inside functions."""
+    for node in ast.walk(tree):
+        named: list[str] = []
+        if isinstance(node, ast.Import):
+            named = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            named = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in named:
+            parts = name.split(".")
+            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
 _BUILT_IN = "reward_kit.rewards"
+
 _HEAVY = frozenset(
     {
         *("numpy", "scipy", "pandas", "sympy", "mpmath", "math_verify", "latex2sympy2_extended", "networkx"),
         *("pydantic", "yaml", "jsonschema", "regex", "rapidfuzz", "Levenshtein", "nltk", "sqlglot", "bs4", "lxml"),
     }
 )
+
 """Installed packages that are slow to import and do nothing but define things when they are."""
+
 _NOT_PRELOADED = frozenset(
     {
         *("antigravity", "this", "idlelib", "tkinter", "turtle", "turtledemo", "test", "lib2to3", "ensurepip", "venv"),
@@ -35,6 +114,7 @@ _NOT_PRELOADED = frozenset(
         *("__main__", "builtins", "__future__"),
     }
 )
+
 """Modules of the standard library that do something when they are imported, or are of no use to a reward."""
 
 

@@ -24,7 +24,7 @@ from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.loading import is_built_in, load_module, load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
-from reward_kit.reward_agent.remote_client import check_named_by_file, is_address
+from reward_kit.reward_agent.remote import check_named_by_file, is_address
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.datasets import check_dataset, read_samples

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.custom.loading import load_custom_reward
-from reward_kit.reward_agent.custom.network import refuse_network
-from reward_kit.reward_agent.custom.specs import spec_of
-from reward_kit.reward_agent.levels import SandboxChoice
+from reward_kit.reward_agent.custom_rewards import spec_of
+from reward_kit.reward_agent.levels import SandboxChoice, load_custom_reward
 from reward_kit.reward_agent.scoring import check_parameters
+from reward_kit.reward_agent.sources import refuse_network
 
 IN_PROCESS = SandboxChoice(level="in_process")
 

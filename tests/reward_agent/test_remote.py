@@ -27,9 +27,14 @@ from reward_kit.models import EvaluateResult, Message, StepOutput
 from reward_kit.providers.keys import ORIGINS_VARIABLE
 from reward_kit.reward_agent import AsyncRewardAgent, InProcessScorer, Scored, ScoringRequest, load_reward
 from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
-from reward_kit.reward_agent.remote import RemoteReward, notes_on
-from reward_kit.reward_agent.remote_client import KEY_VARIABLE, check_named_by_file
-from reward_kit.reward_agent.remote_wire import AboutBody, answer_of
+from reward_kit.reward_agent.remote import (
+    KEY_VARIABLE,
+    AboutBody,
+    RemoteReward,
+    answer_of,
+    check_named_by_file,
+    notes_on,
+)
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.tasks import load_task
 from reward_kit.typed_interface import reward_function, reward_spec

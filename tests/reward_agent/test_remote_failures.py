@@ -17,9 +17,7 @@ from reward_kit.errors import ConfigError, DeadlineError, ProviderError
 from reward_kit.models import EvaluateResult
 from reward_kit.providers.retry import RetryPolicy
 from reward_kit.reward_agent import Scored, ScoringRequest
-from reward_kit.reward_agent.remote import RemoteReward
-from reward_kit.reward_agent.remote_client import Patience
-from reward_kit.reward_agent.remote_wire import AboutBody, answer_of
+from reward_kit.reward_agent.remote import AboutBody, Patience, RemoteReward, answer_of
 
 KEY = "the-key-that-nobody-reads"
 SCORED = Scored("r", EvaluateResult(score=0.5))

@@ -11,7 +11,7 @@ import pydantic
 from pydantic.json_schema import models_json_schema
 
 from reward_kit.integrations.reward_server.options import ServerOptions
-from reward_kit.reward_agent.remote_wire import (
+from reward_kit.reward_agent.remote import (
     MOST_PARTS,
     AboutBody,
     AnswerBody,

@@ -29,7 +29,7 @@ from reward_kit.integrations.loop_thread import LoopThread
 from reward_kit.integrations.trl.rows import Outcome, Segments, rollout_output
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.custom.specs import spec_of
+from reward_kit.reward_agent.custom_rewards import spec_of
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.reward_agent.tickets import Ticket

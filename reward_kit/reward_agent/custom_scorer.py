@@ -13,14 +13,14 @@ from reward_kit.models import EvaluateResult
 from reward_kit.providers.options import check_number
 from reward_kit.providers.rates import Rates
 from reward_kit.providers.retry import RetryPolicy
-from reward_kit.reward_agent.custom.answers import failed, finished
-from reward_kit.reward_agent.custom.calls import Calls
+from reward_kit.reward_agent.calling import Retries
+from reward_kit.reward_agent.custom_rewards import Calls, failed, finished
 from reward_kit.reward_agent.in_process import InProcessScorer
-from reward_kit.reward_agent.retrying import Retries
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.typed_interface import RewardSpec
 
 MAX_THREADS = 256
+
 """Calls of a synchronous `compute_score` at a time: most of them wait for an endpoint."""
 
 
