@@ -55,7 +55,7 @@ GROUPS = (
         {
             "Write a reward": (
                 "reward_kit.typed_interface:reward_function",
-                "reward_kit.reward_options:with_options",
+                "reward_kit.reward_calls:with_options",
                 "reward_kit.models:EvaluateResult",
                 "reward_kit.models:MetricResult",
                 "reward_kit.models:StepOutput",

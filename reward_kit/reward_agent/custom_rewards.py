@@ -599,7 +599,7 @@ def _spec(form: Form, function: Any, code: Any, given: Any, mode: Mode | None = 
         parameters=wanted | form.own,
         required=(form.required & form.own) | ({named_truth} if truth in form.required else set()),
         is_async=form.is_async,
-        _shapes={},
+        _converters={},
         origin=_origin(given, code),
     )
 

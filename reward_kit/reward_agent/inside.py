@@ -24,8 +24,7 @@ from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError,
 from reward_kit.loading import imported, module_name_of, named_in, split_reference
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.reward_agent.custom_rewards import spec_of
-from reward_kit.reward_calls import OpenReward, calls_out
-from reward_kit.reward_options import fixed
+from reward_kit.reward_calls import OpenReward, calls_out, fixed
 from reward_kit.sandbox import harness
 from reward_kit.typed_interface import RewardSpec
 

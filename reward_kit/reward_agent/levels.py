@@ -26,8 +26,7 @@ from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
 from reward_kit.reward_agent.requirements import check_installed, declared_in
 from reward_kit.reward_agent.scoring import Reward, Scorer
 from reward_kit.reward_agent.sources import refuse_network
-from reward_kit.reward_calls import calls_out
-from reward_kit.reward_options import fixed, option_names
+from reward_kit.reward_calls import calls_out, fixed, option_names
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import Origin, RewardSpec, reward_spec
 

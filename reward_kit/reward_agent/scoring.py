@@ -18,8 +18,7 @@ from reward_kit.errors import AlignmentError, ConfigError, Failure, InvalidResul
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel, match_to_steps
 from reward_kit.providers.foreign_errors import trouble_of
 from reward_kit.reward_agent.requirements import check_installed
-from reward_kit.reward_calls import BATCH_NAMES
-from reward_kit.reward_options import OFFERED
+from reward_kit.reward_calls import BATCH_NAMES, OFFERED
 from reward_kit.typed_interface import Mode, Origin
 
 _NAMED = (

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.mathematics.text import LONGEST_TEXT, unwrap
 from reward_kit.rewards.reading.found_answers import find_answer
 from reward_kit.rewards.reading.normalising import normalised

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.option_types import Closeness, Megabytes, Seconds, check_closeness
 from reward_kit.rewards.programs.hidden_tests import CallTest, RunTest, Suite, suite_of
 from reward_kit.rewards.programs.languages import ALIASES, language_of

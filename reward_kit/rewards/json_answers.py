@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.comparing.json_schemas import check_schema, why_not_conforming
 from reward_kit.rewards.comparing.json_values import (
     Comparing,

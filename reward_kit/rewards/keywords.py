@@ -8,7 +8,7 @@ from typing import Any
 
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.reading.replies import Part, composed, last_reply
 from reward_kit.rewards.reading.texts import passed, shown
 from reward_kit.typed_interface import reward_function

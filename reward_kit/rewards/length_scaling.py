@@ -11,8 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from reward_kit.errors import ConfigError, RewardError, RewardKitError, boundary
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.reward_calls import BATCH_NAMES, Caller, OpenReward
-from reward_kit.reward_options import with_options
+from reward_kit.reward_calls import BATCH_NAMES, Caller, OpenReward, with_options
 from reward_kit.rewards.combining import Call, Reward, asked, combined, copies, loads_beside
 from reward_kit.rewards.judging.conversations import as_text, first_request, shown
 from reward_kit.rewards.lengths import Unit, length_of, measured_length

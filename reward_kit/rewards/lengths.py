@@ -9,7 +9,7 @@ from pydantic import Field
 
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.reading.replies import Part, last_reply
 from reward_kit.rewards.reading.texts import passed
 from reward_kit.typed_interface import reward_function

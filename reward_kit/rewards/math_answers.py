@@ -7,7 +7,7 @@ from typing import Any
 
 from reward_kit.errors import RewardError
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.mathematics.equality import Terms, Units, same
 from reward_kit.rewards.mathematics.forms import Form, quick_number, read_form
 from reward_kit.rewards.mathematics.numbers import check_tolerances, close

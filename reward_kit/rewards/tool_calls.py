@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError, RewardError, boundary
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.comparing.assignment import best_in_order, best_pairs
 from reward_kit.rewards.comparing.json_values import as_json, read_json
 from reward_kit.rewards.comparing.tool_schemas import Same, Strings, ToolSchema
