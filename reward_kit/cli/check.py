@@ -38,7 +38,7 @@ _FOR = {
     "config": ("resource",),
     "steps": ("resource",),
     **dict.fromkeys(("options", "data", "ground_truth", "gold", "against", "read_path", "deadline"), ("reward",)),
-    **dict.fromkeys(("sandbox", "sandbox_back_end", "install_requirements"), ("reward", "task file")),
+    **dict.fromkeys(("sandbox", "install_requirements"), ("reward", "task file")),
     **dict.fromkeys(("limit", "gold_policy", "no_run"), ("task file",)),
     **dict.fromkeys(("fail_on", "as_json"), ("reward", "task file", "run", "file of rollouts")),
     "seed": ("reward", "task file", "resource"),
@@ -88,11 +88,6 @@ _FOR = {
     "--sandbox",
     type=click.Choice(["in_process", "warm", "isolated"]),
     help="Reward, task file: where the reward runs; default: warm for a file of your own.",
-)
-@click.option(
-    "--sandbox-back-end",
-    metavar="docker:IMAGE|ssh:HOST",
-    help="Reward, task file: run the reward in a container or on another machine; default: here.",
 )
 @click.option("--read-path", multiple=True, metavar="PATH", help="Reward: a file or folder that it may read.")
 @click.option(
@@ -196,7 +191,6 @@ def _asked(given: Mapping[str, Any], seed: int) -> Asked:
         golds=given["gold"],
         against=given["against"],
         sandbox=given["sandbox"],
-        back_end=given["sandbox_back_end"],
         read_paths=given["read_path"],
         install_requirements=given["install_requirements"],
         time_s=given["deadline"],
@@ -231,7 +225,7 @@ def _read_task(path: Path) -> None:
 
 
 def _check_task(path: Path, asked: Asked) -> None:
-    task = load_task(path, keys_of_walls(asked.sandbox, asked.back_end, asked.install_requirements))
+    task = load_task(path, keys_of_walls(asked.sandbox, asked.install_requirements))
     prepared = prepare(task, needs_policy=False)
     for note in task.notes:
         echo(note, err=True)

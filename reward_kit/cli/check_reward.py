@@ -45,7 +45,6 @@ class Asked:
         golds: right answers.
         against: a second reward.
         sandbox: the reward's level; None for its default.
-        back_end: where the reward runs; None for this machine.
         read_paths: files and folders that it may read.
         install_requirements: what it requires is installed, in an environment of its own.
         time_s: of one call.
@@ -62,7 +61,6 @@ class Asked:
     golds: Sequence[str] = ()
     against: str | None = None
     sandbox: SandboxLevel | None = None
-    back_end: str | None = None
     read_paths: Sequence[str] = ()
     install_requirements: bool = False
     time_s: float = 10.0
@@ -101,7 +99,6 @@ def check_rewards(target: str, asked: Asked) -> None:
         read_paths=tuple(asked.read_paths),
         reward_time_s=asked.time_s,
         install_requirements=asked.install_requirements,
-        back_end=asked.back_end,
     )
     plan = Plan(target, choice, Path.cwd(), given, asked.options, asked.against, seed=asked.seed)
     loaded, other = load(plan)

@@ -7,8 +7,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +17,8 @@ import click
 from reward_kit.cli.doctor_endpoints import NONE_NAMED, asked, keys_set
 from reward_kit.cli.echo import echo, echo_json
 from reward_kit.errors import ConfigError, how_to_install
-from reward_kit.processes import child_environment
 from reward_kit.sandbox.availability import STRENGTHS, Availability, best_strength, probe
-from reward_kit.sandbox.back_ends import CLIENT_VARIABLES
-from reward_kit.sandbox.kernel import cgroups, landlock
-from reward_kit.sandbox.program import Program
-from reward_kit.sandbox.remote import sandbox_at
+from reward_kit.sandbox.kernel import landlock
 
 _WALLS = {
     "namespaces": "own users, files, processes and network; Landlock; system call filter; its tree is killed",
@@ -33,15 +27,12 @@ _WALLS = {
 }
 _ENOUGH_DESCRIPTORS = 1024
 _FOR_CONTRIBUTORS = ("dev", "docs")
-_ENGINES = ("docker", "podman")
-_ENGINE_S = 15
-_ELSEWHERE = "run it elsewhere with --sandbox-back-end docker:IMAGE or ssh:HOST, see docs/concepts/sandbox.md"
+_ELSEWHERE = "serve the reward from a Linux container and name its URL with --reward, see docs/guides/serve.md"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-]+)['\"]")
 
 
 @click.command(name="doctor")
 @click.option("--json", "as_json", is_flag=True, envvar="REWARD_KIT_DOCTOR_JSON", help="Print JSON on standard output.")
-@click.option("--sandbox-back-end", metavar="docker:IMAGE|ssh:HOST", help="Try this back end as well.")
 @click.option(
     "--base-url",
     "base_urls",
@@ -50,33 +41,31 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-
     metavar="URL",
     help="Ask this OpenAI-compatible endpoint as well; may be repeated.",
 )
-def command(as_json: bool, sandbox_back_end: str | None, base_urls: tuple[str, ...]) -> int:
+def command(as_json: bool, base_urls: tuple[str, ...]) -> int:
     """Show what this machine offers, what is missing, and which model endpoints answer.
 
     Each wall of the sandbox is tried in a throw-away process, so what is shown is what a run would get. Endpoints are
     the one of OPENAI_BASE_URL and OPENAI_API_KEY, and those of --base-url; each is asked for its list of models, once.
     A key goes only to the origins that it is configured for, which are listed under Keys. The exit code is 1 where
-    model-written code cannot be confined, here or in the back end that is named, and where an endpoint of --base-url
-    does not answer, else 0.
+    model-written code cannot be confined, and where an endpoint of --base-url does not answer, else 0.
 
     \b
     Examples:
       reward-kit doctor
       reward-kit doctor --base-url http://localhost:8000/v1
-      reward-kit doctor --sandbox-back-end ssh:me@box
     """
-    found = asyncio.run(_examine(sandbox_back_end, base_urls))
+    found = asyncio.run(_examine(base_urls))
     if as_json:
         echo_json(found, indent=2)
     else:
         _show(found)
-    confines = (found["back_end"] or found["sandbox"])["confines_model_code"]
+    confines = found["sandbox"]["confines_model_code"]
     given = {url.rstrip("/") for url in base_urls}
     silent = any(one["outcome"] != "ok" for one in found["endpoints"] if one["base_url"] in given)
     return 0 if confines and not silent else 1
 
 
-async def _examine(back_end: str | None, base_urls: Sequence[str]) -> dict[str, Any]:
+async def _examine(base_urls: Sequence[str]) -> dict[str, Any]:
     endpoints = await asked(base_urls)  # first, since a wrong URL is told at once
     strengths = await probe()
     try:
@@ -98,8 +87,6 @@ async def _examine(back_end: str | None, base_urls: Sequence[str]) -> dict[str, 
             "refusal": refusal,
             "strengths": {one.strength: _told(one) for one in strengths},
         },
-        "back_end": await _tried(back_end) if back_end else None,
-        "back_ends": {**{engine: _engine(engine) for engine in _ENGINES}, "ssh": _ssh()},
         "kernel": _kernel(),
         "limits": _limits(),
         "extras": _extras(),
@@ -113,41 +100,6 @@ def _told(one: Availability) -> dict[str, Any]:
     return {"available": one.is_available, "reason": one.reason, "walls": _WALLS[one.strength]}
 
 
-async def _tried(back_end: str) -> dict[str, Any]:
-    """What a call in this back end gets."""
-    told: dict[str, Any] = {"name": back_end, "strength": None, "confines_model_code": False, "refusal": ""}
-    try:
-        async with sandbox_at(back_end, slots=1) as sandbox:
-            outcome = await sandbox.call(Program("def there(_): return 1", "there", form="plain"), None)
-    except ConfigError as error:
-        return {**told, "refusal": str(error)}
-    if outcome.failure is not None:
-        return {**told, "refusal": outcome.failure.message}
-    return {**told, "strength": outcome.strength, "confines_model_code": True}
-
-
-def _engine(name: str) -> str:
-    """Whether a container engine is there and answers."""
-    if shutil.which(name) is None:
-        return "not found"
-    try:
-        # Docker's client works without its daemon; the server's version is what has to be asked for.
-        line = [name, "version", "--format", "{{.Server.Version}}" if name == "docker" else "{{.Client.Version}}"]
-        done = subprocess.run(
-            line, env=child_environment(also=CLIENT_VARIABLES), capture_output=True, text=True, timeout=_ENGINE_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"found, and does not work: {error}"
-    if done.returncode != 0:
-        reason = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
-        return f"found, and does not work: {reason:.200}"
-    return f"usable, version {done.stdout.strip():.40}"
-
-
-def _ssh() -> str:
-    return "found" if shutil.which("ssh") else "not found"
-
-
 def _kernel() -> dict[str, Any]:
     if sys.platform != "linux":
         return {}
@@ -155,7 +107,6 @@ def _kernel() -> dict[str, Any]:
         "landlock": landlock.abi(),
         "seccomp": _read("/proc/sys/kernel/seccomp/actions_avail"),
         "user_namespaces": _user_namespaces(),
-        "cgroup": cgroups.told(),
     }
 
 
@@ -233,7 +184,6 @@ def _show(found: dict[str, Any]) -> None:
         echo(f"  {name:<12} {mark:<4} {text}")
     for name, value in found["kernel"].items():
         echo(f"  {name.replace('_', ' '):<16} {value if value not in ('', 0) else 'none'}")
-    _show_back_ends(found)
     limits = found["limits"]
     few = "" if limits["open_files_at_most"] >= _ENOUGH_DESCRIPTORS else "; many episodes at once will not fit"
     echo(f"Descriptors {limits['open_files']:,}, may be raised to {limits['open_files_at_most']:,}{few}")
@@ -244,9 +194,6 @@ def _show(found: dict[str, Any]) -> None:
         echo(f"\nModel-written code is confined with {sandbox['strength']}.")
     else:
         echo(f"\nModel-written code is refused here: {sandbox['refusal']}; {_ELSEWHERE}.")
-    if tried := found["back_end"]:
-        with_what = f"is confined with {tried['strength']}" if tried["strength"] else f"is refused: {tried['refusal']}"
-        echo(f"In {tried['name']} it {with_what}.")
 
 
 def _show_extras(found: dict[str, Any]) -> None:
@@ -279,9 +226,3 @@ def _show_keys(keys: Sequence[dict[str, Any]]) -> None:
         echo(f"  {one['variable']}{source}  may go to {', '.join(one['origins']) or 'no origin'}")
     if not keys:
         echo("  none set")
-
-
-def _show_back_ends(found: dict[str, Any]) -> None:
-    echo("Back ends")
-    for name, text in found["back_ends"].items():
-        echo(f"  {name:<12} {text}")

@@ -40,7 +40,6 @@ VERBS: dict[str, str] = {
     "runs": "List runs, and remove old ones.",
     "schema": "Print the JSON schema of task files or train files, for your editor.",
     "completion": "Print the script by which your shell completes commands at TAB.",
-    "sandbox-serve": "Run code for another machine; started by the other side of a back end.",
 }
 
 

@@ -9,7 +9,7 @@ import click
 
 
 def where_it_runs(default: str | None = None) -> Callable[[Any], Any]:
-    """`--sandbox`, `--sandbox-back-end` and `--install-requirements`.
+    """`--sandbox` and `--install-requirements`.
 
     Args:
         default: whose walls hold where none are named, as in "the task's"; None where nobody's do.
@@ -20,11 +20,6 @@ def where_it_runs(default: str | None = None) -> Callable[[Any], Any]:
             "--sandbox",
             type=click.Choice(["in_process", "warm", "isolated"]),
             help=f"Behind which walls the reward runs; default: {first}warm for a file of one's own.",
-        ),
-        click.option(
-            "--sandbox-back-end",
-            metavar="docker:IMAGE|ssh:HOST",
-            help=f"Run the reward in a container or on another machine; default: {first}here.",
         ),
         click.option(
             "--install-requirements",
@@ -41,7 +36,7 @@ def where_it_runs(default: str | None = None) -> Callable[[Any], Any]:
     return add
 
 
-def keys_of_walls(sandbox: str | None, sandbox_back_end: str | None, install_requirements: bool) -> dict[str, Any]:
+def keys_of_walls(sandbox: str | None, install_requirements: bool) -> dict[str, Any]:
     """The dotted keys of a task file that these flags set; a flag that is not given sets none."""
-    given = {"level": sandbox, "back_end": sandbox_back_end, "install_requirements": install_requirements}
+    given = {"level": sandbox, "install_requirements": install_requirements}
     return {f"sandbox.{key}": value for key, value in given.items() if value}

@@ -117,7 +117,6 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
         given.pop("sandbox"),
         reward_time_s=given["deadline"],
         install_requirements=given.pop("install_requirements"),
-        back_end=given.pop("sandbox_back_end"),
     )
     require_trust_in([one.rpartition("=")[2] for one in rewards])
     key_file = given.pop("api_key_file")

@@ -30,10 +30,10 @@ from reward_kit.errors import (
 )
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, scored_together
+from reward_kit.sandbox.host import Sandbox
 from reward_kit.sandbox.limits import MOST_RESULT_KB, Limits
 from reward_kit.sandbox.outcome import Outcome, Strength
 from reward_kit.sandbox.program import Program
-from reward_kit.sandbox.remote import Confinement, sandbox_at
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import Mode, Origin, as_result
 from reward_kit.validation import describe_validation_error
@@ -105,17 +105,6 @@ _NOT_OF_STEPS = {"sample", "ground_truth", "custom_data", "timing", "failure", "
 
 _DESCRIBE_S = 60.0
 
-_CHECK = """
-from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.requirements import check_installed
-
-def check(asked):
-    try:
-        check_installed(*asked)
-    except ConfigError as error:
-        return str(error)
-"""
-
 logger = logging.getLogger("reward_kit.reward_agent")
 
 
@@ -148,7 +137,6 @@ class ConfinedReward:
         limits: of one call, of a rollout or of a group; the result of a group may be larger, see `limits_for`.
         output: what its file printed when it was loaded.
         environment: the packages that it sees; None for those of the running interpreter.
-        back_end: where it runs; None for this machine.
         files: what decides its scores on this machine: its file and the user's own modules that it imports, and what it
             may read.
         options: its keyword parameters that are fixed; the program holds them too.
@@ -161,7 +149,6 @@ class ConfinedReward:
     limits: Limits
     output: str = field(default="", compare=False)
     environment: PackageEnvironment | None = None
-    back_end: str | None = None
     files: tuple[Path, ...] = field(default=(), compare=False)
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -177,9 +164,8 @@ class ConfinedReward:
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """Packages it needs of the running interpreter; none where it has an environment or a place of its own."""
-        is_apart = self.environment is not None or self.back_end is not None
-        return () if is_apart else tuple(self.facts.requirements)
+        """Packages it needs of the running interpreter; none where it has an environment of its own."""
+        return () if self.environment is not None else tuple(self.facts.requirements)
 
     @property
     def resources(self) -> Mapping[str, None]:
@@ -246,18 +232,16 @@ def ready_to_score(program: Program, facts: Facts) -> Program:
     )
 
 
-async def describe(program: Program, what: str, limits: Limits, back_end: str | None = None) -> tuple[Facts, str]:
-    """Load a reward behind walls, where it is to run, and ask what it is; with what its file printed meanwhile.
+async def describe(program: Program, what: str, limits: Limits) -> tuple[Facts, str]:
+    """Load a reward in the sandbox and ask what it is; with what its file printed meanwhile.
 
     Raises:
         ConfigError: it cannot be loaded, or its signature cannot be called.
     """
-    async with sandbox_at(back_end, slots=1) as sandbox:
+    async with Sandbox(slots=1) as sandbox:
         limits = replace(limits, wall_s=min(limits.wall_s, _DESCRIBE_S))
         outcome = await sandbox.call(program, {"describe": True}, limits=limits)
         facts = _facts(outcome, what)
-        if back_end is not None and facts.requirements:
-            await _check_there(sandbox, facts, back_end)
     return facts, outcome.stdout + outcome.stderr
 
 
@@ -274,15 +258,6 @@ def _facts(outcome: Outcome, what: str) -> Facts:
         raise ConfigError(f"{what}: {'; '.join(describe_validation_error(error))}") from None
 
 
-async def _check_there(sandbox: Confinement, facts: Facts, back_end: str) -> None:
-    """That what the reward requires is installed where it runs, which only code that runs there can tell."""
-    what = f"reward {facts.id!r} in {back_end}"
-    outcome = await sandbox.call(Program(_CHECK, "check", form="plain"), [facts.requirements, what])
-    problem = outcome.value if outcome.failure is None else outcome.failure.message
-    if problem:
-        raise ConfigError(str(problem))
-
-
 class ConfinedScorer:
     """Calls a reward behind walls. Use it as an async context manager; workers are started as they are needed.
 
@@ -296,7 +271,7 @@ class ConfinedScorer:
         self, reward: ConfinedReward, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None
     ) -> None:
         self._reward = reward
-        self._sandbox = sandbox_at(reward.back_end, strength=strength, slots=slots)
+        self._sandbox = Sandbox(strength=strength, slots=slots)
         self._wanted = reward.parameters
 
     @property
@@ -307,8 +282,6 @@ class ConfinedScorer:
     async def __aenter__(self) -> Self:
         await self._sandbox.__aenter__()
         self._told: dict[str, str] = {"level": self._reward.level, "strength": self._sandbox.strength}
-        if self._reward.back_end is not None:
-            self._told["back_end"] = self._reward.back_end
         if self._reward.environment is not None:
             self._told["environment"] = self._reward.environment.id
         return self

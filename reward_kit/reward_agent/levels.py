@@ -26,7 +26,7 @@ from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
 from reward_kit.reward_agent.requirements import check_installed, declared_in
 from reward_kit.reward_agent.scoring import Reward, Scorer
 from reward_kit.reward_agent.sources import refuse_network
-from reward_kit.reward_calls import calls_out, fixed, option_names
+from reward_kit.reward_calls import calls_out, fixed
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import Origin, RewardSpec, reward_spec
 
@@ -41,9 +41,7 @@ _LONGEST_S = 86_400.0
 _ANSWER_S = 60.0
 
 """What a call over HTTP may take besides the time of the reward."""
-
-_OF_WALLS = ("level", "back_end", "install_requirements", "read_paths", "preload", "limits")
-
+_OF_WALLS = ("level", "install_requirements", "read_paths", "preload", "limits")
 _UNREADABLE = (
     "reward {0!r}: what it requires cannot be read from {1} without running it, and is to be installed before it runs; "
     "write requirements=[…] with plain texts in the decorator of its `def` or `class`, or install them yourself"
@@ -74,7 +72,6 @@ class SandboxChoice:
         reward_time_s: seconds that one call may take; None for a day.
         install_requirements: its requirements are installed in an environment of their own, from the user's package
             index; else they are only checked.
-        back_end: where it runs, "docker:IMAGE" or "ssh:HOST"; None for this machine.
     """
 
     level: SandboxLevel | None = None
@@ -83,7 +80,6 @@ class SandboxChoice:
     preload: tuple[str, ...] = ()
     reward_time_s: float | None = 600.0
     install_requirements: bool = False
-    back_end: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +120,13 @@ def load_reward(
     location, name = split_reference(reference)
     level = choice.level or _usual_level(reference, folder, choice)
     if level == "in_process":
-        if choice.back_end is not None:
-            raise ConfigError(f"sandbox.back_end {choice.back_end!r} has no effect at the level in_process")
         loaded = LoadedReward(_loaded_here(reference, folder, options))  # what is missing is told first
         if choice.install_requirements:
             raise ConfigError(_NOTHING_INSTALLED.format(reference))
         return loaded
-    _check_back_end(choice)
     if is_built_in(location):
         _refuse_what_calls_out(reference, folder, level)
-    if choice.back_end is None and (reason := run_to_end(_why_not_confined())):
+    if reason := run_to_end(_why_not_confined()):
         if level == "isolated":
             raise ConfigError(f"reward {reference!r} is to run isolated, and {reason}; `reward-kit doctor` tells more")
         return _weakened(reference, folder, level, reason, options)
@@ -143,7 +136,7 @@ def load_reward(
 
 def _usual_level(reference: str, folder: Path, choice: SandboxChoice) -> SandboxLevel:
     """The level where the user leaves it open."""
-    if not is_built_in(split_reference(reference)[0]) or choice.back_end is not None:
+    if not is_built_in(split_reference(reference)[0]):
         return "warm"
     return reward_spec(load_object(reference, folder)).sandbox or "in_process"
 
@@ -216,23 +209,7 @@ def _refuse_what_calls_out(reference: str, folder: Path, level: SandboxLevel) ->
     """A built-in reward that asks a model, or has a sandbox of its own, can do neither behind walls."""
     spec = reward_spec(load_object(reference, folder))
     if calls_out(spec):
-        is_confining = "back_end" in option_names(spec)  # an option of those that run what a model wrote
-        own = "; what a model wrote is confined by the reward itself, in the place that its own option back_end names"
-        raise ConfigError(
-            f"reward {spec.id!r} calls out and cannot run {level}: leave out sandbox.level and sandbox.back_end"
-            f"{own if is_confining else ''}"
-        )
-
-
-def _check_back_end(choice: SandboxChoice) -> None:
-    """That its name is one, told with the key."""
-    from reward_kit.sandbox.back_ends import back_end_of
-
-    try:
-        if choice.back_end is not None:
-            back_end_of(choice.back_end)
-    except ConfigError as error:
-        raise ConfigError(f"sandbox.back_end: {error}") from None
+        raise ConfigError(f"reward {spec.id!r} calls out and cannot run {level}: leave out sandbox.level")
 
 
 def _weakened(
@@ -270,7 +247,7 @@ def _described(
         reference, folder, sources, read_paths=read_paths, preload=preload, library_path=library, options=options
     )
     try:
-        facts, output = run_to_end(describe(program, str(file), limits, choice.back_end))
+        facts, output = run_to_end(describe(program, str(file), limits))
     except ConfigError as error:
         if environment is not None and "No module named" in str(error):
             raise ConfigError(f"{error}\n{_ALONE}") from None
@@ -289,18 +266,15 @@ def _described(
             f"reward {facts.id!r} asks for in_process and runs {level}: code cannot take down its own walls; allow it "
             "with --sandbox in_process",
         )
-    place = (environment, choice.back_end, _files_here(sources, read_paths, choice), dict(options))
+    place = (environment, _files_here(sources, read_paths), dict(options))
     reward = ConfinedReward(ready_to_score(program, facts), origin, facts, level, limits, output, *place)
     return LoadedReward(reward, notes)
 
 
-def _files_here(sources: Sources, read_paths: tuple[str, ...], choice: SandboxChoice) -> tuple[Path, ...]:
-    """The reward's own files, and what it may read, where that is on this machine."""
-    from reward_kit.sandbox.back_ends import back_end_of
-
+def _files_here(sources: Sources, read_paths: tuple[str, ...]) -> tuple[Path, ...]:
+    """The reward's own files, and what it may read."""
     own = [Path(module.filename) for module in sources.modules.values() if module.text is not None]
-    is_here = choice.back_end is None or back_end_of(choice.back_end).shows_paths
-    return tuple(sorted({*own, *(Path(path) for path in read_paths if is_here and Path(path).exists())}))
+    return tuple(sorted({*own, *(Path(path) for path in read_paths if Path(path).exists())}))
 
 
 def _own_environment(origin: Origin, choice: SandboxChoice) -> PackageEnvironment | None:
@@ -308,10 +282,6 @@ def _own_environment(origin: Origin, choice: SandboxChoice) -> PackageEnvironmen
     from reward_kit.reward_agent.sources import read_source
 
     what = f"reward {origin.qualname!r}"
-    if choice.back_end is not None:
-        if choice.install_requirements:
-            raise ConfigError(f"{what}: requirements are installed on this machine only, not in {choice.back_end}")
-        return None  # whether they are met, its back end tells
     declared = declared_in(read_source(origin.file), origin.qualname)
     if declared is None:  # what it says when it is described will do
         return None
@@ -328,18 +298,11 @@ def _own_environment(origin: Origin, choice: SandboxChoice) -> PackageEnvironmen
 
 
 def _read_paths(choice: SandboxChoice, folder: Path) -> tuple[str, ...]:
-    """The paths that a reward may read, as they are called where it runs."""
-    from reward_kit.sandbox.back_ends import back_end_of
-
-    if choice.back_end is None or back_end_of(choice.back_end).shows_paths:
-        found = tuple((folder / path).resolve() for path in choice.read_paths)
-        if choice.back_end is None and (missing := next((path for path in found if not path.exists()), None)):
-            raise ConfigError(f"sandbox.read_paths: {missing} is not there")
-        return tuple(map(str, found))
-    for path in choice.read_paths:
-        if not path.startswith("/"):
-            raise ConfigError(f"sandbox.read_paths: {path!r} is a path in {choice.back_end}, and must be absolute")
-    return choice.read_paths
+    """The paths that a reward may read."""
+    found = tuple((folder / path).resolve() for path in choice.read_paths)
+    if missing := next((path for path in found if not path.exists()), None):
+        raise ConfigError(f"sandbox.read_paths: {missing} does not exist")
+    return tuple(map(str, found))
 
 
 def limits_of(choice: SandboxChoice) -> Limits:

@@ -81,7 +81,6 @@ async def python_code(
     memory_mb: Megabytes = 512,
     preload: tuple[str, ...] = (),
     tell_expected: bool = True,
-    back_end: str | None = None,
 ) -> EvaluateResult:
     """The share of hidden tests that the Python program in the reply passes.
 
@@ -112,7 +111,6 @@ async def python_code(
         memory_mb: MiB of memory.
         preload: installed modules that programs use and that are slow to import, such as numpy.
         tell_expected: the reason may show what was asked and expected.
-        back_end: "docker:IMAGE" or "ssh:HOST" in the place of this machine's own walls.
 
     Raises:
         RewardError: the ground truth holds no tests that can be asked; the message says what to write.
@@ -138,7 +136,7 @@ async def python_code(
     program = Program(source, "ask", "<harness>", form="plain", imports=(_INSIDE, *preload))
     async with AsyncExitStack() as stack:
         ours = sandbox if sandbox is not None else await stack.enter_async_context(CodeSandboxes())
-        asking = _Asking(ours, program, limits, back_end, rules, stops_early=pass_rate == "all")
+        asking = _Asking(ours, program, limits, rules, stops_early=pass_rate == "all")
         verdicts = await (asking.calls(suite.calls) if suite.calls else asking.runs(suite.runs, runs))
     return _result(suite, verdicts, pass_rate, tell_expected)
 
@@ -159,7 +157,6 @@ async def program_code(
     compile_s: Annotated[float, Field(gt=0, le=600)] = 30.0,
     memory_mb: Megabytes = 1024,
     tell_expected: bool = True,
-    back_end: str | None = None,
 ) -> EvaluateResult:
     """The share of hidden runs that a program of another language passes: compiled once, a fresh process for each run.
 
@@ -176,7 +173,6 @@ async def program_code(
         time_s: seconds of CPU time of each run; of wall time three times as much and one more.
         compile_s: seconds of wall time to compile.
         memory_mb: MiB of memory of each process.
-        back_end: as in `python_code`; the compiler is looked for there.
 
     Raises:
         RewardError: the ground truth holds no runs.
@@ -190,7 +186,7 @@ async def program_code(
     suite = suite_of(needed(ground_truth, "program_code"))
     if suite.calls or suite.setup:
         raise RewardError("program_code has runs for tests, with stdin and stdout; calls and setup are for python_code")
-    rules, spoken = _rules(tolerance, False, stdout), language_of(language, is_here=back_end is None)
+    rules, spoken = _rules(tolerance, False, stdout), language_of(language)
     text = _program_text(messages, ALIASES[language], block, unfenced)
     if not text or len(text) > SOURCE_LIMIT // 8:
         return _nothing("the program is too long" if text else f"the reply has no fenced block of {language}")
@@ -198,7 +194,7 @@ async def program_code(
     program = spoken.program(text, limits, time_s, compile_s)
     async with AsyncExitStack() as stack:
         ours = sandbox if sandbox is not None else await stack.enter_async_context(CodeSandboxes())
-        outcomes = await ours.ask(program, [test.stdin for test in suite.runs], limits, back_end)
+        outcomes = await ours.ask(program, [test.stdin for test in suite.runs], limits)
     verdicts = [_of_process(test, one, rules) for test, one in zip(suite.runs, outcomes, strict=True)]
     return _result(suite, verdicts, pass_rate, tell_expected)
 
@@ -211,16 +207,15 @@ class _Asking:
         sandbox: CodeSandboxes,
         program: Program,
         limits: Limits,
-        back_end: str | None,
         rules: Rules,
         *,
         stops_early: bool,
     ) -> None:
-        self._sandbox, self._program, self._limits, self._back_end = sandbox, program, limits, back_end
+        self._sandbox, self._program, self._limits = sandbox, program, limits
         self._rules, self._stops_early = rules, stops_early
 
     async def _ask(self, inputs: Sequence[Any]) -> list[Outcome]:
-        return await self._sandbox.ask(self._program, inputs, self._limits, self._back_end)
+        return await self._sandbox.ask(self._program, inputs, self._limits)
 
     async def calls(self, tests: Sequence[CallTest]) -> list[_Verdict]:
         """All calls in one child, one at a time."""

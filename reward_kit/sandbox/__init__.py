@@ -12,18 +12,14 @@ if TYPE_CHECKING:
     from reward_kit.sandbox.limits import Limits as Limits
     from reward_kit.sandbox.outcome import Outcome as Outcome
     from reward_kit.sandbox.program import Program as Program
-    from reward_kit.sandbox.remote import RemoteSandbox as RemoteSandbox
-    from reward_kit.sandbox.remote import sandbox_at as sandbox_at
 
 _HOMES = {
     "Limits": "limits",
     "Outcome": "outcome",
     "Program": "program",
-    "RemoteSandbox": "remote",
     "Sandbox": "host",
     "probe": "availability",
-    "sandbox_at": "remote",
 }
 
-__all__ = ["Limits", "Outcome", "Program", "RemoteSandbox", "Sandbox", "probe", "sandbox_at"]
+__all__ = ["Limits", "Outcome", "Program", "Sandbox", "probe"]
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

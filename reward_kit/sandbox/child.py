@@ -72,7 +72,6 @@ class Child:
         limits: of its calls.
         is_ready: it said that its walls stand.
         pid: its id as this process sees it, which the kernel told with its first word; 0 before.
-        kills_before: how many processes its zygote's group had lost for want of memory when it was asked for.
         answered: resolves when an answer is complete, or cannot become one any more; made anew for each call.
         ended: resolves with the zygote's record of its end; None where the zygote died.
     """
@@ -94,7 +93,6 @@ class Child:
         self._fault: FrameError | None = None
         self.is_ready = False
         self.pid = 0
-        self.kills_before = 0
         self.answered: asyncio.Future[None] | None = None
         self.ended: asyncio.Future[Ended | None] = self._loop.create_future()
         self._loop.add_reader(self._channel.fileno(), self._read)

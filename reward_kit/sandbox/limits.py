@@ -22,8 +22,8 @@ class Limits:
     Attributes:
         wall_s: seconds until it is killed.
         cpu_s: seconds of CPU time, in whole seconds, rounded up; of one process, where it may start several.
-        memory_mb: MiB of address space beyond what the preloaded interpreter has mapped; of one process, and where
-            there is a control group, MiB of memory of all processes together too.
+        memory_mb: MiB of address space of each process, beyond what the preloaded interpreter has mapped. A call with
+            `processes` above 0 can hold `memory_mb` times (1 + `processes`), and `disk_mb` of files.
         processes: processes it may start; with 0 it can start none, and no program. Threads count as processes.
         open_files: descriptors, the four it is born with included.
         disk_mb: MiB of files, in a folder of its own that is gone afterwards.

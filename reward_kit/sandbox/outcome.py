@@ -12,8 +12,6 @@ from reward_kit.sandbox.limits import Limits
 
 Level = Literal["isolated", "warm"]
 Strength = Literal["namespaces", "landlock", "process"]
-Walls = Strength | Literal["container"]
-"""What stood around a call: a strength of this sandbox, or a container that the call had to itself."""
 
 OutcomeKind = (
     FrameFault
@@ -35,7 +33,6 @@ OutcomeKind = (
         "cycle",
         "setup",
         "zygote",
-        "connection",
     ]
 )
 
@@ -43,7 +40,7 @@ MEANINGS: Final[dict[OutcomeKind, str]] = {
     "ok": "The function gave a value.",
     "wall": "It ran longer than its limit of wall time.",
     "cpu": "It used more CPU time than its limit.",
-    "memory": "All its processes and files together needed more memory than the limit.",
+    "memory": "It needed more memory than the limit.",
     "disk": "Its work folder holds more than the limit.",
     "open_files": "It opened more files than the limit.",
     "processes": "It started more processes or threads than the limit; by default none may be started.",
@@ -57,7 +54,6 @@ MEANINGS: Final[dict[OutcomeKind, str]] = {
     "cycle": "Its result holds itself.",
     "setup": "The walls did not stand, so nothing was run; `reward-kit doctor` says why.",
     "zygote": "The process that starts the sandbox's children ended; the call may be made again.",
-    "connection": "The machine that runs the code was lost; the call may be made again.",
     "no_result": "Its process left before it gave a result.",
     "forged_frame": "Something else than the harness wrote the answer.",
     "truncated_frame": "The answer broke off.",
@@ -85,7 +81,7 @@ _CLASSES: Final[dict[str, FailureClass]] = {
 }
 _WORDS: Final = {
     **dict.fromkeys(("wall", "cpu"), "timeout"),
-    **dict.fromkeys(("signal", "forbidden_call", "zygote", "connection"), "crashed"),
+    **dict.fromkeys(("signal", "forbidden_call", "zygote"), "crashed"),
     **dict.fromkeys(("denied", "disk", "open_files", "processes"), "denied"),
     **dict.fromkeys(kind for kind, word in _CLASSES.items() if word == "invalid_result"),
     "ok": "ok",
@@ -127,7 +123,7 @@ class Outcome:
     stderr: str = ""
     is_output_cut: bool = False
     level: Level = "isolated"
-    strength: Walls = "namespaces"
+    strength: Strength = "namespaces"
     wall_s: float = 0.0
     cpu_s: float = 0.0
     peak_memory_mb: float = 0.0
@@ -156,7 +152,6 @@ class Evidence:
         fault: why there is no answer.
         how: "ended", or why it was killed: "late" at the wall limit, "cpu" and "disk" at those, "fault" for what it
             wrote, "killed" for another reason, "lost" where the zygote died.
-        memory_kills: how many of its processes the kernel killed because all together held too much.
         exit: as in `Outcome`.
     """
 
@@ -164,7 +159,6 @@ class Evidence:
     answer: Any = None
     fault: FrameError | None = None
     how: Literal["ended", "late", "cpu", "disk", "fault", "killed", "lost"] = "ended"
-    memory_kills: int = 0
     exit: int | None = None
     wall_s: float = 0.0
     cpu_s: float = 0.0
@@ -205,8 +199,6 @@ def judge(evidence: Evidence, limits: Limits, level: Level, strength: Strength) 
 
 
 def _value(evidence: Evidence, limits: Limits) -> Any:
-    if evidence.memory_kills:  # also where the zygote was the one that was killed
-        raise _Refused("memory", _with_limit("memory", "all its processes and files together", limits), "")
     if evidence.how == "lost":
         raise _Refused("zygote", "the process that starts the sandbox's children ended; the call may be made again", "")
     if not evidence.is_ready and evidence.how != "late":

@@ -57,7 +57,6 @@ async def run_isolated(
         if is_late and evidence.how == "killed":
             evidence.how = "late"
         evidence.wall_s = time.monotonic() - started
-        evidence.memory_kills = zygote.memory_kills(child)
         return judge(evidence, limits, "isolated", strength)
     finally:
         child.close()
@@ -145,8 +144,6 @@ class Session:
             evidence.cpu_s = child.cpu_s() - self._cpu_before
             self.is_usable = self._is_sound(evidence)
         evidence.wall_s = self._loop.time() - started
-        evidence.memory_kills = self._zygote.memory_kills(child)
-        self.is_usable = self.is_usable and not evidence.memory_kills
         return judge(evidence, self._limits, self._level, self._strength)
 
     def _arm(self, answered: asyncio.Future[None], deadline: float, delay_s: float) -> None:

@@ -24,7 +24,6 @@ from reward_kit.sandbox.kernel.libc import SetupError
 from reward_kit.sandbox.limits import Limits
 from reward_kit.sandbox.outcome import Strength
 from reward_kit.sandbox.program import Program, World
-from reward_kit.sandbox.trees import Tree
 from reward_kit.sandbox.zygote import ENDED, KILL, Ended, Spawn
 
 _ENVIRONMENT = {
@@ -60,7 +59,6 @@ class ZygoteProcess:
         self._process = process
         self._control = control
         self._work_root = work_root
-        self._tree: Tree | None = None
         self._child: Child | None = None
         self._prepared: Child | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -91,22 +89,19 @@ class ZygoteProcess:
             )
         self = cls(process, control, work_root)
         try:
-            # It waits for its configuration, so all that it ever starts is born in its group.
-            self._tree = Tree(process.pid, own_processes=2 if strength == "namespaces" else 1)
             control.send(json.dumps(config).encode())
             async with asyncio.timeout(_BOOT_S):
                 reply = json.loads(await self._loop.sock_recv(control, 1 << 16) or b"{}")
         except (OSError, TimeoutError) as error:
             await self.close()
             raise SetupError("start the zygote", f"it gave no sign of life: {error}") from error
-        except (SetupError, asyncio.CancelledError):
+        except asyncio.CancelledError:
             await self.close()
             raise
         if "ready" not in reply:
             await self.close()
             raise SetupError(reply.get("step", "start the zygote"), reply.get("reason", "it ended at once"))
         self.facts = reply
-        self._tree.zygote_is_ready()
         self._loop.add_reader(control.fileno(), self._on_record)
         return self
 
@@ -155,20 +150,12 @@ class ZygoteProcess:
     def _spawn(self, limits: Limits, spawn: Spawn) -> Child:
         child = self._child = Child(limits, spawn)
         descriptors = array.array("i", child.descriptors)
-        child.kills_before = self.memory_kills()
         try:
-            if self._tree is not None:
-                self._tree.set_limits(limits)
             self._control.sendmsg([spawn.packed()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
         except OSError:
             self._died()
         child.handed_over()
         return child
-
-    def memory_kills(self, child: Child | None = None) -> int:
-        """How many processes the kernel has killed because all together held too much, or of them this child's."""
-        before = child.kills_before if child is not None else 0
-        return self._tree.memory_kills() - before if self._tree is not None else 0
 
     def kill_child(self, child: Child) -> None:
         """Kill this child, and with it its tree, unless it has ended; `ended` resolves when it is gone."""
@@ -227,8 +214,6 @@ class ZygoteProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
             await self._is_gone(2.0)
         self._process.wait()
-        if self._tree is not None:
-            await self._tree.end()
         if self._work_root is not None:
             remove_folder(self._work_root)
 

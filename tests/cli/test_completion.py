@@ -59,7 +59,7 @@ def offered(folder: Path, line: str, **more: str) -> list[str]:
     [
         ("reward-kit sc", ["plain,score", "plain,schema"]),
         ("reward-kit nosuch", []),
-        ("reward-kit run --sandbox-b", ["plain,--sandbox-back-end"]),
+        ("reward-kit run --sandb", ["plain,--sandbox"]),
         ("reward-kit run --sandbox ", ["plain,in_process", "plain,warm", "plain,isolated"]),
         ("reward-kit train --dry", ["plain,--dry-run"]),
         ("reward-kit runs pr", ["plain,prune"]),

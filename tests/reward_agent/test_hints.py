@@ -98,14 +98,6 @@ def test_a_combination_that_calls_out_is_refused_when_it_is_loaded(tmp_path, nam
         load(tmp_path, name, level)
 
 
-def test_only_a_reward_that_has_the_option_back_end_is_said_to_have_it(tmp_path):
-    with pytest.raises(ConfigError, match="calls out") as judge:
-        load_reward("reward_kit.rewards:llm_judge", tmp_path, SandboxChoice(level="warm"))
-    assert "option back_end" not in str(judge.value)
-    with pytest.raises(ConfigError, match="its own option back_end"):
-        load_reward("reward_kit.rewards:python_code", tmp_path, SandboxChoice(level="warm"))
-
-
 @pytest.mark.parametrize("level", ["in_process", "warm"])
 def test_none_is_no_ground_truth_to_compare_with(tmp_path, level):
     lacks, right = scores(load(tmp_path, "compares", level), None, "4")

@@ -86,11 +86,9 @@ async def test_no_expected_value_enters_the_sandbox() -> None:
     seen: list[str] = []
 
     class Recording(CodeSandboxes):
-        async def ask(
-            self, program: Program, inputs: Any, limits: Limits, back_end: str | None = None
-        ) -> list[Outcome]:
+        async def ask(self, program: Program, inputs: Any, limits: Limits) -> list[Outcome]:
             seen.append(program.source + json.dumps(inputs))
-            return await super().ask(program, inputs, limits, back_end)
+            return await super().ask(program, inputs, limits)
 
     secret = 918273645
     truths = [
@@ -159,7 +157,6 @@ async def test_a_ground_truth_that_holds_no_tests_leaves_the_rollout_unscored(tr
         {"tolerance": 1e-9, "unordered": True},
         {"time_s": 0.0},
         {"memory_mb": 1},
-        {"back_end": "cloud"},
     ],
 )
 async def test_nonsense_is_refused(options: dict[str, Any]) -> None:
@@ -202,7 +199,7 @@ async def test_a_scorer_opens_one_sandbox_for_all_its_rollouts() -> None:
 class _Wallless(CodeSandboxes):
     """A machine that confines nothing."""
 
-    async def _at(self, back_end: str | None) -> Any:
+    async def _opened(self) -> Any:
         raise ConfigError("what the model wrote is only run behind walls: there are none")
 
 
@@ -230,7 +227,7 @@ async def test_a_sandbox_that_is_not_open_runs_nothing() -> None:
 @pytest.mark.skipif(bool(missing("landlock")), reason=missing("landlock"))
 async def test_landlock_alone_runs_python_and_starts_no_compilers() -> None:
     class LandlockAlone(CodeSandboxes):
-        async def _at(self, back_end: str | None) -> Any:
+        async def _opened(self) -> Any:
             return await self._stack.enter_async_context(Sandbox(strength="landlock"))
 
     async with LandlockAlone() as sandbox:

@@ -32,8 +32,6 @@ def test_a_value_is_a_value():
         ({"how": "cpu"}, "cpu", "timeout", "timeout"),
         ({"how": "disk"}, "disk", "limit", "denied"),
         ({"how": "lost"}, "zygote", "crash", "crashed"),
-        ({"how": "lost", "memory_kills": 1}, "memory", "limit", "memory"),
-        ({"answer": {"value": 1, "left": []}, "memory_kills": 2}, "memory", "limit", "memory"),
         ({"is_ready": False, "exit": 97}, "setup", "refused", "error"),
         ({"fault": FrameError("no_result", ""), "exit": -9, "cpu_s": 9.0}, "cpu", "timeout", "timeout"),
         ({"fault": FrameError("no_result", ""), "exit": -9, "cpu_s": 1.0}, "signal", "crash", "crashed"),

@@ -83,12 +83,12 @@ def missing_tool(language: str) -> str:
     return f"{found.tool} is not in {_WHERE}, where the sandbox looks; on Debian: apt-get install {found.install}"
 
 
-def language_of(name: str, *, is_here: bool) -> Language:
+def language_of(name: str) -> Language:
     """How programs of a language are run.
 
     Raises:
         ConfigError: its tool is to be on this machine and is not.
     """
-    if is_here and (problem := missing_tool(name)):
+    if problem := missing_tool(name):
         raise ConfigError(f"program_code, language {name!r}: {problem}")
     return LANGUAGES[name]
