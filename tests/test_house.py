@@ -17,7 +17,7 @@ PACKAGE = Path(reward_kit.__file__).parent
 
 # Lowest first. A unit imports from rows above it, and from units to its left in its own row.
 LAYERS = [
-    ["errors", "lazy", "differences", "strict_json", "private_files", "shown_text", "notebook_html"],
+    ["errors", "lazy", "blocking", "differences", "strict_json", "private_files", "shown_text", "notebook_html"],
     ["task_parts", "earlier_tasks", "validation", "models", "loading", "process_guardian", "input_limits"],
     ["process_logs", "processes", "limited_yaml"],
     ["findings", "typed_interface", "reward_calls", "providers", "episodes", "environments"],

@@ -1,4 +1,4 @@
-"""The flags by which a command that scores says where the reward runs."""
+"""The option of commands that score which says where the reward runs."""
 
 from __future__ import annotations
 
@@ -9,34 +9,19 @@ import click
 
 
 def where_it_runs(default: str | None = None) -> Callable[[Any], Any]:
-    """`--sandbox` and `--install-requirements`.
+    """`--sandbox`.
 
     Args:
-        default: whose walls hold where none are named, as in "the task's"; None where nobody's do.
+        default: whose level applies unless the option is given, such as "the task's"; None for nobody's.
     """
     first = f"{default}, else " if default else ""
-    options = (
-        click.option(
-            "--sandbox",
-            type=click.Choice(["in_process", "warm", "isolated"]),
-            help=f"Behind which walls the reward runs; default: {first}warm for a file of one's own.",
-        ),
-        click.option(
-            "--install-requirements",
-            is_flag=True,
-            help="Install what the reward requires, by pip, in an environment of its own; else it is only checked.",
-        ),
+    return click.option(
+        "--sandbox",
+        type=click.Choice(["in_process", "warm", "isolated"]),
+        help=f"The sandbox level of the reward; default: {first}warm for a file of your own.",
     )
 
-    def add(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
 
-    return add
-
-
-def keys_of_walls(sandbox: str | None, install_requirements: bool) -> dict[str, Any]:
-    """The dotted keys of a task file that these flags set; a flag that is not given sets none."""
-    given = {"level": sandbox, "install_requirements": install_requirements}
-    return {f"sandbox.{key}": value for key, value in given.items() if value}
+def keys_of_walls(sandbox: str | None) -> dict[str, Any]:
+    """Return the dotted keys of a task file that the option sets; none unless it is given."""
+    return {"sandbox.level": sandbox} if sandbox else {}

@@ -26,10 +26,10 @@ import gymnasium
 from gymnasium import spaces
 
 from reward_kit.agent.plain_json import as_text
+from reward_kit.blocking import LoopThread
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec
 from reward_kit.environments.registry import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
-from reward_kit.integrations.loop_thread import LoopThread
 
 ActionForm = Literal["auto", "discrete", "text", "tool_call"]
 _MOST_CALLS = 10_000

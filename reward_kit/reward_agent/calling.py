@@ -30,7 +30,7 @@ from reward_kit.providers.retry import RetryPolicy
 from reward_kit.reward_agent.score_cache import ScoreCache, content_hash, shared
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, failure_of
 from reward_kit.reward_agent.stats import Tally
-from reward_kit.reward_agent.tickets import Ticket, WakeUp
+from reward_kit.reward_agent.tickets import Ticket
 
 _Result = TypeVar("_Result")
 
@@ -332,13 +332,13 @@ class Caller:
         self._tasks, self._loop = tasks, asyncio.get_running_loop()
         per_minute = self._options.rates.requests_per_minute
         self._bucket = Bucket(per_minute, self._loop.time()) if per_minute else None
-        self._time_came = WakeUp()
+        self._time_came = asyncio.Event()
         tasks.start_soon(self._wait_for_timers)
 
     def close(self) -> None:
         """Forget what waits."""
         self._tasks = None
-        self._time_came.tell()
+        self._time_came.set()
         for timer in (*self._timers, *filter(None, [self._pause])):
             timer.cancel()
         self._timers.clear()
@@ -394,13 +394,14 @@ class Caller:
 
     def _go_on(self) -> None:
         self._pause = None
-        self._time_came.tell()
+        self._time_came.set()
 
     async def _wait_for_timers(self) -> None:
         """Start workers when a timer says so: it runs outside of any task, where none can be started."""
         while self._tasks is not None:
             self._start_workers()
             await self._time_came.wait()
+            self._time_came.clear()
 
     async def _work(self, first: Call) -> None:
         """Make one call after the other. A task for each of them would cost as much as a short reward."""
@@ -484,7 +485,7 @@ class Caller:
         def again() -> None:
             self._timers.discard(timer)
             self._schedule.again(call)
-            self._time_came.tell()
+            self._time_came.set()
 
         timer = self._loop.call_later(wait_s, again)
         self._timers.add(timer)

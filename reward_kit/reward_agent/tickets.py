@@ -27,37 +27,11 @@ Order = Literal["completion", "submission"]
 NOT_OPEN = "the reward agent is not open; use `async with AsyncRewardAgent(…)`"
 
 
-class WakeUp:
-    """Something to wait for, again and again; what was told before is not forgotten."""
-
-    __slots__ = ("_future", "_is_told")
-
-    def __init__(self) -> None:
-        self._future: asyncio.Future[None] | None = None
-        self._is_told = False
-
-    def tell(self) -> None:
-        """Wake up whoever waits."""
-        self._is_told = True
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
-
-    async def wait(self) -> None:
-        """Until told, and once for each time."""
-        if not self._is_told:
-            self._future = asyncio.get_running_loop().create_future()
-            try:
-                await self._future
-            finally:
-                self._future = None
-        self._is_told = False
-
-
 @dataclass(slots=True, eq=False)
 class _Taker:
     size: int
     order: Order
-    wake_up: WakeUp = field(default_factory=WakeUp)
+    wake_up: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Deliveries:
@@ -91,7 +65,7 @@ class Deliveries:
         """Nothing will complete any more; whoever waits is told."""
         self._is_closed = True
         for taker in self._takers:
-            taker.wake_up.tell()
+            taker.wake_up.set()
 
     def has_ready_group(self) -> bool:
         """Whether a group is there that nobody has asked for."""
@@ -120,6 +94,7 @@ class Deliveries:
                 if self._takers[0] is taker and (taken := self._pick(taker)) is not None:
                     break
                 await taker.wake_up.wait()
+                taker.wake_up.clear()
         except BaseException:
             self._takers.remove(taker)
             self.outstanding += size
@@ -176,7 +151,7 @@ class Deliveries:
 
     def _wake_first(self) -> None:
         if self._takers and self._can_pick(self._takers[0]):
-            self._takers[0].wake_up.tell()
+            self._takers[0].wake_up.set()
 
 
 Spans = Sequence[tuple[float, float]]

@@ -206,7 +206,7 @@ class TestRefusals:
             await scorer.submit(batch(0))
             with pytest.raises(ConfigError, match=r"chunk_size is a whole number; got 1\.5"):
                 await scorer.get(1.5)
-            with pytest.raises(ConfigError, match="ticket is what submit gave; got a str"):
+            with pytest.raises(ConfigError, match="ticket is the result of submit; got a str"):
                 await scorer.get(1, ticket="the first")
             assert (await scorer.get(1)).data_idxs == [0]
 

@@ -314,7 +314,6 @@ class TestItsName:
         ("choice", "options", "named"),
         [
             (SandboxChoice("warm"), {}, "sandbox.level"),
-            (SandboxChoice(install_requirements=True), {}, "sandbox.install_requirements"),
             (SandboxChoice(read_paths=("x",)), {}, "sandbox.read_paths"),
             (SandboxChoice(limits={"memory_mb": 64}), {}, "sandbox.limits"),
             (SandboxChoice(), {"a": 1}, "reward_options"),

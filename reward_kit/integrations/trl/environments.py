@@ -15,12 +15,12 @@ from typing import Any
 from reward_kit.agent.plain_json import as_text
 from reward_kit.agent.samples import derive_seed
 from reward_kit.agent.world_calls import close_quietly, environment_call
+from reward_kit.blocking import LoopThread
 from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec, canonical_json
 from reward_kit.environments.config import merged_config
 from reward_kit.environments.registry import resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, RewardKitError, ToolError, boundary, kind_of
-from reward_kit.integrations.loop_thread import LoopThread
 from reward_kit.integrations.trl.tool_methods import tool_method
 
 _LIMIT = "time_limit_s"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import anyio
 import numpy as np
 from pydantic import ValidationError
 
+from reward_kit.blocking import run_blocking
 from reward_kit.credit.options import check_number
 from reward_kit.errors import ConfigError
 from reward_kit.models import Message
@@ -217,13 +215,7 @@ def _run(
         async with AsyncRewardAgent(reward, max_concurrency=max_concurrency, deadline_s=deadline_s) as agent:
             return await agent.score_all(requests, len(requests) if agent.scorer.mode == "batch" else 1)
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return anyio.run(run)
-    # The caller is itself in an event loop, as in a notebook.
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(anyio.run, run).result()
+    return run_blocking(run())
 
 
 def _facts(scored: Scored) -> dict[str, Any]:
