@@ -36,7 +36,7 @@ from reward_kit.agent.samples import Sample  # noqa: E402
 from reward_kit.episodes.record import episode_to_record  # noqa: E402
 from reward_kit.integrations.ray.engine import RayEngine  # noqa: E402
 from reward_kit.integrations.ray.options import RayOptions  # noqa: E402
-from reward_kit.providers.traffic import Traffic  # noqa: E402
+from reward_kit.providers.session import ProviderSession  # noqa: E402
 from reward_kit.runs.engine import Engine, LocalEngine, RolloutWorker  # noqa: E402
 from reward_kit.runs.preparation import plan_of  # noqa: E402
 from reward_kit.runs.request import Request  # noqa: E402
@@ -109,7 +109,7 @@ class Bench:
     @asynccontextmanager
     async def open(self, engine: Engine) -> AsyncIterator[RolloutWorker]:
         """The worker of an engine, warm."""
-        plan, _ = plan_of(load_task(self.path), self._request, 1_000, Traffic())
+        plan, _ = plan_of(load_task(self.path), self._request, 1_000, ProviderSession())
         async with engine.workers(plan, RunBudget()) as workers:
             worker = next(iter(workers.values()))
             await self.collect(worker, 32, 8)

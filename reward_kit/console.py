@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from reward_kit.shown_text import printable
+from reward_kit.display_text import printable
 
 
 class SafeConsole(Console):

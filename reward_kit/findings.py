@@ -10,7 +10,7 @@ Level = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong.
+    """A single problem.
 
     Attributes:
         level: "error" breaks the contract; "warning" may be meant, or could not be checked.

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from reward_kit.input_limits import NESTING, YAML_BYTES, YAML_VALUES, shown_size
+from reward_kit.safe_input import NESTING, YAML_BYTES, YAML_VALUES, shown_size
 
 _TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
 

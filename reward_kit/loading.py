@@ -1,4 +1,4 @@
-"""Load a user's object from `file.py:name` or `package.module:name`, with an error that says what to mend."""
+"""Load a user's object from `file.py:name` or `package.module:name`, with an error that says what to fix."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def named_in(module: ModuleType, name: str, reference: str, location: str) -> An
     """The object of this dotted name in a module; `reference` and `location` are for the message.
 
     Raises:
-        ConfigError: there is none; the nearest name is told.
+        ConfigError: it does not exist; the message has the nearest name.
     """
     found: Any = module
     for part in name.split("."):
@@ -47,9 +47,9 @@ def named_in(module: ModuleType, name: str, reference: str, location: str) -> An
 
 
 def _public(found: Any) -> list[str]:
-    """The names that are meant for others: those that a module says itself, where it does."""
-    said = getattr(found, "__all__", None)
-    return list(said) if isinstance(said, list | tuple) else [key for key in vars(found) if not key.startswith("_")]
+    """Return the public names of a module: its `__all__` if it has one."""
+    names = getattr(found, "__all__", None)
+    return list(names) if isinstance(names, list | tuple) else [key for key in vars(found) if not key.startswith("_")]
 
 
 def load_module(location: str, folder: Path | None = None) -> ModuleType:
@@ -83,7 +83,7 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 
 def is_built_in(location: str) -> bool:
-    """It is a module of this package, which needs no walls against itself."""
+    """Return whether this is a module of this package, which need not be sandboxed."""
     return location == "reward_kit" or location.startswith("reward_kit.")
 
 
@@ -112,7 +112,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def imported(load: Callable[[], ModuleType], what: str) -> ModuleType:
-    """What `load` imports.
+    """Return the module that `load` imports.
 
     Raises:
         ConfigError: it raised; the user's own frame is in the message.
@@ -122,7 +122,7 @@ def imported(load: Callable[[], ModuleType], what: str) -> ModuleType:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        told = f"{type(error).__name__}: {safe_str(error)}"
-        frames = user_traceback(error).removeprefix(told.splitlines()[0])  # which is said already
-        raise ConfigError(f"{what} cannot be imported: {told}{frames}") from error
+        message = f"{type(error).__name__}: {safe_str(error)}"
+        frames = user_traceback(error).removeprefix(message.splitlines()[0])  # which is in the message already
+        raise ConfigError(f"{what} cannot be imported: {message}{frames}") from error
     return module

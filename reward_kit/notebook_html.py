@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from reward_kit.display_text import counted, shown
 from reward_kit.errors import safe_str
-from reward_kit.shown_text import counted, shown
 
 _LONGEST = 1_000
 _MOST_ROWS = 20
@@ -40,8 +40,8 @@ def escaped(value: object, limit: int = _LONGEST) -> Html:
 def element(name: str, *children: object, style: str = "", **attributes: str) -> Html:
     """An element; what is not `Html` among its children is escaped."""
     given = {**({"style": style} if style else {}), **attributes}
-    told = "".join(f' {key}="{html.escape(value)}"' for key, value in given.items())
-    return Html(f"<{name}{told}>{''.join(map(escaped, children))}</{name}>")
+    pairs = "".join(f' {key}="{html.escape(value)}"' for key, value in given.items())
+    return Html(f"<{name}{pairs}>{''.join(map(escaped, children))}</{name}>")
 
 
 def whole(*children: object) -> str:
@@ -50,17 +50,17 @@ def whole(*children: object) -> str:
 
 
 def line(*children: object) -> Html:
-    """One line."""
+    """Return a line."""
     return element("div", *children, style=f"margin:0.2em 0; {_WRAPPED}")
 
 
 def faint(*children: object) -> Html:
-    """What is said beside the thing itself."""
+    """Return secondary text."""
     return element("span", *children, style="opacity:0.7;")
 
 
 def strong(*children: object) -> Html:
-    """What is looked for first."""
+    """Return emphasized text."""
     return element("strong", *children)
 
 
@@ -76,10 +76,10 @@ def block(*children: object) -> Html:
 
 
 def folded(summary: object, *children: object, is_open: bool = False) -> Html:
-    """What is shown at a click on its summary; without a script."""
+    """Return parts that a click on the summary shows, without a script."""
     opened = {"open": ""} if is_open else {}
-    told = element("summary", summary, style="cursor:pointer;")
-    return element("details", told, *children, style="margin:0.3em 0;", **opened)
+    head = element("summary", summary, style="cursor:pointer;")
+    return element("details", head, *children, style="margin:0.3em 0;", **opened)
 
 
 def table(names: Sequence[str], rows: Sequence[Any], cells: Callable[[Any], Iterable[object]] = iter) -> Html:
@@ -120,7 +120,7 @@ def link(path: Path) -> Html:
 
 
 def result_html(result: Mapping[str, Any]) -> str:
-    """What a reward function said of one rollout.
+    """Return the result of a reward function for one rollout.
 
     Args:
         result: an `EvaluateResult` as a dict.
@@ -134,8 +134,8 @@ def result_html(result: Mapping[str, Any]) -> str:
         rows = [(name, _metric(one), one["reason"]) for name, one in metrics.items()]
         parts.append(table(["metric", "score", "reason"], rows))
     if steps := result["step_outputs"]:
-        told = [(one["step_index"], f"{one['base_reward']:g}", one["reason"] or "") for one in steps]
-        parts.append(folded(f"{counted(len(steps), 'step')} with a reward", table(["step", "reward", "reason"], told)))
+        rows = [(one["step_index"], f"{one['base_reward']:g}", one["reason"] or "") for one in steps]
+        parts.append(folded(f"{counted(len(steps), 'step')} with a reward", table(["step", "reward", "reason"], rows)))
     for name in ("query", "response"):
         if result[name] is not None:
             parts.append(folded(f"the judge's {name}", code(result[name])))

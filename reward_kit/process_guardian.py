@@ -27,7 +27,7 @@ def main() -> None:
     token, folder = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # Nothing that somebody wants to unmount or remove is held open.
+    # Keep no folder busy that is to be unmounted or removed.
     os.chdir("/")
     sessions: set[int] = set()
     with open(0, "rb") as pipe:
@@ -67,7 +67,7 @@ def kill_all(token: str, sessions: Collection[int] = (), *, quiet_looks: int = 1
 
 
 def running(token: str, sessions: Collection[int] = ()) -> list[int]:
-    """What carries the token or belongs to one of the sessions, as ids for `kill`; not zombies, nor this process.
+    """Return what carries the token or belongs to a session, as ids for `kill`; no zombies, and not this process.
 
     Where there is no /proc, these are the negative ids of the sessions' process groups.
     """

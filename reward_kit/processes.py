@@ -1,8 +1,8 @@
-"""The one place that starts long-lived child processes and makes temporary folders, so that none of them outlives us.
+"""Start long-lived child processes and make temporary folders, so that none of them outlives this process.
 
 Both are cleaned up where they are used, at the latest when the interpreter exits. For the rest (`kill -9`, a crash in
-C, an empty battery of memory) there is the guardian: a small process that is started with the first folder or child
-and learns of our end from a pipe (`process_guardian`). Every child, and whatever a child starts, inherits the
+C, the kernel's out-of-memory killer) there is the guardian: a small process that is started with the first folder or
+child and learns of our end from a pipe (`process_guardian`). Every child, and whatever a child starts, inherits the
 guardian's token in its environment and is found by it, also in a session of its own.
 
 Importing this module starts nothing.
@@ -33,7 +33,7 @@ from reward_kit import process_guardian
 from reward_kit.errors import ConfigError
 from reward_kit.private_files import FILE_MODE, make_private_folder
 from reward_kit.process_guardian import MARK
-from reward_kit.process_logs import LogLimit, log_end
+from reward_kit.safe_input import MIB, PROCESS_LOG_BYTES
 
 SECRET_NAME = re.compile(
     r"api[_-]?key$|access_?key|private_?key|token$|secret|password|passwd|credential|authorization", re.IGNORECASE
@@ -66,7 +66,7 @@ _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 """Handed on too, in capitals as well, unless they hold a password: behind a proxy a child has no other network."""
 
 LOG_FOLDER: ContextVar[Path | None] = ContextVar("LOG_FOLDER", default=None)
-"""Where the output of children goes, such as a run's `logs` folder; where there is none, it is gone with the child."""
+"""The folder for the output of children, such as a run's `logs`; without one it is removed with the child."""
 
 _SHARED = "shared"
 _log_numbers: dict[Path, int] = {}
@@ -82,7 +82,7 @@ class _Guard:
         self.sessions: set[int] = set()
         self._owner = os.getpid()
         command = [sys.executable, "-I", "-S", process_guardian.__file__, self.token, str(self.root)]
-        # Without our mark: whoever guards us must not kill our guardian before it has done its work.
+        # Without our mark: a guardian of ours must not kill this guardian before it has done its work.
         environment = {name: value for name, value in os.environ.items() if name != MARK}
         reader, self._pipe = os.pipe()
         try:
@@ -203,8 +203,56 @@ def temporary_root() -> Path:
     return _guard().root
 
 
+_LOG_CHECK_S = 0.1
+_LOG_KEPT_BYTES = MIB
+_LOG_NOTICE = b"[reward-kit: the log was cut here; it had more than %d MiB]\n"
+_LOG_TAIL_BYTES = 32_768
+
+
+class LogLimit:
+    """Watch a log while its writer runs; one above `PROCESS_LOG_BYTES` keeps its last MiB and goes on.
+
+    A thread does it, so that a blocked event loop does not fill the disk. The writer must have the file open for
+    appending: it then goes on at the new end.
+
+    Args:
+        log: the file.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, daemon=True, name=f"log of {log.name}").start()
+
+    def stop(self) -> None:
+        """End the watch. Called when the writer has ended; stopping again does nothing."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_LOG_CHECK_S):
+            with contextlib.suppress(OSError):
+                if self._log.stat().st_size > PROCESS_LOG_BYTES:
+                    self._cut()
+
+    def _cut(self) -> None:
+        kept = log_end(self._log, _LOG_KEPT_BYTES)
+        os.truncate(self._log, 0)
+        with self._log.open("ab") as file:
+            file.write(_LOG_NOTICE % (PROCESS_LOG_BYTES // MIB) + kept.partition(b"\n")[2])
+
+
+def log_end(log: Path, size: int = _LOG_TAIL_BYTES) -> bytes:
+    """Return the last bytes of a log; nothing if it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read(size)
+    except OSError:
+        return b""
+
+
 class ChildProcess:
-    """A child in a session of its own, made by `start_process`. Whoever starts one ends it."""
+    """A child in a session of its own, made by `start_process`; its starter ends it."""
 
     def __init__(self, process: subprocess.Popen[bytes], token: str, log: Path, keep_log: bool) -> None:
         self._process = process
@@ -222,7 +270,7 @@ class ChildProcess:
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """Its standard input and output, where it was started `piped`; whoever takes them closes them."""
+        """Its standard input and output, if it was started `piped`; the caller closes them."""
         assert self._process.stdin is not None and self._process.stdout is not None, "it was not started piped"
         return self._process.stdin, self._process.stdout
 
@@ -232,7 +280,7 @@ class ChildProcess:
         if self._process.returncode is not None or not hasattr(os, "waitid"):
             return self._process.poll()
         try:
-            # Looked at, not reaped: until `end` no other process can get its id, so signals to it hit nobody else.
+            # Looked at, not reaped: until `end` no other process can get its id, so signals to it hit no other process.
             status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return self._process.poll()
@@ -287,7 +335,7 @@ async def start_process(
         piped: its standard input and output are `ChildProcess.pipes`, and only its errors go to the log.
 
     Raises:
-        ConfigError: there is no such program or folder, or it must not be run.
+        ConfigError: the program or folder does not exist, or must not be run.
     """
     guard, own, kept_in = _guard(), secrets.token_hex(8), LOG_FOLDER.get()
     log = _new_log(kept_in or temporary_folder("log-"), log_name)

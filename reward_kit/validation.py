@@ -1,18 +1,20 @@
-"""What is wrong with data that a pydantic model refused, a line for each problem, as a user can mend it."""
+"""Messages for data that a pydantic model or an option check rejects, one line for each problem."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pydantic
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from reward_kit.errors import did_you_mean
+from reward_kit.display_text import truncate
+from reward_kit.errors import ConfigError, did_you_mean
 
 
 def describe_validation_error(error: pydantic.ValidationError, known: type[BaseModel] | None = None) -> list[str]:
-    """One line per problem: the field, the offending value, what is wrong, and the nearest known key.
+    """Return one line per problem: the field, the offending value, what is wrong, and the nearest known key.
 
     Args:
         error: what pydantic raised.
@@ -27,9 +29,7 @@ def describe_validation_error(error: pydantic.ValidationError, known: type[BaseM
         elif problem["type"] == "missing":
             lines.append(f"{field}: missing")
         else:
-            shown = repr(problem["input"])
-            shown = shown if len(shown) <= 80 else f"{shown[:79]}…"
-            lines.append(f"{field}: {in_words(problem)} (got {shown})")
+            lines.append(f"{field}: {in_words(problem)} (got {truncate(repr(problem['input']), 80)})")
     return lines
 
 
@@ -53,11 +53,11 @@ _WORDS = {
     "less_than_equal": "must be {le} or less",
     "literal_error": "expected {expected}",
 }
-"""Pydantic's kinds of problems that users meet, said as the rest of our messages are."""
+"""Our wording of the problems that users meet, by pydantic's kind."""
 
 
 def in_words(problem: ErrorDetails) -> str:
-    """What is wrong, without the field and the value."""
+    """Describe a problem, without the field and the value."""
     words = _WORDS.get(problem["type"])
     if words is None:
         return problem["msg"].removeprefix("Value error, ")
@@ -89,3 +89,16 @@ def _model_types(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [found for part in getattr(annotation, "__args__", ()) for found in _model_types(part)]
+
+
+def check_number(name: str, value: Any, *, whole: bool = False, zero: bool = False) -> None:
+    """Check that an option is a positive number, or zero if that is allowed.
+
+    Raises:
+        ConfigError: `value` is another thing; the message names the option.
+    """
+    kinds = int if whole else int | float
+    number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (value == 0 and not zero):
+        kind = "whole number" if whole else "number"
+        raise ConfigError(f"{name}: expected a {kind} {'of at least' if zero else 'above'} 0, got {value!r}")

@@ -1,16 +1,17 @@
-"""What every test runs under."""
+"""Settings of every test: trust, a temporary state folder, one thread, a hypothesis profile, logging as before."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
+
+from tests.profiles import load_profile
 
 # The tests run their own code; what asks about it has tests of its own. No record of a test reaches the user's folder.
 os.environ["REWARD_KIT_TRUST"] = "1"
@@ -19,11 +20,9 @@ os.environ["XDG_STATE_HOME"] = _STATE.name
 
 # With two threads on two busy cores, OpenMP's spinning makes tiny models twenty times slower; `make test-cpus` asks for
 # more threads, to see that results hold, and turns the spinning off.
-THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
+THREADS = int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
 
-# How long an example takes depends on what else the machine does.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+load_profile()
 
 # A shell without job control has what it runs in the background ignore Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -32,8 +31,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def _threads_as_asked() -> None:
-    """Undo what a test before this one set."""
-    torch.set_num_threads(THREADS)
+    """Undo what an earlier test set. PyTorch is not imported here: most tests need none."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.strict_json import read_strictly, strict_decoder
+from reward_kit.safe_input import read_strictly, strict_decoder
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -26,8 +26,8 @@ def test_what_is_json_is_read_as_python_reads_it(value: Any, encoding: str) -> N
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"x": NaN}', "NaN is no JSON"),
-        ("[-Infinity]", "-Infinity is no JSON"),
+        ('{"x": NaN}', "NaN is not JSON"),
+        ("[-Infinity]", "-Infinity is not JSON"),
         ("1e999", "1e999 is beyond every float"),
         ("-" + "9" * 400 + ".0", f"-{'9' * 39} is beyond"),
         ("{", "Expecting property name"),

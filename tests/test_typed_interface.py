@@ -305,8 +305,6 @@ class TestClasses:
 def test_a_signature_that_is_wrong_is_told_with_its_line_and_the_nearest_name():
     told = r"test_typed_interface\.py:\d+: reward 'f': .*'messages' instead of 'mesages'"
     with pytest.raises(ConfigError, match=told):
-        ConfigError, match=r"test_typed_interface\.py:\d+: reward 'f': .*'messages' instead of 'mesages'"
-    ):
 
         @reward_function
         def f(mesages):

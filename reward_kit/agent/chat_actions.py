@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from reward_kit.agent.plain_json import json_text
 from reward_kit.agent.policy_interface import Action, tool_calls_of
 from reward_kit.models import FunctionCall, Message, ToolCall
-from reward_kit.strict_json import read_strictly
+from reward_kit.safe_input import read_strictly
 
 MAX_NESTING = 100
 """Levels of a call's arguments. What is deeper is no call that somebody meant, and could not be stored."""

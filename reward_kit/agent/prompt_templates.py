@@ -21,7 +21,7 @@ import jinja2
 from jinja2 import nodes, runtime, sandbox
 from jinja2.visitor import NodeTransformer
 
-from reward_kit.input_limits import (
+from reward_kit.safe_input import (
     TEMPLATE_BYTES,
     TEMPLATE_CPU_S,
     TEMPLATE_NUMBER,

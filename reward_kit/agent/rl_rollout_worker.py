@@ -42,7 +42,7 @@ from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, LimitError, PolicyError, RewardKitError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
-from reward_kit.providers.lane import WHILE_WAITING
+from reward_kit.providers.request_queue import WHILE_WAITING
 
 logger = logging.getLogger("reward_kit.agent")
 

@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from reward_kit import errors
+from reward_kit.display_text import counted, shown
 from reward_kit.errors import RewardKitError, safe_str, user_traceback
-from reward_kit.shown_text import counted, shown
 
 _PACKAGE = f"{Path(errors.__file__).parent}{os.sep}"
 _SLIPS = (

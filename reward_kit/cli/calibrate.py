@@ -23,7 +23,7 @@ from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.console import SafeConsole
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
+from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.calibration.calibration import Calibration, Disagreement, calibrate
@@ -131,7 +131,9 @@ def command(
     scorer, id_ = scorer_of(loaded, deadline_s), loaded.id
 
     async def run() -> Calibration:
-        CURRENT_TRAFFIC.set(Traffic())  # all requests share one queue, so that a refused burst slows down
+        CURRENT_PROVIDER_SESSION.set(
+            ProviderSession()
+        )  # all requests share one queue, so that a refused burst slows down
         with contextlib.redirect_stdout(sys.stderr):
             return await calibrate(rows, scorer, settings, pairs=pairs, worst=worst, max_concurrency=max_concurrency)
 

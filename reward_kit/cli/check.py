@@ -19,6 +19,7 @@ from reward_kit.cli.echo import echo
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.reward_flags import keys_of_walls
 from reward_kit.cli.trust import described, require_trust_in, require_trust_in_file, trust_option
+from reward_kit.display_text import counted
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.checker import check_resource
 from reward_kit.environments.registry import resource_class
@@ -31,7 +32,6 @@ from reward_kit.runs.preparation import prepare
 from reward_kit.runs.resources import check_world
 from reward_kit.runs.tasks import load_task, read_task
 from reward_kit.runs.trust import code_of_file
-from reward_kit.shown_text import counted
 from reward_kit.tokens.checking.foreign import FORMATS
 
 _FOR = {

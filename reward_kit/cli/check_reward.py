@@ -13,6 +13,7 @@ import anyio
 
 from reward_kit.agent.policies import make_policy
 from reward_kit.cli.echo import echo, echo_json
+from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice
@@ -27,7 +28,6 @@ from reward_kit.runs.preparation import Prepared
 from reward_kit.runs.proof import SampleProof, prove
 from reward_kit.runs.tasks import LoadedTask, selected
 from reward_kit.runs.transcripts import read_transcripts
-from reward_kit.shown_text import counted
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from reward_kit.cli.check_run_files import check_header, check_summary, combination_rule
 from reward_kit.cli.echo import echo, echo_json
+from reward_kit.display_text import counted
 from reward_kit.episodes.record import attempt_of, environment_return, episode_from_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, StoreError, boundary, did_you_mean
@@ -21,7 +22,6 @@ from reward_kit.reward_checks.report import shown
 from reward_kit.runs.files import state_file, told_of
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.store import read_scores
-from reward_kit.shown_text import counted
 from reward_kit.tokens.checking.episodes import EpisodeFinding, check_episode
 from reward_kit.tokens.checking.findings import Found
 from reward_kit.tokens.checking.foreign import FORMATS, check_foreign_file

@@ -15,11 +15,11 @@ from reward_kit.cli.newest import two_newest, where_runs_are
 from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.outcome import note_console
 from reward_kit.console import SafeConsole
+from reward_kit.display_text import shown
 from reward_kit.runs.comparison.comparing import Comparison, compare, to_json
 from reward_kit.runs.comparison.gates import Gate, regression_gates, under_gate
 from reward_kit.runs.comparison.sides import read_sides
 from reward_kit.runs.comparison.table import comparison_table, notes_of
-from reward_kit.shown_text import shown
 
 
 class _Margin(Number):

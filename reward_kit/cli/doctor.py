@@ -17,8 +17,8 @@ import click
 from reward_kit.cli.doctor_endpoints import NONE_NAMED, asked, keys_set
 from reward_kit.cli.echo import echo, echo_json
 from reward_kit.errors import ConfigError, how_to_install
-from reward_kit.sandbox.availability import STRENGTHS, Availability, best_strength, probe
-from reward_kit.sandbox.kernel import landlock
+from reward_kit.sandbox import landlock
+from reward_kit.sandbox.host import STRENGTHS, Availability, best_strength, probe
 
 _WALLS = {
     "namespaces": "own users, files, processes and network; Landlock; system call filter; its tree is killed",

@@ -16,11 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from reward_kit.display_text import counted, shown
 from reward_kit.errors import ConfigError
-from reward_kit.input_limits import MODEL_LIST_BYTES, read_beginning
-from reward_kit.providers.environment import EndpointSettings, key_variable, read_dotenv, resolve_endpoint
-from reward_kit.providers.keys import PROVIDERS, listed_origins, origins_of
-from reward_kit.shown_text import counted, shown
+from reward_kit.providers.keys import (
+    PROVIDERS,
+    EndpointSettings,
+    key_variable,
+    listed_origins,
+    origins_of,
+    read_dotenv,
+    resolve_endpoint,
+)
+from reward_kit.safe_input import MODEL_LIST_BYTES, read_beginning
 
 if TYPE_CHECKING:
     import aiohttp

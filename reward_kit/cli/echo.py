@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from reward_kit.shown_text import printable
+from reward_kit.display_text import printable
 
 _CLEAR_LINE = "\r\x1b[K"
 

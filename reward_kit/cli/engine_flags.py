@@ -17,7 +17,7 @@ from reward_kit.runs.request import Request
 from reward_kit.runs.tasks import LoadedTask
 
 if TYPE_CHECKING:
-    from reward_kit.providers.traffic import Traffic
+    from reward_kit.providers.session import ProviderSession
     from reward_kit.runs.engine import Engine
 
 
@@ -60,7 +60,7 @@ class EngineFlags:
         outline = policy.model_copy(update={"device": "meta"})
         return replace(task, definition=task.definition.model_copy(update={"policy": outline}))
 
-    def engine_of(self, task: LoadedTask, request: Request, plan: Plan, traffic: Traffic) -> Engine | None:
+    def engine_of(self, task: LoadedTask, request: Request, plan: Plan, traffic: ProviderSession) -> Engine | None:
         """The engine that is meant; None for this process.
 
         Args:

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reward_kit.display_text import SafeFormatter, indented, one_line, traceback_of
 from reward_kit.errors import ConfigError, did_you_mean
-from reward_kit.log_format import SafeFormatter, indented, traceback_of
-from reward_kit.shown_text import one_line
 
 if TYPE_CHECKING:
     from reward_kit.runs.redaction import Redaction

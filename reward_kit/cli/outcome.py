@@ -40,7 +40,7 @@ from reward_kit.runs.tables import summary_table
 from reward_kit.task_parts import CreditModel
 
 if TYPE_CHECKING:
-    from reward_kit.providers.traffic import Traffic
+    from reward_kit.providers.session import ProviderSession
 
 INTERRUPTED = "interrupted"
 GRACE_VARIABLE = "REWARD_KIT_STOP_GRACE_S"
@@ -67,7 +67,7 @@ class Speaker(Protocol):
 
 @asynccontextmanager
 async def interruptible(
-    control: Control, display: Speaker, traffic: Traffic | None, grace_s: float | None = None
+    control: Control, display: Speaker, traffic: ProviderSession | None, grace_s: float | None = None
 ) -> AsyncIterator[None]:
     """Ctrl-C once finishes what is in flight, twice stops now; SIGTERM counts as Ctrl-C.
 
@@ -193,7 +193,7 @@ def run_into(
     ending: Ending,
     *,
     display: str | None,
-    traffic: Traffic | None = None,
+    traffic: ProviderSession | None = None,
     error_limit: float | None = None,
     only_failed: bool = False,
     given: Iterable[SingleAgentEpisode] = (),
@@ -232,9 +232,9 @@ def run_into(
         troubles = ToolTroubles()
         CURRENT_TROUBLES.set(troubles)
         if traffic is not None:
-            from reward_kit.providers.traffic import CURRENT_TRAFFIC
+            from reward_kit.providers.session import CURRENT_PROVIDER_SESSION
 
-            CURRENT_TRAFFIC.set(traffic)  # for rewards that ask a model
+            CURRENT_PROVIDER_SESSION.set(traffic)  # for rewards that ask a model
             traffic.notice, traffic.gave_up = partial(_say_and_log, shown), control.give_up
             if traffic.cassette is not None:
                 traffic.cassette.redact = store.redaction.of_line

@@ -19,6 +19,7 @@ from reward_kit.cli.echo import echo
 from reward_kit.cli.newest import run_or_newest
 from reward_kit.cli.outcome import Ending, FurtherPart, run_into
 from reward_kit.cli.scoring import Asked, made_ready, scoring_flags
+from reward_kit.display_text import printable
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.processes import SECRET_NAME
 from reward_kit.reward_agent.scoring import Reward
@@ -40,7 +41,6 @@ from reward_kit.runs.rescoring import (
 from reward_kit.runs.scoring_given import Origin, Ready, check_reward, origin_of
 from reward_kit.runs.store import RunStore, is_open_elsewhere, new_run_path
 from reward_kit.runs.tables import difference_text, figure, interval_text
-from reward_kit.shown_text import printable
 
 _MUST_HOLD = {"run": "episodes of another run", "files": "the run has changed since", "scorer": "another reward"}
 

@@ -23,6 +23,7 @@ from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.resumed_secrets import told_of_hidden
 from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
 from reward_kit.cli.trust import require_trust_in_file, trust_option
+from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.overrides import parse_override
@@ -34,12 +35,11 @@ from reward_kit.runs.resources import check_world
 from reward_kit.runs.store import RunStore, latest_run
 from reward_kit.runs.tasks import LoadedTask, load_task, read_definition
 from reward_kit.runs.yaml_lines import LocatedYaml
-from reward_kit.shown_text import counted
 from reward_kit.task_parts import RunLimitsModel
 from reward_kit.validation import describe_validation_error
 
 if TYPE_CHECKING:
-    from reward_kit.providers.traffic import Traffic
+    from reward_kit.providers.session import ProviderSession
     from reward_kit.runs.engine import Engine
     from reward_kit.runs.redaction import Redaction
 
@@ -96,7 +96,7 @@ class Ready(NamedTuple):
     request: Request
     plan: Plan
     redaction: Redaction
-    traffic: Traffic
+    traffic: ProviderSession
     engine: Engine | None
     path: Path | None
 
@@ -307,20 +307,20 @@ def _with_run_limits(
     return replace(task, definition=task.definition.model_copy(update={"run_limits": changed}))
 
 
-def _traffic(record: Path | None, replay: Path | None, dry_run: bool) -> Traffic:
+def _traffic(record: Path | None, replay: Path | None, dry_run: bool) -> ProviderSession:
     """What all requests of this run share, with the recording that their answers come from; a dry run makes none."""
     from reward_kit.providers.cassette import Cassette
-    from reward_kit.providers.traffic import Traffic
+    from reward_kit.providers.session import ProviderSession
 
     if record is not None and replay is not None:
         raise click.UsageError("give --record or --replay, not both")
-    traffic = Traffic(cassette=Cassette.replay(replay) if replay is not None else None, asks_nobody=dry_run)
+    traffic = ProviderSession(cassette=Cassette.replay(replay) if replay is not None else None, is_dry_run=dry_run)
     if dry_run:
         traffic.notice = lambda line: echo(f"note: {line}; a dry run needs none", err=True)
     return traffic
 
 
-def _loaded(request: Request, traffic: Traffic, stored: Collection[str]) -> LoadedTask:
+def _loaded(request: Request, traffic: ProviderSession, stored: Collection[str]) -> LoadedTask:
     """The task of a request. A judge learns from the traffic of a dry run that no request will be made.
 
     Args:
@@ -328,16 +328,16 @@ def _loaded(request: Request, traffic: Traffic, stored: Collection[str]) -> Load
         traffic: of the run.
         stored: what of it comes from the file of the run that goes on, and so leads no key anywhere.
     """
-    from reward_kit.providers.traffic import CURRENT_TRAFFIC
+    from reward_kit.providers.session import CURRENT_PROVIDER_SESSION
 
-    token = CURRENT_TRAFFIC.set(traffic if traffic.asks_nobody else None)
+    token = CURRENT_PROVIDER_SESSION.set(traffic if traffic.is_dry_run else None)
     try:
         return load_task(request.task_path, request.overrides, stored=stored)
     finally:
-        CURRENT_TRAFFIC.reset(token)
+        CURRENT_PROVIDER_SESSION.reset(token)
 
 
-def _record(path: Path | None, traffic: Traffic, dry_run: bool) -> None:
+def _record(path: Path | None, traffic: ProviderSession, dry_run: bool) -> None:
     """Keep the answers in a recording, if one is asked for. A dry run reads one that is there, and begins none."""
     if path is None or (dry_run and not path.exists()):
         return

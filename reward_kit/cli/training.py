@@ -27,6 +27,7 @@ from reward_kit.cli.outcome import (
 )
 from reward_kit.cli.resumed_secrets import told_of_hidden
 from reward_kit.cli.trust import require_trust_in_file
+from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.rl.learner.crew import Crew, crew_of_processes
@@ -48,7 +49,6 @@ from reward_kit.runs.redaction import without_hidden
 from reward_kit.runs.resources import check_world
 from reward_kit.runs.store import new_run_path
 from reward_kit.runs.training_files import METRICS
-from reward_kit.shown_text import counted
 
 
 @dataclass(frozen=True, slots=True)

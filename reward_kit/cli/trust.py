@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reward_kit.cli.echo import echo
+from reward_kit.display_text import counted, shown
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.shown_text import counted, shown
 
 if TYPE_CHECKING:  # what reads task files is loaded by the commands that need it
     from reward_kit.runs.trust import PlannedCode

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from reward_kit.differences import first_difference
+from reward_kit.display_text import first_difference
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.checker_probe import Action, Probe, Seen, plain_methods, shows_all
 from reward_kit.environments.servers import ServerPool

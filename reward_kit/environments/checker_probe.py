@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from reward_kit.differences import first_difference
+from reward_kit.display_text import first_difference
 from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome
 from reward_kit.environments.composite import CompositeResource
 from reward_kit.environments.sampling import sample_arguments

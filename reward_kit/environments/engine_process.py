@@ -22,9 +22,8 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from reward_kit.errors import ConfigError, EnvironmentFailure
-from reward_kit.input_limits import ENGINE_ANSWER_BYTES, shown_size
-from reward_kit.process_logs import LogLimit, log_end
-from reward_kit.processes import child_environment, remove_folder, temporary_folder
+from reward_kit.processes import LogLimit, child_environment, log_end, remove_folder, temporary_folder
+from reward_kit.safe_input import ENGINE_ANSWER_BYTES, shown_size
 
 _ROOT = str(Path(__file__).resolve().parents[2])
 _LOG_LINES = 10

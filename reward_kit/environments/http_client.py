@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 import anyio.to_thread
 
 from reward_kit.errors import EnvironmentFailure
-from reward_kit.input_limits import (
+from reward_kit.safe_input import (
     ENVIRONMENT_ANSWER_BYTES,
     ENVIRONMENT_ANSWER_VALUES,
     TooLargeError,
     check_values,
     read_body,
+    read_strictly,
 )
-from reward_kit.strict_json import read_strictly
 
 _PARSED_IN_A_THREAD = 2**20
 _EXCERPT = 200

@@ -17,14 +17,14 @@ import anyio
 
 from reward_kit.environments.http_client import JsonClient
 from reward_kit.errors import DeadlineError, EnvironmentFailure
-from reward_kit.input_limits import (
+from reward_kit.safe_input import (
     ENVIRONMENT_ANSWER_BYTES,
     ENVIRONMENT_ANSWER_VALUES,
     TooLargeError,
     check_values,
+    read_strictly,
     shown_size,
 )
-from reward_kit.strict_json import read_strictly
 
 if TYPE_CHECKING:
     import aiohttp

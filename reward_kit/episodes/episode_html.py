@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from reward_kit.display_text import counted
 from reward_kit.episodes.episode_data import EpisodeData
 from reward_kit.errors import safe_str
 from reward_kit.models import Message
@@ -25,7 +26,6 @@ from reward_kit.notebook_html import (
     table,
     whole,
 )
-from reward_kit.shown_text import counted
 
 _MOST_CALLS = 5
 _CALL_CHARS = 400

@@ -85,7 +85,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def _printable(text: str) -> str:
-    from reward_kit.shown_text import printable
+    from reward_kit.display_text import printable
 
     return printable(text)
 

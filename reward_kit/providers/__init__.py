@@ -11,14 +11,12 @@ from reward_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from reward_kit.providers.cassette import Cassette
-    from reward_kit.providers.chat import ChatEndpoint
+    from reward_kit.providers.chat import ChatEndpoint, EncodedMessages
     from reward_kit.providers.completion import ChatCompletion, Usage
-    from reward_kit.providers.encoding import EncodedMessages
-    from reward_kit.providers.environment import EndpointSettings, resolve_endpoint
+    from reward_kit.providers.keys import EndpointSettings, resolve_endpoint
     from reward_kit.providers.prices import Price, PriceTable, load_prices
-    from reward_kit.providers.rates import Rates
-    from reward_kit.providers.retry import RetryPolicy
-    from reward_kit.providers.traffic import Traffic
+    from reward_kit.providers.request_queue import Rates, RetryPolicy
+    from reward_kit.providers.session import ProviderSession
     from reward_kit.providers.transport import Transport
 
 __all__ = [
@@ -29,9 +27,9 @@ __all__ = [
     "EndpointSettings",
     "Price",
     "PriceTable",
+    "ProviderSession",
     "Rates",
     "RetryPolicy",
-    "Traffic",
     "Transport",
     "Usage",
     "load_prices",
@@ -42,17 +40,17 @@ _HOMES = {
     "Cassette": "cassette",
     "ChatCompletion": "completion",
     "ChatEndpoint": "chat",
-    "EncodedMessages": "encoding",
-    "EndpointSettings": "environment",
+    "EncodedMessages": "chat",
+    "EndpointSettings": "keys",
     "Price": "prices",
     "PriceTable": "prices",
-    "Rates": "rates",
-    "RetryPolicy": "retry",
-    "Traffic": "traffic",
+    "Rates": "request_queue",
+    "RetryPolicy": "request_queue",
+    "ProviderSession": "session",
     "Transport": "transport",
     "Usage": "completion",
     "load_prices": "prices",
-    "resolve_endpoint": "environment",
+    "resolve_endpoint": "keys",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

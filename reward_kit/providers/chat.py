@@ -1,29 +1,90 @@
 """Chat completions from an OpenAI-compatible endpoint: encode, send, retry, read, price.
 
-`ChatEndpoint` is shared by everything that talks to one endpoint in a run, so that connections are too.
+Each message of a conversation is encoded once and not again in every later turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from reward_kit.errors import ProviderError
-from reward_kit.providers.completion import ChatCompletion, RequestFacts, Usage, read_completion
-from reward_kit.providers.encoding import encode_request
+from reward_kit.models import Message
+from reward_kit.providers.completion import ChatCompletion, RequestFacts, StreamedCompletion, Usage, read_completion
 from reward_kit.providers.faults import ENDPOINT_ERRORS, AccessError, UnknownHostError, error_in_body
-from reward_kit.providers.lane import Lane, Passage
 from reward_kit.providers.prices import PriceTable
-from reward_kit.providers.rates import Rates
-from reward_kit.providers.retry import RetryPolicy, with_retries
-from reward_kit.providers.stream import StreamedCompletion
-from reward_kit.providers.traffic import Traffic
+from reward_kit.providers.request_queue import Permit, Rates, RequestQueue, RetryPolicy, with_retries
+from reward_kit.providers.session import ProviderSession
 from reward_kit.providers.transport import Transport
+
+# Escaping everything outside ASCII also carries lone surrogates, which UTF-8 cannot.
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class EncodedMessages:
+    """A conversation as JSON texts, one a message.
+
+    Args:
+        to_chat: a message in the form that the endpoint takes.
+    """
+
+    __slots__ = ("_encoded", "_messages", "_to_chat")
+
+    def __init__(self, to_chat: Callable[[Message], Mapping[str, Any]] = Message.to_chat) -> None:
+        self._to_chat = to_chat
+        self._messages: list[Message] = []
+        self._encoded: list[str] = []
+
+    def update(self, conversation: Sequence[Message]) -> None:
+        """Become `conversation`; only messages that are not the same objects as before are encoded."""
+        known = 0
+        for old, new in zip(self._messages, conversation, strict=False):
+            if old is not new:
+                break
+            known += 1
+        new_messages = conversation[known:]
+        self._messages[known:] = new_messages
+        self._encoded[known:] = [encode_json(self._to_chat(message)) for message in new_messages]
+
+    def __len__(self) -> int:
+        return len(self._encoded)
+
+    def to_json(self) -> str:
+        """The conversation as a JSON array."""
+        return f"[{','.join(self._encoded)}]"
+
+
+def encode_json(value: Any) -> str:
+    """`value` as compact ASCII JSON.
+
+    Raises:
+        ProviderError: it holds something that JSON cannot express.
+    """
+    try:
+        return _encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProviderError(f"the request cannot be sent, it is not JSON: {error}") from error
+
+
+def encode_request(request: Mapping[str, Any]) -> bytes:
+    """A request as the body to send; its `messages` may be an `EncodedMessages`.
+
+    Raises:
+        ProviderError: it holds something that JSON cannot express.
+    """
+    messages = request.get("messages")
+    if not isinstance(messages, EncodedMessages):
+        return encode_json(dict(request)).encode("ascii")
+    rest = encode_json({key: value for key, value in request.items() if key != "messages"})
+    comma = "," if len(rest) > 2 else ""
+    return f'{rest[:-1]}{comma}"messages":{messages.to_json()}}}'.encode("ascii")
+
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +97,7 @@ class _Answered(NamedTuple):
 
 
 class ChatEndpoint:
-    """One endpoint and its connections.
+    """An endpoint and its connections, shared by everything that talks to it in a run.
 
     Args:
         base_url: such as "http://127.0.0.1:8000/v1"; "/chat/completions" is appended.
@@ -51,7 +112,7 @@ class ChatEndpoint:
         traffic: what it shares with the other endpoints of a run: the queue to each model, outages, recordings. Without
             one and without rates, requests neither wait for one another nor for an endpoint that is down.
         rates: what the user allows each model.
-        no_key: why no key is sent; told where the endpoint wants one.
+        no_key: the reason for sending no key, shown if the endpoint wants one.
     """
 
     def __init__(
@@ -66,7 +127,7 @@ class ChatEndpoint:
         prices: PriceTable | None = None,
         trust_env: bool = False,
         transport: Transport | None = None,
-        traffic: Traffic | None = None,
+        traffic: ProviderSession | None = None,
         rates: Rates | None = None,
         no_key: str = "",
     ) -> None:
@@ -80,8 +141,8 @@ class ChatEndpoint:
         self._jitter = jitter or random.Random(0)
         self._prices = prices
         self._rates = rates or Rates()
-        self._traffic = traffic if traffic is not None or self._rates.is_unlimited else Traffic()
-        self._lanes: dict[str, Lane] = {}
+        self._traffic = traffic if traffic is not None or self._rates.is_unlimited else ProviderSession()
+        self._queues: dict[str, RequestQueue] = {}
         self._transport = transport or Transport(
             idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s, trust_env=trust_env
         )
@@ -89,17 +150,17 @@ class ChatEndpoint:
     def __repr__(self) -> str:
         return f"ChatEndpoint({self._url!r})"
 
-    def lane(self, model: str) -> Lane | None:
-        """The queue to a model; None where there is no traffic to share it with.
+    def queue(self, model: str) -> RequestQueue | None:
+        """Return the queue to a model; None without a `ProviderSession` to share it.
 
         Raises:
             ConfigError: another endpoint of the same traffic has other rates for it.
         """
         if self._traffic is None:
             return None
-        if model not in self._lanes:
-            self._lanes[model] = self._traffic.lane(self._url, model, self._rates)
-        return self._lanes[model]
+        if model not in self._queues:
+            self._queues[model] = self._traffic.queue(self._url, model, self._rates)
+        return self._queues[model]
 
     async def complete(self, request: Mapping[str, Any], *, scope: str = "") -> ChatCompletion:
         """The first choice of a completion.
@@ -153,26 +214,26 @@ class ChatEndpoint:
                 raise error_in_body(data["error"], self._url, self._secrets)
             return _Answered(data, read_completion(data, facts, self._prices))
 
-        lane = self.lane(facts.model)
-        passage = None if lane is None else lane.passage(len(body), _most_tokens(request), self._retry.budget_s)
+        queue = self.queue(facts.model)
+        permit = None if queue is None else queue.permit(len(body), _most_tokens(request), self._retry.budget_s)
         try:
-            answered, retries = await with_retries(attempt, self._retry, self._jitter, passage)
+            answered, retries = await with_retries(attempt, self._retry, self._jitter, permit)
         except ProviderError as error:
-            if passage is not None:
-                await asyncio.sleep(0)  # whoever stops the run because of this may do so before it counts as a failure
+            if permit is not None:
+                await asyncio.sleep(0)  # a run that stops because of this may do so before it counts as a failure
             if isinstance(error, AccessError | UnknownHostError):
                 raise ProviderError(str(error)) from error
             raise
         else:
-            if passage is not None:
-                _note_answer(passage, answered.completion.usage)
+            if permit is not None:
+                _note_answer(permit, answered.completion.usage)
             if _log.isEnabledFor(logging.DEBUG):
-                told = {"model": facts.model, "took_s": round(time.monotonic() - began, 6), "retries": retries}
-                _log.debug("the endpoint answered", extra=told)
+                details = {"model": facts.model, "took_s": round(time.monotonic() - began, 6), "retries": retries}
+                _log.debug("the endpoint answered", extra=details)
             return answered, retries
         finally:
-            if passage is not None:
-                passage.leave()
+            if permit is not None:
+                permit.leave()
 
     async def _streamed(self, body: bytes) -> Any:
         stream = StreamedCompletion(self._url, self._secrets)
@@ -182,16 +243,16 @@ class ChatEndpoint:
 
 
 def _most_tokens(request: Mapping[str, Any]) -> int:
-    """How many tokens the answer may have, 0 where the request does not say."""
+    """Return the most tokens that the answer may have, 0 if the request does not say."""
     most = request.get("max_completion_tokens") or request.get("max_tokens")
     return most if isinstance(most, int) else 0
 
 
-def _note_answer(passage: Passage, usage: Usage | None) -> None:
+def _note_answer(permit: Permit, usage: Usage | None) -> None:
     if usage is None:
-        passage.answered()
+        permit.answered()
     else:
-        passage.answered(usage.prompt_tokens, usage.completion_tokens)
+        permit.answered(usage.prompt_tokens, usage.completion_tokens)
 
 
 def _with_retries_noted(completion: ChatCompletion, retries: int) -> ChatCompletion:

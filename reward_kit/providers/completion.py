@@ -1,4 +1,4 @@
-"""What a chat completion says, read from the JSON of the many servers that almost agree on its form.
+"""Chat completions, read from the JSON of the many servers that almost agree on its form, streamed or not.
 
 Absent is None, never zero: a server that reports no usage gives `usage=None`, one that reports no token ids gives
 `token_ids=None`.
@@ -8,23 +8,32 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from reward_kit.errors import ProviderError
+from reward_kit.errors import ProviderError, kind_of
 from reward_kit.models import FunctionCall, Message, ToolCall
-from reward_kit.providers.faults import excerpt
+from reward_kit.providers.faults import TransientError, error_in_body, excerpt, too_large
 from reward_kit.providers.prices import PriceTable
+from reward_kit.safe_input import (
+    MODEL_ANSWER_BYTES,
+    MODEL_ANSWER_CALLS,
+    MODEL_ANSWER_VALUES,
+    MODEL_STREAM_BYTES,
+    TooLargeError,
+    check_values,
+    shown_size,
+)
 
 _TOKEN_ID_PREFIX = "token_id:"  # vLLM writes tokens so under return_tokens_as_token_ids
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one completion used.
+    """The tokens and cost of one completion.
 
     Attributes:
         prompt_tokens: tokens read, cached ones included.
@@ -41,7 +50,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """One answer of a model.
+    """An answer of a model.
 
     Attributes:
         message: the assistant's message, with `tool_calls` and `reasoning_content` where there are any.
@@ -64,7 +73,7 @@ class ChatCompletion:
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What reading an answer needs to know of its request.
+    """The facts of a request that reading its answer needs.
 
     Attributes:
         where: the URL, for messages.
@@ -111,7 +120,7 @@ def _first_choice(data: Any, facts: RequestFacts) -> Mapping[str, Any]:
 
 def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
     content = raw.get("content")
-    # A refusal comes beside a null content; it is what the model said.
+    # A refusal comes beside a null content; it is the model's text.
     content = raw.get("refusal") if content is None else content
     calls = raw.get("tool_calls") or []
     try:
@@ -164,7 +173,7 @@ def _usage(data: Mapping[str, Any], model: str, prices: PriceTable | None) -> Us
 
 
 def _dollars(value: Any) -> float | None:
-    """What a router such as OpenRouter says that a completion cost."""
+    """Return the cost that a router such as OpenRouter reports."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if number and math.isfinite(value) and value >= 0 else None
 
@@ -189,3 +198,234 @@ def _logprobs(raw: Any) -> tuple[list[float] | None, list[int] | None]:
 
 def _integers(value: Any) -> list[int] | None:
     return value if isinstance(value, list) and value and all(type(item) is int for item in value) else None
+
+
+_DONE = "[DONE]"
+_PIECE_BYTES = 56
+
+
+class EventReader:
+    """Split bytes into the `data` texts of events, independent of how the network cut the bytes.
+
+    Events follow the WHATWG standard (html.spec.whatwg.org, "Server-sent events"); chat completions use `data`.
+    """
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._data: list[str] = []
+        self._data_bytes = 0
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """Return the data of the events that `chunk` completes.
+
+        Raises:
+            TooLargeError: an event that is not complete yet has more than `MODEL_ANSWER_BYTES`.
+        """
+        self._rest += chunk
+        if len(self._rest) + self._data_bytes > MODEL_ANSWER_BYTES:
+            raise TooLargeError(shown_size(MODEL_ANSWER_BYTES))
+        if b"\n" not in chunk and b"\r" not in chunk:
+            return []  # the line goes on; looking at all of it once more would make a long one slow
+        lines = bytes(self._rest).splitlines(keepends=True)
+        # A last line that ends in CR may be half of CR LF.
+        self._rest = bytearray(lines.pop() if lines and not lines[-1].endswith(b"\n") else b"")
+        events = []
+        for line in lines:
+            text = line.rstrip(b"\r\n")
+            if text.startswith(b"data:"):
+                self._data.append(text[5:].removeprefix(b" ").decode("utf-8", "replace"))
+                self._data_bytes += len(line) + _PIECE_BYTES
+            elif not text and self._data:
+                events.append("\n".join(self._data))
+                self._data, self._data_bytes = [], 0
+        return events
+
+
+class _Budget:
+    """The bytes and values that one streamed answer may still send and have kept of it.
+
+    Every limit counts towards memory: a kept text costs `_PIECE_BYTES` beside its characters, which is what Python
+    needs for it.
+    """
+
+    def __init__(self) -> None:
+        self._stream, self._bytes, self._values = MODEL_STREAM_BYTES, MODEL_ANSWER_BYTES, MODEL_ANSWER_VALUES
+
+    def read(self, size: int) -> None:
+        """Count bytes of the stream."""
+        self._stream -= size
+        if self._stream < 0:
+            raise TooLargeError(f"{shown_size(MODEL_STREAM_BYTES)} of stream events")
+
+    def keep_text(self, text: str) -> str:
+        """Count a text that is kept."""
+        self._bytes -= len(text) + _PIECE_BYTES
+        if self._bytes < 0:
+            raise TooLargeError(shown_size(MODEL_ANSWER_BYTES))
+        return text
+
+    def keep_values(self, values: Any) -> list[Any]:
+        """Count JSON values that are kept, with all in them."""
+        if not isinstance(values, list):
+            raise TypeError(f"expected a list, got {kind_of(values)}")
+        pending: list[Any] = [values]
+        while pending:
+            value = pending.pop()
+            inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+            self._values -= len(inner)
+            pending += [one for one in inner if isinstance(one, dict | list)]
+        if self._values < 0:
+            raise TooLargeError(f"{MODEL_ANSWER_VALUES:,} JSON values")
+        return values
+
+
+class StreamedCompletion:
+    """Add up the chunks of one streamed chat completion to the JSON value that the same answer has when not streamed.
+
+    Args:
+        where: the URL, for messages.
+        secrets: texts that must not appear in a message.
+    """
+
+    def __init__(self, where: str, secrets: Iterable[str] = ()) -> None:
+        self._where = where
+        self._secrets = tuple(secrets)
+        self._events = EventReader()
+        self._budget = _Budget()
+        self._top: dict[str, Any] = {}
+        self._choice: dict[str, Any] = {}
+        self._texts: dict[str, list[str]] = {}
+        self._calls: list[_CallParts] = []
+        self._logprobs: list[Any] = []
+        self._token_ids: list[Any] = []
+        self._done = False
+
+    def feed(self, chunk: bytes) -> bool:
+        """Take bytes of the stream; True once its end marker was read.
+
+        Raises:
+            ProviderError: the stream carries an error, an event that is not JSON, or more than the limits of
+                `input_limits`: in all, or in what is kept of it.
+        """
+        try:
+            self._budget.read(len(chunk))
+            for event in self._events.feed(chunk):
+                if event.strip() == _DONE:
+                    self._done = True
+                    break
+                self._take(event)
+        except TooLargeError as error:
+            raise too_large(self._where, error) from None
+        return self._done
+
+    def result(self) -> dict[str, Any]:
+        """The completion as a non-streamed answer would have it.
+
+        Raises:
+            TransientError: the stream ended before the answer did.
+        """
+        if not self._done and self._choice.get("finish_reason") is None:
+            raise TransientError(
+                f"{self._where} cut its stream short: it ended without a finish_reason and without {_DONE}"
+            )
+        if not self._choice:
+            return {**self._top, "choices": []}
+        message: dict[str, Any] = {key: "".join(parts) for key, parts in self._texts.items()}
+        if self._calls:
+            message["tool_calls"] = [call.to_json() for call in self._calls]
+        choice = {**self._choice, "message": message}
+        if self._logprobs:
+            choice["logprobs"] = {"content": self._logprobs}
+        if self._token_ids:
+            choice["token_ids"] = self._token_ids
+        return {**self._top, "choices": [choice]}
+
+    def _take(self, event: str) -> None:
+        chunk = self._parse(event)
+        try:
+            self._add(chunk)
+        except (AttributeError, TypeError) as error:
+            shown = excerpt(event, self._secrets)
+            raise ProviderError(f"{self._where} sent a stream event in no known form: {shown}") from error
+
+    def _parse(self, event: str) -> Mapping[str, Any]:
+        check_values(event, MODEL_ANSWER_VALUES)
+        try:
+            chunk = json.loads(event)
+        except (ValueError, RecursionError):
+            chunk = None
+        if not isinstance(chunk, Mapping):
+            shown = excerpt(event, self._secrets)
+            raise TransientError(f"{self._where} sent a stream event that is not a JSON object: {shown}")
+        if chunk.get("error"):
+            raise error_in_body(chunk["error"], self._where, self._secrets)
+        return chunk
+
+    def _add(self, chunk: Mapping[str, Any]) -> None:
+        for key in ("usage", "prompt_token_ids"):
+            if chunk.get(key):
+                self._top[key] = chunk[key]
+        for choice in chunk.get("choices") or []:
+            if isinstance(choice, Mapping) and not choice.get("index"):
+                self._add_choice(choice)
+
+    def _add_choice(self, choice: Mapping[str, Any]) -> None:
+        self._choice["finish_reason"] = choice.get("finish_reason") or self._choice.get("finish_reason")
+        self._token_ids += self._budget.keep_values(choice.get("token_ids") or [])
+        self._logprobs += self._budget.keep_values((choice.get("logprobs") or {}).get("content") or [])
+        delta = choice.get("delta") or {}
+        for key in ("content", "refusal", "reasoning_content", "reasoning"):
+            if delta.get(key) is not None:
+                self._texts.setdefault(key, []).append(self._budget.keep_text(_text(delta[key])))
+        for call in delta.get("tool_calls") or []:
+            self._call_of(call).add(call, self._budget)
+
+    def _call_of(self, delta: Mapping[str, Any]) -> _CallParts:
+        """The call that a delta belongs to: by index, else by id, else the latest."""
+        index, call_id = delta.get("index"), delta.get("id")
+        if index is not None:
+            found = [call for call in self._calls if call.index == index]
+        elif call_id:
+            found = [call for call in self._calls if call.call_id == call_id]
+        else:
+            found = self._calls[-1:]
+        if not found:
+            if len(self._calls) == MODEL_ANSWER_CALLS:
+                raise TooLargeError(f"{MODEL_ANSWER_CALLS:,} tool calls")
+            found = [_CallParts(index)]
+            self._calls += found
+        return found[0]
+
+
+class _CallParts:
+    """A tool call as its pieces arrive."""
+
+    __slots__ = ("arguments", "call_id", "index", "name")
+
+    def __init__(self, index: int | None) -> None:
+        self.index = index
+        self.call_id: str | None = None
+        self.name = ""
+        self.arguments: list[str] = []
+
+    def add(self, delta: Mapping[str, Any], budget: _Budget) -> None:
+        self.call_id = self.call_id or delta.get("id")
+        function = delta.get("function") or {}
+        name = _text(function.get("name") or "")
+        # Some servers repeat the whole name in each delta, none is known to split it over equal pieces.
+        if name and name != self.name:
+            self.name += budget.keep_text(name)
+        arguments = function.get("arguments")
+        if arguments:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            self.arguments.append(budget.keep_text(text))
+
+    def to_json(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": "".join(self.arguments)}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {value!r}")
+    return value

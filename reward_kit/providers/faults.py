@@ -1,6 +1,6 @@
-"""What a failing endpoint did, in one sentence a reader can act on, and whether asking again could help.
+"""Failures of endpoints, in one sentence a reader can act on, and whether asking again could help.
 
-The types below live between a transport and a `ChatEndpoint`, which raises the flat `ProviderError` or `DeadlineError`
+The error types live between a transport and a `ChatEndpoint`, which raises the flat `ProviderError` or `DeadlineError`
 when it gives up. No secret reaches a message: the caller passes those it sent, and they are blotted out before a text
 is cut to length, so that no half of one survives the cut.
 """
@@ -8,13 +8,64 @@ is cut to length, so that no half of one survives the cut.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC
+from email.message import Message
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
 
 from reward_kit.errors import DeadlineError, LimitError, ProviderError
-from reward_kit.input_limits import MODEL_ANSWER_VALUES, TooLargeError, check_values
-from reward_kit.providers.retry_after import parse_retry_after
+from reward_kit.safe_input import MODEL_ANSWER_VALUES, TooLargeError, check_values
+
+
+def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:
+    """Return the seconds to wait, never negative; None if the headers do not say or cannot be understood.
+
+    RFC 9110 section 10.2.3 allows whole seconds or an HTTP date. Providers also send decimal seconds, and milliseconds
+    in `retry-after-ms`, which is the more exact one and wins.
+
+    Args:
+        headers: of the answer, looked up without regard to case.
+        now: the present as a POSIX timestamp, by default the clock's. A date is counted from the answer's own `Date`
+            where it has one, so that a server whose clock is wrong still means the same delay.
+    """
+    milliseconds = _number(headers.get("Retry-After-Ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    value = headers.get("Retry-After")
+    seconds = _number(value)
+    if seconds is not None or value is None:
+        return seconds
+    until = _date(value)
+    if until is None:
+        return None
+    sent = _date(headers.get("Date"))
+    if sent is None:
+        sent = time.time() if now is None else now
+    return max(0.0, until - sent)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text) if text is not None else math.nan
+    except ValueError:
+        return None
+    return max(0.0, value) if math.isfinite(value) else None
+
+
+def _date(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        moment = parsedate_to_datetime(text)
+        # The forms without a zone (asctime, "-0000") mean UTC in HTTP.
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
 
 RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 """Timeouts, conflicts, rate limits and server trouble; from 520 on what Cloudflare and Anthropic call the same."""
@@ -103,7 +154,7 @@ def json_of_answer(
         secrets: texts that must not appear in a message.
 
     Raises:
-        TransientError: a status worth another attempt, HTML, or something that is no JSON.
+        TransientError: a status worth another attempt, HTML, or something that is not JSON.
         ProviderError: any other status that is not a success, or more values than `MODEL_ANSWER_VALUES`.
     """
     if not 200 <= status < 300:
@@ -129,7 +180,7 @@ def too_large(where: str, limit: TooLargeError) -> ProviderError:
 
 
 def looks_like_html(headers: Mapping[str, str], body: bytes = b"") -> bool:
-    """Whether an answer is a web page, by its type or its first character."""
+    """Return whether an answer is a web page, by its type or its first character."""
     return "html" in headers.get("Content-Type", "").lower() or body[:64].lstrip()[:1] == b"<"
 
 
@@ -192,3 +243,62 @@ def _text_of(error: Any) -> str:
             if isinstance(error.get(key), str):
                 return str(error[key])
     return error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
+
+
+_PASSING = frozenset({408, 409, 425, 429})
+"""Statuses below 500 that another attempt may not meet (RFC 9110 section 15.5, RFC 6585, RFC 8470)."""
+_NO_ANSWER = frozenset(
+    {
+        *("ConnectionError", "TimeoutError", "Timeout", "TransportError"),  # Python, requests, httpx
+        *("APIConnectionError", "ClientConnectionError", "ClientPayloadError"),  # openai and its likes, aiohttp
+    }
+)
+_LONGEST_CHAIN = 10
+
+
+class Trouble(NamedTuple):
+    """Trouble of an endpoint that may pass.
+
+    Attributes:
+        retry_after_s: how many seconds it asked to be left alone; None where it did not say.
+    """
+
+    retry_after_s: float | None
+
+
+def trouble_of(error: BaseException) -> Trouble | None:
+    """Return the temporary trouble that an error of any client, or its cause, reports; None if there is none.
+
+    Clients agree on little. Most put the answer's status and headers on the error or on its `response`; without an
+    answer they have a type of their own, which is known by its name, so that none of them is imported here.
+    """
+    for each in _chain(error):
+        if isinstance(each, TransientError):
+            return Trouble(each.retry_after_s)
+        answer = getattr(each, "response", None)
+        if (status := _status(each)) or (status := _status(answer)):
+            passes = status in _PASSING or status >= 500
+            return Trouble(_retry_after(each) or _retry_after(answer)) if passes else None
+        if any(kind.__name__ in _NO_ANSWER for kind in type(each).__mro__):
+            return Trouble(None)
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what it was raised from, and so on."""
+    for _ in range(_LONGEST_CHAIN):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _status(source: Any) -> int:
+    """The HTTP status that an error or an answer has; 0 where it has none."""
+    found = (getattr(source, name, None) for name in ("status_code", "status", "code"))
+    return next((value for value in found if type(value) is int and 400 <= value < 600), 0)
+
+
+def _retry_after(source: Any) -> float | None:
+    headers = getattr(source, "headers", None)
+    return parse_retry_after(headers) if isinstance(headers, Mapping | Message) else None

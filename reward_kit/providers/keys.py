@@ -1,7 +1,7 @@
-"""Which key may go to which server.
+"""The endpoint that requests go to, and which key may go to which server.
 
 A key goes only to the origins (scheme, host, port) that it was configured for. A task file, a train file or a `.env`
-names servers and variables, and configures nothing: both may have come from somebody else. An origin of a variable is
+names servers and variables, and configures nothing: both may be untrusted. An origin of a variable is
 
 1. the provider's own, from `PROVIDERS`; for OPENAI_API_KEY that of OPENAI_BASE_URL, if it is set beside the key;
 2. each one that REWARD_KIT_KEY_ORIGINS pairs with it, which is read from the process's environment alone.
@@ -11,8 +11,12 @@ What is typed (`--base-url`, `-T policy.base_url=…`) or written in Python is t
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from reward_kit.errors import ConfigError
@@ -39,7 +43,7 @@ PROVIDERS: Mapping[str, str] = {
 """The variable that each provider's documentation names for its key, and the origin of its OpenAI-compatible API."""
 
 _USUAL_PORTS = {"http": 80, "https": 443}
-_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # others may be read as another host by whoever connects
+_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # others may be read as another host by the client that connects
 _SAME_AS = {"ws": "http", "wss": "https"}
 
 
@@ -109,7 +113,7 @@ def origins_of(name: str, shell: Mapping[str, str], beside: Mapping[str, str] | 
         try:
             own = origin_of(url)
         except ValueError:
-            own = None  # told where the URL is used
+            own = None  # reported where the URL is used
     return listed_origins(shell).get(name, frozenset()) | ({own} if own else frozenset())
 
 
@@ -155,3 +159,194 @@ def check_allowed(name: str, url: str, shell: Mapping[str, str], beside: Mapping
             f"{name} is not configured for {origin}, and a file alone cannot send it there; if you trust that server "
             f"with it: {how_to_allow(name, origin, shell)}"
         )
+
+
+OPENAI_BASE_URL = "https://api.openai.com/v1"
+NO_KEY = ""
+"""The `api_key_env` that sends no key, whatever the environment holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSettings:
+    """A base URL such as "http://127.0.0.1:8000/v1", and the key for it, None where it needs none.
+
+    Attributes:
+        no_key: why no key is sent and what to do about it; "" if one is.
+    """
+
+    base_url: str
+    api_key: str | None = field(default=None, repr=False)
+    no_key: str = ""
+
+
+class _Variables(NamedTuple):
+    """The variables that are set: those of the process, and those of the nearest `.env`."""
+
+    shell: Mapping[str, str]
+    dotenv: Mapping[str, str]
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None, folder: Path | None = None) -> _Variables:
+        shell = os.environ if environ is None else environ
+        return cls(_set_ones(shell), _set_ones(read_dotenv(folder or Path.cwd())))
+
+    def get(self, name: str) -> str:
+        return self.shell.get(name) or self.dotenv.get(name, "")
+
+    def beside(self, name: str) -> Mapping[str, str]:
+        """Return the variables of the same source: a key of the shell belongs to a URL of the shell."""
+        return self.shell if name in self.shell else {**self.dotenv, **self.shell}
+
+    def may_get(self, name: str, url: str) -> bool:
+        return is_configured(name, url, self.shell, self.beside(name))
+
+
+def resolve_endpoint(
+    base_url: str | None = None,
+    api_key: str | None = None,
+    api_key_env: str | None = None,
+    *,
+    needs_key: bool = True,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> EndpointSettings:
+    """The endpoint to talk to. What is given counts as the user's own; `key_variable` checks what a file says.
+
+    Args:
+        base_url: by default OPENAI_BASE_URL, else OpenAI's own.
+        api_key: by default the value of `api_key_env`, else of OPENAI_API_KEY.
+        api_key_env: name of the variable that holds the key; naming it makes the key required. "" sends no key.
+        needs_key: a replay needs none.
+        environ: by default the process's environment.
+        folder: where the search for `.env` begins, by default the working directory.
+
+    Raises:
+        ConfigError: a required key is missing, or a value cannot be used.
+    """
+    for name, value in (("base_url", base_url), ("api_key", api_key), ("api_key_env", api_key_env)):
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"{name}: expected text, got a value of type {type(value).__name__}")
+    variables = _Variables.read(environ, folder)
+    url = _checked_url(base_url or variables.get(OPENAI_URL) or OPENAI_BASE_URL)
+    key_name = api_key_env or OPENAI_KEY
+    if api_key:
+        key = api_key.strip()
+    elif api_key_env == NO_KEY:
+        key = ""
+    elif base_url or not _is_url_of_dotenv(variables) or variables.may_get(key_name, url):
+        key = variables.get(key_name).strip()
+    else:  # the key that stands beside the URL, and never one of the shell
+        key = variables.dotenv.get(key_name, "").strip()
+    no_key = "" if key else _why_no_key(key_name, url, variables)
+    if needs_key and not key and (api_key_env or url == OPENAI_BASE_URL):
+        raise ConfigError(f"no API key for {url}: {no_key}")
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"the API key for {url} ({key_name}) holds characters that no HTTP header can carry")
+    return EndpointSettings(url, key or None, no_key)
+
+
+def key_variable(
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+    *,
+    of_user: Collection[str] = (),
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> str | None:
+    """The `api_key_env` with which the endpoint of a task file's block is resolved.
+
+    The one place where a file's word about keys is judged: a variable that it names goes only to an origin that the
+    user configured for it, and the default key stays here (`NO_KEY`) where the file's own URL is not such an origin.
+
+    Args:
+        base_url: as the block says.
+        api_key_env: as the block says.
+        of_user: which of the two, by name, the user gave and not the file: on the command line, or in Python.
+        environ: by default the process's environment.
+        folder: where the search for `.env` begins, by default the working directory.
+
+    Raises:
+        ConfigError: the file names a variable that is not configured for that origin.
+    """
+    if api_key_env == NO_KEY:
+        return NO_KEY
+    variables = _Variables.read(environ, folder)
+    is_url_of_user = "base_url" in of_user or (base_url is None and OPENAI_URL in variables.shell)
+    if api_key_env is None and (is_url_of_user or base_url is None):
+        return None
+    if api_key_env is not None and "api_key_env" in of_user:
+        if is_url_of_user or (base_url is None and not _is_url_of_dotenv(variables)):
+            return api_key_env
+    elif api_key_env is not None and is_url_of_user and is_allowed(api_key_env, variables.shell):
+        return api_key_env
+    url = base_url or variables.get(OPENAI_URL) or OPENAI_BASE_URL
+    if api_key_env is None:
+        return None if variables.may_get(OPENAI_KEY, url) else NO_KEY
+    check_allowed(api_key_env, url, variables.shell, variables.beside(api_key_env))
+    return api_key_env
+
+
+def _is_url_of_dotenv(variables: _Variables) -> bool:
+    return OPENAI_URL not in variables.shell and OPENAI_URL in variables.dotenv
+
+
+def _why_no_key(name: str, url: str, variables: _Variables) -> str:
+    """Why no key is sent to a URL, and what to do about it."""
+    if not variables.get(name):
+        return (
+            f"set {name} in the environment or in a .env file, or point base_url ({OPENAI_URL}) at an endpoint that "
+            "needs none"
+        )
+    try:
+        origin = origin_of(url)
+    except ValueError as error:
+        return f"{name} was not sent: {error}"
+    own = next((variable for variable, place in PROVIDERS.items() if place == origin), None)
+    provider = f"write api_key_env: {own}, or " if own not in (None, name) else ""
+    return (
+        f"{name} was not sent, because it is not configured for {origin}; if that server may have it: {provider}"
+        f"{how_to_allow(name, origin, variables.shell)}"
+    )
+
+
+def _set_ones(variables: Mapping[str, str]) -> dict[str, str]:
+    """Without the empty ones: `OPENAI_API_KEY= command` means unset."""
+    return {name: value for name, value in variables.items() if value}
+
+
+def _checked_url(url: str) -> str:
+    """`url`, without a slash at its end. A URL that may hold a credential is refused without being shown."""
+    scheme, separator, rest = url.partition("://")
+    if scheme not in ("http", "https") or not separator or not rest.strip("/"):
+        raise ConfigError(f"base_url {url!r} is not a URL; it looks like http://127.0.0.1:8000/v1")
+    if "@" in rest.partition("/")[0]:
+        raise ConfigError("base_url holds a user name or password; give the credential as api_key instead")
+    if "?" in rest or "#" in rest:
+        raise ConfigError("base_url holds a query or fragment; nothing may follow its path, such as /v1")
+    try:
+        _ = urlsplit(url).port  # rejects what cannot be connected to, such as port 99999
+    except ValueError as error:
+        raise ConfigError(f"base_url {url!r} is not a URL: {error}") from None
+    return url.rstrip("/")
+
+
+def read_dotenv(folder: Path) -> dict[str, str]:
+    """Return the variables of the nearest `.env` in `folder` or above it; {} without one that can be read."""
+    for place in (folder, *folder.parents):
+        try:
+            text = (place / ".env").read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError):
+            continue
+        return dict(pair for line in text.splitlines() if (pair := _dotenv_pair(line)))
+    return {}
+
+
+def _dotenv_pair(line: str) -> tuple[str, str] | None:
+    name, separator, value = line.strip().removeprefix("export ").partition("=")
+    name, value = name.strip(), value.strip()
+    if not separator or not name.isidentifier():
+        return None
+    quote = value[:1]
+    if quote in ("'", '"') and quote in value[1:]:
+        return name, value[1 : value.index(quote, 1)]
+    return name, value.partition(" #")[0].rstrip()

@@ -1,4 +1,4 @@
-"""What tokens cost, from a file that the user keeps, because prices change more often than this package.
+"""Prices of tokens, from a file that the user keeps, because prices change more often than this package.
 
     # US dollars per million tokens
     gpt-4.1-mini: {input: 0.40, output: 1.60, cached: 0.10}

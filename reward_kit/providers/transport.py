@@ -1,4 +1,4 @@
-"""The one place that sends bytes to a model endpoint: a POST over aiohttp, with every way it can fail told apart.
+"""The one place that sends bytes to a model endpoint: a POST over aiohttp that distinguishes every failure.
 
 Why aiohttp and not an SDK is measured in `development/transport.md`. Everything above this file talks to
 `Transport.post`, so a test or a recorder replaces one method. aiohttp is imported when the first request is made.
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from reward_kit.errors import DeadlineError, ProviderError
-from reward_kit.input_limits import ERROR_BODY_BYTES, MODEL_ANSWER_BYTES, TooLargeError, read_beginning, read_body
 from reward_kit.providers.faults import (
     IdleTimeoutError,
     TransientError,
@@ -24,6 +23,7 @@ from reward_kit.providers.faults import (
     json_of_answer,
     too_large,
 )
+from reward_kit.safe_input import ERROR_BODY_BYTES, MODEL_ANSWER_BYTES, TooLargeError, read_beginning, read_body
 
 if TYPE_CHECKING:
     import aiohttp
@@ -116,7 +116,7 @@ class Transport:
         import aiohttp
 
         return aiohttp.ClientSession(
-            # How many requests are in flight is up to lanes and the run; a wait in here would count as the endpoint's.
+            # How many requests are in flight is up to queues and the run; a wait in here would count as the endpoint's.
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(

@@ -25,8 +25,7 @@ import anyio.abc
 
 from reward_kit.blocking import LoopThread
 from reward_kit.errors import ConfigError, RewardError, kind_of
-from reward_kit.providers.options import check_number
-from reward_kit.providers.rates import Rates
+from reward_kit.providers.request_queue import Rates
 from reward_kit.reward_agent.calling import Caller, CallerOptions, Retries
 from reward_kit.reward_agent.custom_scorer import custom_scorer
 from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
@@ -35,6 +34,7 @@ from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats, Tally
 from reward_kit.reward_agent.tickets import NOT_OPEN, Order, ScoredChunk, Ticket
 from reward_kit.typed_interface import RewardSpec
+from reward_kit.validation import check_number
 
 _NOT_OPEN = NOT_OPEN.replace("async with AsyncRewardAgent", "with SyncRewardAgent")
 

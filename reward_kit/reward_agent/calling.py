@@ -24,13 +24,12 @@ from reward_kit.errors import (
     boundary,
     did_you_mean,
 )
-from reward_kit.providers.options import check_number
-from reward_kit.providers.rates import Bucket, Rates
-from reward_kit.providers.retry import RetryPolicy
+from reward_kit.providers.request_queue import Bucket, Rates, RetryPolicy
 from reward_kit.reward_agent.score_cache import ScoreCache, content_hash, shared
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, failure_of
 from reward_kit.reward_agent.stats import Tally
 from reward_kit.reward_agent.tickets import Ticket
+from reward_kit.validation import check_number
 
 _Result = TypeVar("_Result")
 

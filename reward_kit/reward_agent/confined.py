@@ -31,9 +31,8 @@ from reward_kit.errors import (
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, scored_together
 from reward_kit.sandbox.host import Sandbox
-from reward_kit.sandbox.limits import MOST_RESULT_KB, Limits
 from reward_kit.sandbox.outcome import Outcome, Strength
-from reward_kit.sandbox.program import Program
+from reward_kit.sandbox.program import MOST_RESULT_KB, Limits, Program
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import Mode, Origin, as_result
 from reward_kit.validation import describe_validation_error

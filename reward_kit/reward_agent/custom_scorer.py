@@ -10,14 +10,13 @@ from typing import Any
 
 from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary, did_you_mean, kind_of
 from reward_kit.models import EvaluateResult
-from reward_kit.providers.options import check_number
-from reward_kit.providers.rates import Rates
-from reward_kit.providers.retry import RetryPolicy
+from reward_kit.providers.request_queue import Rates, RetryPolicy
 from reward_kit.reward_agent.calling import Retries
 from reward_kit.reward_agent.custom_rewards import Calls, failed, finished
 from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.typed_interface import RewardSpec
+from reward_kit.validation import check_number
 
 MAX_THREADS = 256
 

@@ -28,7 +28,7 @@ from reward_kit.typed_interface import Origin, RewardSpec, reward_spec
 
 if TYPE_CHECKING:
     from reward_kit.reward_agent.confined import ConfinedLevel
-    from reward_kit.sandbox.limits import Limits
+    from reward_kit.sandbox.program import Limits
 
 _LONGEST_S = 86_400.0
 _ANSWER_S = 60.0
@@ -218,7 +218,7 @@ def scorer_of(reward: Reward, deadline_s: float | None = None) -> Scorer:
 
 def limits_of(choice: SandboxChoice) -> Limits:
     """Return the limits of one call. CPU time is as long as the wall limit, unless the user sets it."""
-    from reward_kit.sandbox.limits import Limits
+    from reward_kit.sandbox.program import Limits
 
     wall_s = min(choice.reward_time_s or _LONGEST_S, _LONGEST_S)
     return Limits(**{"wall_s": wall_s, "cpu_s": float(math.ceil(wall_s)), **choice.limits})
@@ -242,7 +242,7 @@ def _served(url: str, choice: SandboxChoice, options: Mapping[str, Any]) -> Load
 
 async def _why_not_confined() -> str:
     """Return why this machine has no sandbox; "" if it has one."""
-    from reward_kit.sandbox.availability import best_strength
+    from reward_kit.sandbox.host import best_strength
 
     try:
         await best_strength("auto")

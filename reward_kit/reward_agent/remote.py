@@ -41,18 +41,15 @@ from reward_kit.errors import (
     boundary,
     kind_of,
 )
-from reward_kit.input_limits import REWARD_ANSWER_BYTES, TooLargeError, read_body
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.providers.environment import read_dotenv
 from reward_kit.providers.faults import TransientError, UnreachableError, excerpt, status_error
-from reward_kit.providers.keys import check_allowed
-from reward_kit.providers.options import check_number
-from reward_kit.providers.retry import RetryPolicy, with_retries
+from reward_kit.providers.keys import check_allowed, read_dotenv
+from reward_kit.providers.request_queue import RetryPolicy, with_retries
 from reward_kit.reward_agent.confined import state_record, steps_record
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_of, scored_together
-from reward_kit.strict_json import read_strictly
+from reward_kit.safe_input import REWARD_ANSWER_BYTES, TooLargeError, read_body, read_strictly
 from reward_kit.typed_interface import Mode, Origin
-from reward_kit.validation import describe_validation_error
+from reward_kit.validation import check_number, describe_validation_error
 
 if TYPE_CHECKING:
     import aiohttp

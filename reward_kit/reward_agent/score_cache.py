@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from reward_kit.errors import ConfigError
-from reward_kit.providers.options import check_number
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.reward_calls import BATCH_NAMES
 from reward_kit.typed_interface import RewardSpec
+from reward_kit.validation import check_number
 
 _NOT_HASHED = frozenset({"rollout_id", "step_data"})
 

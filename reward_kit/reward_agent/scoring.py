@@ -16,7 +16,7 @@ from reward_kit.episodes.record import environment_return, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, InvalidResultError, RewardKitError, did_you_mean
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel, match_to_steps
-from reward_kit.providers.foreign_errors import trouble_of
+from reward_kit.providers.faults import trouble_of
 from reward_kit.reward_agent.requirements import check_installed
 from reward_kit.reward_calls import BATCH_NAMES, OFFERED
 from reward_kit.typed_interface import Mode, Origin

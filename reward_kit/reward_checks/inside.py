@@ -20,7 +20,7 @@ from typing import Any
 
 import pydantic
 
-from reward_kit.differences import first_difference
+from reward_kit.display_text import first_difference
 from reward_kit.reward_agent.inside import ConfinedCalls
 from reward_kit.typed_interface import RewardSpec
 

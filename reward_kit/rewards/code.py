@@ -25,9 +25,8 @@ from reward_kit.rewards.programs.sandbox import CodeSandboxes
 from reward_kit.rewards.programs.values import Rules, Stdout, shown_answer
 from reward_kit.rewards.reading.fenced import Choice, block_of
 from reward_kit.rewards.reading.texts import last_answer, needed
-from reward_kit.sandbox.limits import Limits
 from reward_kit.sandbox.outcome import Outcome
-from reward_kit.sandbox.program import SOURCE_LIMIT, Program
+from reward_kit.sandbox.program import SOURCE_LIMIT, Limits, Program
 from reward_kit.typed_interface import reward_function
 
 PassRate = Literal["fraction", "all"]

@@ -28,7 +28,7 @@ from reward_kit.credit.options import check_choice
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, PolicyError
 from reward_kit.models import Message
-from reward_kit.providers.environment import resolve_endpoint
+from reward_kit.providers.keys import resolve_endpoint
 from reward_kit.providers.transport import Transport
 from reward_kit.rl.model_kit import load_model, save_model
 

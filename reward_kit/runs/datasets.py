@@ -10,9 +10,9 @@ from typing import Any
 
 from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
-from reward_kit.input_limits import NESTING, is_nested_too_deeply
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.runs.yaml_lines import LocatedYaml, siblings
+from reward_kit.safe_input import NESTING, is_nested_too_deeply
 
 _TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from reward_kit.blocking import run_blocking
+from reward_kit.display_text import counted
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, ProviderError, RewardKitError, StoreError, boundary, kind_of
 from reward_kit.processes import LOG_FOLDER
-from reward_kit.providers.options import check_number
-from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
+from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.runs import events
 from reward_kit.runs.credit import assign_credit, write_section
 from reward_kit.runs.finished import FinishedRun
@@ -36,8 +36,8 @@ from reward_kit.runs.scoring_given import origin_of_data, ready_to_score, scorin
 from reward_kit.runs.store import RunStore
 from reward_kit.runs.summary import summarise, summary_to_json
 from reward_kit.runs.tasks import LoadedTask, load_task
-from reward_kit.shown_text import counted
 from reward_kit.task_parts import CreditModel
+from reward_kit.validation import check_number
 
 logger = logging.getLogger("reward_kit.runs")
 Policies = str | LivePolicy | Sequence[str | LivePolicy] | Mapping[str, LivePolicy]
@@ -120,7 +120,7 @@ async def evaluate_async(
         sample_ids=_several("sample_ids", sample_ids),
         seed=seed,
     )
-    traffic = Traffic()
+    traffic = ProviderSession()
     try:
         plan, redaction = plan_of(loaded, request, max_concurrency, traffic, lent_policies(live))
         await check_world(loaded.definition, loaded.samples, loaded.located)
@@ -174,7 +174,7 @@ def score_transcripts(
 
 
 async def _carried_out(
-    plan: Plan, store: RunStore, title: str, traffic: Traffic | None, given: Sequence[SingleAgentEpisode] = ()
+    plan: Plan, store: RunStore, title: str, traffic: ProviderSession | None, given: Sequence[SingleAgentEpisode] = ()
 ) -> FinishedRun:
     """Run a plan into its new store, and write what is written at the end."""
     control = Control()
@@ -204,14 +204,14 @@ async def _carried_out(
 
 
 @contextmanager
-def _surroundings(store: RunStore, traffic: Traffic | None) -> Iterator[None]:
+def _surroundings(store: RunStore, traffic: ProviderSession | None) -> Iterator[None]:
     """Where servers log, and what rewards ask models through: for the run, and not for what its caller does next."""
-    logs, asked = LOG_FOLDER.set(store.path / "logs"), CURRENT_TRAFFIC.set(traffic)
+    logs, asked = LOG_FOLDER.set(store.path / "logs"), CURRENT_PROVIDER_SESSION.set(traffic)
     try:
         yield
     finally:
         LOG_FOLDER.reset(logs)
-        CURRENT_TRAFFIC.reset(asked)
+        CURRENT_PROVIDER_SESSION.reset(asked)
 
 
 def _credit(store: RunStore, asked: CreditModel | None) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.runs.results import Result, read_results
 from reward_kit.runs.run_html import run_html
 from reward_kit.runs.summary import EpisodeRow, PolicySummary
 from reward_kit.runs.tables import as_text
-from reward_kit.shown_text import counted
 
 
 @dataclass(frozen=True, slots=True, repr=False)

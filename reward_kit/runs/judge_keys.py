@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from reward_kit.errors import ConfigError
-from reward_kit.providers.environment import NO_KEY
-from reward_kit.providers.traffic import CURRENT_TRAFFIC, key_variable_for
+from reward_kit.providers.keys import NO_KEY
+from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, key_variable_for
 from reward_kit.reward_agent.scoring import Reward
 from reward_kit.rewards.judging.client import JudgeClients
 from reward_kit.rewards.judging.options import client_options
@@ -32,7 +32,7 @@ def judges_key(reward_options: Mapping[str, Any], of_user: Collection[str]) -> s
     typed |= keys_of_user("reward_options.client", ["api_key_env"], of_user)
     block = {"base_url": reward_options.get("base_url"), "api_key_env": named}
     try:
-        variable: str | None = key_variable_for(CURRENT_TRAFFIC.get(), block, typed)
+        variable: str | None = key_variable_for(CURRENT_PROVIDER_SESSION.get(), block, typed)
     except ConfigError as error:
         raise ConfigError(f"client.api_key_env: {error}") from error
     return variable

@@ -19,7 +19,7 @@ from reward_kit.runs.tasks import LoadedTask
 from reward_kit.task_parts import PolicyModel
 
 if TYPE_CHECKING:
-    from reward_kit.providers.traffic import Traffic
+    from reward_kit.providers.session import ProviderSession
 
 _PROVIDERS = ("openai",)
 _OF_POLICY = re.compile(r"policy\.(\w+)")
@@ -38,7 +38,7 @@ def make_policies(
     models: Sequence[str] = (),
     names: Sequence[str] = (),
     base_url: str | None = None,
-    traffic: Traffic | None = None,
+    traffic: ProviderSession | None = None,
 ) -> list[NamedPolicy]:
     """The policies of a run, with the task file's options where the type agrees.
 

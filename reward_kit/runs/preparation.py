@@ -21,7 +21,7 @@ from reward_kit.runs.users import make_user
 from reward_kit.runs.yaml_lines import about
 
 if TYPE_CHECKING:
-    from reward_kit.providers.traffic import Traffic
+    from reward_kit.providers.session import ProviderSession
 
 
 class Prepared(NamedTuple):
@@ -43,7 +43,7 @@ def prepare(
     models: Sequence[str] = (),
     names: Sequence[str] = (),
     base_url: str | None = None,
-    traffic: Traffic | None = None,
+    traffic: ProviderSession | None = None,
     *,
     needs_policy: bool = True,
     lent: Sequence[NamedPolicy] = (),
@@ -77,7 +77,7 @@ def plan_of(
     task: LoadedTask,
     request: Request,
     max_concurrency: int,
-    traffic: Traffic | None,
+    traffic: ProviderSession | None,
     lent: Sequence[NamedPolicy] = (),
 ) -> tuple[Plan, Redaction]:
     """What is to be run of a task, and what is kept out of its files.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from reward_kit.agent.samples import Prompt, Sample
+from reward_kit.display_text import counted
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, kind_of
@@ -33,7 +34,6 @@ from reward_kit.runs.given import (
 from reward_kit.runs.task_html import task_html
 from reward_kit.runs.tasks import LoadedTask, load_task, task_of
 from reward_kit.runs.yaml_lines import LocatedYaml
-from reward_kit.shown_text import counted
 
 _PLAIN = {
     "reward": "reward_function_path",

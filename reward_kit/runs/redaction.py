@@ -20,8 +20,7 @@ from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary,
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.processes import SECRET_NAME
-from reward_kit.providers.environment import read_dotenv
-from reward_kit.providers.keys import listed_variables
+from reward_kit.providers.keys import listed_variables, read_dotenv
 
 HIDDEN = "(hidden)"
 _JOINS = (

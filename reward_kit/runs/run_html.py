@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from reward_kit.display_text import counted
 from reward_kit.notebook_html import Html, element, escaped, faint, folded, line, link, strong, table, whole
 from reward_kit.runs.summary import EpisodeRow, PolicySummary
 from reward_kit.runs.tables import figure, interval_text
-from reward_kit.shown_text import counted
 
 _BAR = "color-mix(in srgb, currentColor {0}, transparent)"
 

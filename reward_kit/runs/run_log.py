@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from io import TextIOWrapper
 from pathlib import Path
 
-from reward_kit.log_format import SafeFormatter
+from reward_kit.display_text import SafeFormatter
 from reward_kit.private_files import private_opener
 from reward_kit.runs import events
 from reward_kit.runs.redaction import Redaction

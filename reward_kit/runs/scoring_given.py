@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pydantic
 
+from reward_kit.display_text import counted
 from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
@@ -21,7 +22,6 @@ from reward_kit.runs.redaction import Redaction, redaction_of
 from reward_kit.runs.store import RunStore, new_run_path
 from reward_kit.runs.tasks import load_tasks_reward
 from reward_kit.runs.transcripts import read_transcripts
-from reward_kit.shown_text import counted
 from reward_kit.validation import describe_validation_error
 
 _OF_REWARD = ("sandbox", "reward_options", "redact")

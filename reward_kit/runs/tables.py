@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.console import SafeConsole
+from reward_kit.display_text import printable
 from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import PolicySummary
-from reward_kit.shown_text import printable
 
 _MOST_LINES = 8
 

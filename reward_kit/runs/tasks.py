@@ -192,7 +192,7 @@ def read_definition(located: LocatedYaml, overrides: Mapping[str, Any] | None = 
 
 def _refuse_looser_sandbox(located: LocatedYaml, definition: TaskDefinitionModel, overrides: Mapping[str, Any]) -> None:
     """Reject what a task file asks for beyond the default sandbox; only the command line and Python code may ask."""
-    from reward_kit.sandbox.limits import Limits
+    from reward_kit.sandbox.program import Limits
 
     if not located.is_written:
         return

@@ -14,7 +14,7 @@ from reward_kit.runs.tasks import LoadedTask
 from reward_kit.task_parts import UserModel
 
 if TYPE_CHECKING:
-    from reward_kit.providers.traffic import Traffic
+    from reward_kit.providers.session import ProviderSession
 
 _NO_USERS = {
     "expert": "it asks the world, which a user does not see",
@@ -23,7 +23,7 @@ _NO_USERS = {
 }
 
 
-def make_user(task: LoadedTask, traffic: Traffic | None = None) -> SimulatedUser | None:
+def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> SimulatedUser | None:
     """The user of a task, None where it has none.
 
     Args:
@@ -64,7 +64,7 @@ def _refuse_unknown(block: UserModel, task: LoadedTask) -> None:
             raise _UnknownKey(f"{where}: user.{key}: unknown key for a user of type {block.type!r}{near}")
 
 
-def _user(block: UserModel, task: LoadedTask, traffic: Traffic | None) -> SimulatedUser:
+def _user(block: UserModel, task: LoadedTask, traffic: ProviderSession | None) -> SimulatedUser:
     if block.type in _NO_USERS:
         raise ConfigError(f"the policy {block.type!r} cannot be a user: {_NO_USERS[block.type]}")
     options = block.options()

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from reward_kit.errors import ConfigError, why_unreadable
-from reward_kit.input_limits import YAML_BYTES, shown_size
 from reward_kit.limited_yaml import LimitedLoader, YamlLimitError
+from reward_kit.safe_input import YAML_BYTES, shown_size
 
 KeyPath = tuple[str | int, ...]
 _HINTS = {

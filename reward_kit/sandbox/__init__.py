@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 from reward_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from reward_kit.sandbox.availability import probe as probe
     from reward_kit.sandbox.host import Sandbox as Sandbox
-    from reward_kit.sandbox.limits import Limits as Limits
+    from reward_kit.sandbox.host import probe as probe
     from reward_kit.sandbox.outcome import Outcome as Outcome
+    from reward_kit.sandbox.program import Limits as Limits
     from reward_kit.sandbox.program import Program as Program
 
 _HOMES = {
-    "Limits": "limits",
+    "Limits": "program",
     "Outcome": "outcome",
     "Program": "program",
     "Sandbox": "host",
-    "probe": "availability",
+    "probe": "host",
 }
 
 __all__ = ["Limits", "Outcome", "Program", "Sandbox", "probe"]

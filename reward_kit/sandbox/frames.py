@@ -21,7 +21,7 @@ MAGIC: Final = b"RKF1"
 HEADER: Final = struct.Struct("!4s16sI")
 NONCE_BYTES: Final = 16
 READY: Final = b"R"
-"""The one byte a child writes when all walls are up, before it reads any program."""
+"""The one byte that a confined child writes before it reads any program."""
 
 MAX_DEPTH: Final = 100
 MAX_INTEGER_DIGITS: Final = 1_000
@@ -58,12 +58,12 @@ class FrameError(ValueError):
 
 
 def pack(nonce: bytes, payload: bytes) -> bytes:
-    """One frame."""
+    """Return one frame."""
     return HEADER.pack(MAGIC, nonce, len(payload)) + payload
 
 
 def encode_request(value: Any) -> bytes:
-    """A request as JSON; half surrogate pairs in strings survive, as they occur in what models write.
+    """Return a request as JSON; lone surrogates in strings survive, as they occur in what models write.
 
     Raises:
         ValueError, TypeError: it holds something that JSON cannot say, or a cycle.
@@ -72,7 +72,7 @@ def encode_request(value: Any) -> bytes:
 
 
 def answer_end(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> int | None:
-    """Where the frame at the start of `data` ends; None while it is not complete.
+    """Return where the frame at the start of `data` ends; None while it is incomplete.
 
     Args:
         data: what has come so far, without the ready byte.
@@ -81,7 +81,7 @@ def answer_end(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> int | N
 
     Raises:
         FrameError: `forged_frame` for a wrong magic or nonce, `result_size` for a longer payload. It is raised as soon
-            as the bytes show it, so nobody waits, or stores, for a frame that will not be taken.
+            as the bytes show it, so that a frame that will not be taken is neither awaited nor stored.
     """
     expected = MAGIC + nonce
     head = bytes(data[: len(expected)])
@@ -97,7 +97,7 @@ def answer_end(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> int | N
 
 
 def read_answer(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> Any:
-    """The value of the one frame that `data`, all that came, must be.
+    """Return the value of the one frame that `data`, all that came, must be.
 
     Raises:
         FrameError: it is not exactly one valid frame.
@@ -113,7 +113,7 @@ def read_answer(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> Any:
 
 
 def decode(payload: bytes) -> Any:
-    """Strict JSON.
+    """Read strict JSON.
 
     Raises:
         FrameError: of the kind that says what is wrong.
@@ -154,7 +154,7 @@ def _check_depth(payload: bytes) -> None:
 
 
 def _refuse_constant(text: str) -> Any:
-    raise FrameError("non_finite", f"the result holds {text}, which is no number")
+    raise FrameError("non_finite", f"the result holds {text}, which JSON does not have")
 
 
 def _finite(text: str) -> float:
@@ -187,7 +187,7 @@ def _check_text(value: Any) -> None:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise FrameError("surrogate", "the result holds half of a surrogate pair, which is no text") from error
+            raise FrameError("surrogate", "the result holds half of a surrogate pair, not valid text") from error
     elif isinstance(value, dict):
         for name, item in value.items():
             _check_text(name)

@@ -1,7 +1,7 @@
-"""What runs in the confined child around the code under test: read a program and its calls, answer each in one frame.
+"""The confined child's own code: read a program and its calls, and answer each in one frame.
 
-All of it shares a process with hostile code, so nothing here is a wall. It is careful so that honest mistakes are told
-apart, and it binds what it uses before that code can change it; the host believes none of it and reads strictly.
+It shares a process with hostile code, so nothing here confines anything. It distinguishes honest mistakes, and binds
+what it uses before that code can change it; the host trusts none of it and reads strictly.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ def _load(program: dict[str, Any]) -> tuple[Any, dict[str, Any] | None]:
         target = module.__dict__[function]
     except KeyError as error:
         if error.args == (function,) and function not in module.__dict__:
-            return None, _told("load", "NameError", f"the code defines no function {function!r}")
+            return None, _error("load", "NameError", f"the code defines no function {function!r}")
         return None, _describe(error, "load")
-    except BaseException as error:  # noqa: BLE001 - code under test may raise anything, and the host is told
+    except BaseException as error:  # noqa: BLE001 - code under test may raise anything, and the host gets a description
         return None, _describe(error, "load")
     return target, None
 
@@ -145,11 +145,11 @@ def _call(target: Any, form: str, request: dict[str, Any], is_async: bool) -> di
         if _isinstance(value, types.CoroutineType):
             if not is_async:
                 value.close()
-                return {"error": _told("type", "", "it returned a coroutine, and is not declared as async")}
+                return {"error": _error("type", "", "it returned a coroutine, and is not declared as async")}
             value = _run(value)
         if form == "reward" and _type_of(value).__module__.startswith("reward_kit"):
             value = value.model_dump(mode="python")
-    except BaseException as error:  # noqa: BLE001 - code under test may raise anything, and the host is told
+    except BaseException as error:  # noqa: BLE001 - code under test may raise anything, and the host gets a description
         return {"error": _describe(error, "exception")}
     return {"value": value}
 
@@ -161,7 +161,7 @@ def _run(coroutine: Any) -> Any:
 
 
 def _describe(error: BaseException, kind: str) -> dict[str, Any]:
-    """What the host is told of an exception. Its frames let go of their values: they may be what filled memory."""
+    """Describe an exception for the host and clear its frames, whose values may be what filled memory."""
     trace = []
     step = error.__traceback__
     while step is not None:
@@ -181,11 +181,11 @@ def _describe(error: BaseException, kind: str) -> dict[str, Any]:
         kind = "exit"
     elif isinstance(error, OSError) and kind != "load":
         kind = kind_of(error) or kind
-    return _told(kind, name, _text(error), "\n".join([f"{name}: {_text(error)}", *trace[: -_DEEPEST_TRACE - 1 : -1]]))
+    return _error(kind, name, _text(error), "\n".join([f"{name}: {_text(error)}", *trace[: -_DEEPEST_TRACE - 1 : -1]]))
 
 
 def kind_of(error: OSError) -> str | None:
-    """The limit or the wall that an error of the system comes from, if it comes from one."""
+    """Return the kind of limit or restriction that an OSError comes from, None if from neither."""
     return _ERRNO_KINDS.get(error.errno or 0)
 
 
@@ -196,7 +196,7 @@ def _text(error: BaseException) -> str:
         return f"<its text cannot be read: {_type_of(second).__name__}>"
 
 
-def _told(kind: str, name: str, message: str, trace: str = "") -> dict[str, Any]:
+def _error(kind: str, name: str, message: str, trace: str = "") -> dict[str, Any]:
     return {"kind": kind, "type": _plain(name), "message": _plain(message), "traceback": _plain(trace)}
 
 
@@ -213,20 +213,20 @@ def _flush() -> None:
 
 
 def _encode(answer: dict[str, Any], max_result: int, lowest: int, channel: int) -> bytes:
-    """The answer as JSON, with what it left behind; a result that is no JSON becomes an error that says so."""
+    """Encode the answer with what the call left behind; a result without a JSON form becomes an error."""
     try:
         payload = _json_of({**answer, "left": _left_behind(lowest, channel)})
         if _len(payload) > max_result:
             raise _TooLarge(f"the result has {_len(payload):,} bytes")
     except _TooLarge as error:
-        problem = _told("result_size", "", error.args[0])
+        problem = _error("result_size", "", error.args[0])
     except RecursionError:
-        problem = _told("nesting", "", "the result is nested too deeply")
+        problem = _error("nesting", "", "the result is nested too deeply")
     except ValueError as error:
         kind = "cycle" if "ircular" in _text(error) else "huge_integer" if "digits" in _text(error) else "not_json"
-        problem = _told(kind, "", f"the result cannot be written as JSON: {_text(error)}")
+        problem = _error(kind, "", f"the result cannot be written as JSON: {_text(error)}")
     except TypeError as error:
-        problem = _told("type", "", f"the result cannot be written as JSON: {_text(error)}")
+        problem = _error("type", "", f"the result cannot be written as JSON: {_text(error)}")
     else:
         return payload
     return _json_of({"error": problem, "left": _left_behind(lowest, channel)})
@@ -239,7 +239,7 @@ def _json_of(value: Any) -> bytes:
 
 
 def _converted(value: Any) -> Any:
-    """What JSON has no word for, where it is plain what is meant: numbers of NumPy, models of pydantic."""
+    """Convert NumPy numbers and pydantic models, as the `default` of a JSON encoder."""
     kind = _type_of(value)
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
         return value.item()
@@ -249,14 +249,14 @@ def _converted(value: Any) -> Any:
 
 
 def _left_behind(lowest: int, channel: int) -> list[str]:
-    """What a call left that the next one of a warm worker should not find."""
+    """List what a call left that the next one of a warm worker should not find."""
     found = [*SPOILT]
     if thread_count():
         found.append("threads")
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         found.append("processes")
-    except ChildProcessError:  # there are none, of any generation: orphans become children of process 1
+    except ChildProcessError:  # no children of any generation: orphans become children of process 1
         again = -1
     try:
         again = _dup(channel)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
 from reward_kit.errors import ConfigError, Failure
-from reward_kit.sandbox.availability import best_strength
-from reward_kit.sandbox.kernel.libc import SetupError
-from reward_kit.sandbox.limits import Limits
+from reward_kit.sandbox.linux import SetupError
 from reward_kit.sandbox.outcome import Level, Outcome, Strength
-from reward_kit.sandbox.program import Program, World, needs_of, world_of
+from reward_kit.sandbox.program import Limits, Program, World, needs_of, world_of
 from reward_kit.sandbox.worker import Session, ask_all, request_of, run_isolated
 from reward_kit.sandbox.zygote_process import ZygoteProcess
 
@@ -23,7 +23,7 @@ _WarmKey = tuple[Program, Limits]
 
 
 class Sandbox:
-    """Runs programs behind walls, for the length of an `async with`.
+    """Run programs confined, for the length of an `async with`.
 
     Zygotes are started as they are needed, at most `slots` at work; idle ones are kept, the longest unused given up
     first.
@@ -52,14 +52,14 @@ class Sandbox:
 
     @property
     def strength(self) -> Strength:
-        """The walls in use."""
+        """The strength in use."""
         if self._strength is None:
             raise ConfigError("the sandbox is used before `async with` has opened it")
         return self._strength
 
     @property
     def waiting_children(self) -> set[int]:
-        """The ids of children whose walls stand and that have been sent no call yet."""
+        """The ids of confined children that have been sent no call yet."""
         return {zygote.prepared_pid for zygote in self._idle} - {0}
 
     @property
@@ -212,3 +212,90 @@ class Sandbox:
         zygote = await self._take(world, limits, program)
         session = await Session.start(zygote, program, limits, self.strength, "warm")
         return session, world, zygote
+
+
+STRENGTHS: tuple[Strength, ...] = ("namespaces", "landlock", "process")
+_CONFINING: tuple[Strength, ...] = ("namespaces", "landlock")
+
+# Both must fail in whatever deserves the name of a sandbox: a socket, and the list of the machine's accounts.
+_TRIAL = """
+def trial(_):
+    reached = []
+    try:
+        import _socket
+        _socket.socket(2, 1)
+        reached.append("a socket")
+    except OSError:
+        pass
+    try:
+        open("/etc/passwd").close()
+        reached.append("a file of the host")
+    except OSError:
+        pass
+    return reached
+"""
+
+_known: dict[Strength, Availability] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """The result of trying one strength on this machine.
+
+    Attributes:
+        strength: which.
+        is_available: a child was confined with it, and could not get out.
+        reason: why not; "" where it works.
+        landlock: the version of Landlock that is in force; 0 for none.
+    """
+
+    strength: Strength
+    is_available: bool
+    reason: str = ""
+    landlock: int = 0
+
+
+async def probe() -> tuple[Availability, ...]:
+    """Try every strength, strongest first; what was found holds for this process's life."""
+    return tuple([await _availability(strength) for strength in STRENGTHS])
+
+
+async def best_strength(wanted: Strength | Literal["auto"]) -> Strength:
+    """The strength to use.
+
+    Raises:
+        ConfigError: it, or for "auto" any that confines, is not to be had here.
+    """
+    candidates = _CONFINING if wanted == "auto" else (wanted,)
+    missing = []
+    for strength in candidates:
+        found = await _availability(strength)
+        if found.is_available:
+            return strength
+        missing.append(f"{strength}: {found.reason}")
+    raise ConfigError(f"this machine cannot confine code ({'; '.join(missing)})")
+
+
+async def _availability(strength: Strength) -> Availability:
+    if strength not in _known:
+        _known[strength] = await _try(strength)
+    return _known[strength]
+
+
+async def _try(strength: Strength) -> Availability:
+    if sys.platform != "linux":
+        return Availability(strength, False, f"it needs Linux, and this is {sys.platform}")
+    program = Program(_TRIAL, "trial", form="plain")
+    try:
+        zygote = await ZygoteProcess.start(world_of(program, may_start_processes=False), strength)
+    except SetupError as error:
+        return Availability(strength, False, str(error))
+    try:
+        outcome = await run_isolated(zygote, program, request_of(program, None), Limits(), strength)
+    finally:
+        await zygote.close()
+    if outcome.failure is not None:
+        return Availability(strength, False, outcome.failure.message)
+    if outcome.value and strength != "process":
+        return Availability(strength, False, f"confined code still reached {' and '.join(outcome.value)}")
+    return Availability(strength, True, landlock=int(zygote.facts["landlock"]))

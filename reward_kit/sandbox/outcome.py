@@ -1,4 +1,4 @@
-"""How one call ended, judged by the host from bytes and from what the kernel counted."""
+"""The outcome of one call, judged by the host from bytes and from what the kernel counted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Final, Literal
 
 from reward_kit.errors import Failure, FailureClass
 from reward_kit.sandbox.frames import FrameError, FrameFault
-from reward_kit.sandbox.kernel.rlimits import THREADS
-from reward_kit.sandbox.limits import Limits
+from reward_kit.sandbox.linux import THREADS
+from reward_kit.sandbox.program import Limits
 
 Level = Literal["isolated", "warm"]
 Strength = Literal["namespaces", "landlock", "process"]
@@ -44,7 +44,7 @@ MEANINGS: Final[dict[OutcomeKind, str]] = {
     "disk": "Its work folder holds more than the limit.",
     "open_files": "It opened more files than the limit.",
     "processes": "It started more processes or threads than the limit; by default none may be started.",
-    "denied": "It tried what no wall lets through, such as the network or a file that it may not read.",
+    "denied": "It tried what the sandbox denies, such as the network or a file that it may not read.",
     "exception": "The function raised.",
     "load": "Its file could not be loaded: a syntax error, a module that is not there, or no function of that name.",
     "exit": "It ended its process before it gave a result.",
@@ -52,21 +52,21 @@ MEANINGS: Final[dict[OutcomeKind, str]] = {
     "forbidden_call": "It made a system call of another machine, which no program needs.",
     "type": "Its result holds something that JSON cannot say.",
     "cycle": "Its result holds itself.",
-    "setup": "The walls did not stand, so nothing was run; `reward-kit doctor` says why.",
+    "setup": "The sandbox could not be set up, so nothing was run; `reward-kit doctor` says why.",
     "zygote": "The process that starts the sandbox's children ended; the call may be made again.",
     "no_result": "Its process left before it gave a result.",
     "forged_frame": "Something else than the harness wrote the answer.",
     "truncated_frame": "The answer broke off.",
     "extra_frame": "More than one answer was written.",
     "result_size": "Its result is larger than the limit.",
-    "not_json": "The answer is no JSON.",
+    "not_json": "The answer is not JSON.",
     "non_finite": "Its result holds NaN or an infinity.",
     "huge_integer": "Its result holds an integer of more than a thousand digits.",
     "duplicate_key": "A mapping of its result has one key twice.",
     "nesting": "Its result is nested too deeply.",
-    "surrogate": "A text of its result is no valid Unicode.",
+    "surrogate": "A text of its result is not valid Unicode.",
 }
-"""What each kind says of a call."""
+"""The meaning of each kind, for the documentation."""
 _CLASSES: Final[dict[str, FailureClass]] = {
     **dict.fromkeys(("wall", "cpu"), "timeout"),
     **dict.fromkeys(("memory", "disk", "open_files", "processes", "result_size"), "limit"),
@@ -101,7 +101,7 @@ _SIGKILL: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one call.
+    """The outcome of one call.
 
     Attributes:
         value: what the function returned, as JSON has it: tuples are lists, keys are strings. None where it failed.
@@ -110,7 +110,7 @@ class Outcome:
         stdout, stderr: what the code wrote, as far as it was kept; bytes that are no UTF-8 are replaced.
         is_output_cut: more was written than was kept.
         level: "isolated" or "warm".
-        strength: which walls stood.
+        strength: how it was confined.
         wall_s, cpu_s: seconds, counted by the host and the kernel. For a warm call the CPU seconds are the worker's.
         peak_memory_mb: MiB resident at most, with what it shares with its zygote; 0 where a warm worker goes on.
         exit: the process's exit status, negative for a signal; None where it goes on, or was lost.
@@ -131,12 +131,12 @@ class Outcome:
 
     @staticmethod
     def class_of(kind: OutcomeKind) -> FailureClass:
-        """How a failure of this kind is counted."""
+        """Return the failure class that records count for a kind."""
         return _CLASSES.get(kind, "crash")
 
     @property
     def word(self) -> str:
-        """One of: ok, output-capped, error, crashed, timeout, memory, denied, invalid-result, result-too-large."""
+        """For people: ok, output-capped, error, crashed, timeout, memory, denied, invalid-result, result-too-large."""
         if self.kind == "ok":
             return "output-capped" if self.is_output_cut else "ok"
         return _WORDS.get(self.kind) or ("invalid-result" if self.kind in _WORDS else "error")
@@ -147,9 +147,9 @@ class Evidence:
     """All that is known of a call when it is judged.
 
     Attributes:
-        is_ready: the child said that its walls stand, before it read the program.
+        is_ready: the child reported that it is confined, before it read the program.
         answer: the decoded answer; meaningless where `fault` is set.
-        fault: why there is no answer.
+        fault: the reason for a missing answer.
         how: "ended", or why it was killed: "late" at the wall limit, "cpu" and "disk" at those, "fault" for what it
             wrote, "killed" for another reason, "lost" where the zygote died.
         exit: as in `Outcome`.
@@ -169,7 +169,7 @@ class Evidence:
 
 
 class _Refused(Exception):
-    """There is no value; carries the kind, the message and the traceback."""
+    """No value; carries the kind, the message and the traceback."""
 
 
 def judge(evidence: Evidence, limits: Limits, level: Level, strength: Strength) -> Outcome:
@@ -203,7 +203,7 @@ def _value(evidence: Evidence, limits: Limits) -> Any:
         raise _Refused("zygote", "the process that starts the sandbox's children ended; the call may be made again", "")
     if not evidence.is_ready and evidence.how != "late":
         detail = evidence.stderr.decode("utf-8", "replace").strip() or f"exit status {evidence.exit}"
-        raise _Refused("setup", f"the walls of the sandbox did not stand, so nothing was run: {detail[:500]}", "")
+        raise _Refused("setup", f"the sandbox could not be set up, so nothing was run: {detail[:500]}", "")
     if evidence.how == "late":
         raise _Refused("wall", f"it ran longer than {limits.wall_s:g} s of wall time{_raise('wall_s')}", "")
     if evidence.how == "cpu":
@@ -245,8 +245,8 @@ def _checked(answer: Any, limits: Limits) -> Any:
         if "value" not in answer:
             raise _Refused("forged_frame", "the answer was not written by the harness", "")
         return answer["value"]
-    told = [error.get(name) for name in ("kind", "type", "message", "traceback")] if isinstance(error, dict) else []
-    texts = [text for text in told if isinstance(text, str)]
+    parts = [error.get(name) for name in ("kind", "type", "message", "traceback")] if isinstance(error, dict) else []
+    texts = [text for text in parts if isinstance(text, str)]
     if len(texts) != 4 or texts[0] not in _TELLABLE:
         raise _Refused("forged_frame", "the answer was not written by the harness", "")
     kind, name, message, trace = texts

@@ -1,14 +1,15 @@
-"""What is run in a sandbox, and the world it needs: text, function, imports, and the paths it may read."""
+"""Programs that a sandbox runs, the limits of their calls, and what they import and may read."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import site
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,7 @@ SOURCE_LIMIT = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Code to be called behind walls.
+    """Code to be called in the sandbox.
 
     Attributes:
         source: its text.
@@ -42,7 +43,7 @@ class Program:
         read_paths: further files and folders it may read, absolute, on the machine where it runs.
         search_paths: folders it may import from, which it may read too.
         is_async: the function is async and is awaited; one that is not declared so gets an error instead.
-        library_path: folders of packages that it sees in the place of the running interpreter's; () for those.
+        library_path: folders of packages that it sees instead of the running interpreter's; () for those.
         last_call: JSON of the one argument of a last call that a warm child gets when it is ended in good order, for
             the form "plain"; what it answers is not looked at. "" for none.
     """
@@ -62,16 +63,16 @@ class Program:
         if len(self.source) > SOURCE_LIMIT:
             raise ConfigError(f"{self.filename} has {len(self.source):,} characters; at most {SOURCE_LIMIT:,} are run")
         if not self.function.isidentifier():
-            raise ConfigError(f"{self.function!r} is no name of a function")
+            raise ConfigError(f"{self.function!r} is not a function name")
         for name in self.imports:
             if not _MODULE_NAME.match(name):
-                raise ConfigError(f"imports: {name!r} is no name of a module")
+                raise ConfigError(f"imports: {name!r} is not a module name")
         for path in (*self.read_paths, *self.search_paths, *self.library_path):
             _check_path(path)
 
     def payload(self) -> bytes:
-        """What a child is told of it: JSON, the content of a frame."""
-        told = {
+        """Return the JSON for a child, the content of a frame."""
+        fields = {
             "source": self.source,
             "filename": self.filename,
             "function": self.function,
@@ -79,12 +80,12 @@ class Program:
             "form": self.form,
             "is_async": self.is_async,
         }
-        return json.dumps(told).encode()
+        return json.dumps(fields).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a zygote is started with; programs with the same one share zygotes.
+    """The configuration of a zygote; programs with the same one share zygotes.
 
     Attributes:
         imports: modules to import.
@@ -108,7 +109,7 @@ def world_of(program: Program, *, may_start_processes: bool) -> World:
     for path in (*program.read_paths, *program.search_paths, *program.library_path):
         _check_readable(path)
     imports = (*program.imports, *(("asyncio",) if program.is_async else ()))
-    # The package itself is loaded before its walls stand; of a folder it shares with others, nothing more is found.
+    # The package itself is loaded before the zygote is confined; of a folder it shares, nothing more is found.
     own = () if program.library_path else (str(_PACKAGE.parent),)
     library = [*standard_library(), *program.library_path] if program.library_path else library_path()
     paths = [*library, str(_PACKAGE), f"{sys.base_prefix}/lib", *_LIBRARIES, *_TIME_ZONES]
@@ -121,7 +122,7 @@ def world_of(program: Program, *, may_start_processes: bool) -> World:
 
 
 def needs_of(program: Program) -> tuple[object, ...]:
-    """What of a program decides its world, without its text."""
+    """Return the parts of a program that decide its world, as a key."""
     return program.imports, program.read_paths, program.search_paths, program.is_async, program.library_path
 
 
@@ -146,10 +147,69 @@ def _check_path(path: str) -> None:
 
 
 def _check_readable(path: str) -> None:
-    """That it is there and open, which can only be told where the program runs."""
+    """Check that a path exists and is open to the sandbox's user."""
     if not os.path.exists(path):  # noqa: PTH110
-        raise ConfigError(f"{path}, which the program is to read, is not there")
+        raise ConfigError(f"{path}, which the program is to read, does not exist")
     if os.geteuid() == 0:
         wanted = 0o005 if os.path.isdir(path) else 0o004  # noqa: PTH112
         if os.stat(path).st_mode & wanted != wanted:  # noqa: PTH116
             raise ConfigError(f"{path} is closed to other users, and the sandbox gives up root: chmod o+rX {path}")
+
+
+MOST_RESULT_KB = 1 << 20
+
+_INTEGERS = ("memory_mb", "processes", "open_files", "disk_mb", "output_kb", "result_kb")
+_AT_LEAST = {"memory_mb": 16, "processes": 0, "open_files": 8, "disk_mb": 1, "output_kb": 0, "result_kb": 1}
+_AT_MOST = {"memory_mb": 1 << 20, "processes": 4096, "open_files": 4096, "disk_mb": 1 << 20}
+_AT_MOST |= {"output_kb": 1 << 20, "result_kb": MOST_RESULT_KB}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one call; a call that reaches one fails with a class of its own.
+
+    Attributes:
+        wall_s: seconds until it is killed.
+        cpu_s: seconds of CPU time, in whole seconds, rounded up; of one process, where it may start several.
+        memory_mb: MiB of address space of each process, beyond what the preloaded interpreter has mapped. A call with
+            `processes` above 0 can hold `memory_mb` times (1 + `processes`), and `disk_mb` of files.
+        processes: processes it may start; with 0 it can start none, and no program. Threads count as processes.
+        open_files: descriptors, the four it is born with included.
+        disk_mb: MiB of files, in a folder of its own that is gone afterwards.
+        output_kb: KiB kept of each of its output and its errors; the rest is dropped and the outcome says so.
+        result_kb: KiB of its result.
+    """
+
+    wall_s: float = 10.0
+    cpu_s: float = 10.0
+    memory_mb: int = 512
+    processes: int = 0
+    open_files: int = 64
+    disk_mb: int = 16
+    output_kb: int = 64
+    result_kb: int = 256
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_count = field.name in _INTEGERS
+            if isinstance(value, bool) or not isinstance(value, int if is_count else int | float):
+                wanted = "a whole number" if is_count else "a number of seconds"
+                raise ConfigError(f"limits.{field.name} must be {wanted}, not {value!r}")
+            if is_count and not _AT_LEAST[field.name] <= value <= _AT_MOST[field.name]:
+                raise ConfigError(
+                    f"limits.{field.name} must lie between {_AT_LEAST[field.name]} and {_AT_MOST[field.name]:,}, "
+                    f"not {value:,}"
+                )
+            if not is_count and not (math.isfinite(value) and 0 < value <= 86_400):
+                raise ConfigError(f"limits.{field.name} must be a positive number of seconds up to a day, not {value}")
+
+    @property
+    def output_bytes(self) -> int:
+        """`output_kb` in bytes."""
+        return self.output_kb * 1024
+
+    @property
+    def result_bytes(self) -> int:
+        """`result_kb` in bytes."""
+        return self.result_kb * 1024

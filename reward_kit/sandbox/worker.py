@@ -1,4 +1,4 @@
-"""One call in a fresh child, and a child that is used again by calls of the same function."""
+"""Calls: one in a fresh child, or several of the same function in a child that is reused."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from reward_kit.errors import ConfigError
-from reward_kit.sandbox.child import Child
 from reward_kit.sandbox.frames import encode_request
-from reward_kit.sandbox.limits import Limits
 from reward_kit.sandbox.outcome import Evidence, Level, Outcome, Strength, judge
-from reward_kit.sandbox.program import Program
+from reward_kit.sandbox.program import Limits, Program
 from reward_kit.sandbox.zygote import Ended
-from reward_kit.sandbox.zygote_process import ZygoteProcess
+from reward_kit.sandbox.zygote_process import Child, ZygoteProcess
 
 _WARM_CPU_S = 86_400.0
 _CALLS_A_LOOK = 64
@@ -44,7 +42,7 @@ def request_of(program: Program, request: Any) -> bytes:
 async def run_isolated(
     zygote: ZygoteProcess, program: Program, call: bytes, limits: Limits, strength: Strength
 ) -> Outcome:
-    """One call in a fresh child, of which nothing is left when this returns."""
+    """Make one call in a fresh child, of which nothing is left when this returns."""
     child = await zygote.spawn(limits, is_single=True, cpu_s=limits.cpu_s, program=program)
     started = time.monotonic()
     try:
@@ -111,7 +109,7 @@ class Session:
             self._child.answered.set_result(None)
 
     async def call(self, payload: bytes, wall_s: float) -> Outcome:
-        """One call.
+        """Make one call.
 
         Args:
             payload: as `request_of` gives it.
@@ -121,7 +119,7 @@ class Session:
         child = self._child
         answered = child.answered = self._loop.create_future()
         self._cpu_before = child.cpu_s()
-        # What a warm child used before is no affair of this call; the calls of one program share their limits.
+        # A warm call is not charged for earlier ones; the calls of one `ask` share their limits.
         self._cpu_of_earlier_calls = self._cpu_before if self._level == "warm" else 0.0
         self._arm(answered, started + wall_s, max(0.0, min(wall_s, self._cpu_left_s())))
         child.send(self._program, payload)
@@ -173,9 +171,9 @@ class Session:
             evidence.how = self._ended_for
 
     def _is_sound(self, evidence: Evidence) -> bool:
-        """Whether the child may answer again: it left nothing running or open, and has not grown by half its memory.
+        """Check that the child may answer again: nothing is left running or open, and it grew by under half its memory.
 
-        What a program leaves between its own questions is its own affair: nobody comes after it.
+        Within one `ask` a program may leave things, since no other call comes after it.
         """
         answer = evidence.answer
         if evidence.fault is not None or not isinstance(answer, dict) or (answer.get("left") and self._level == "warm"):
@@ -209,7 +207,7 @@ class Session:
 async def ask_all(
     zygote: ZygoteProcess, program: Program, calls: Sequence[bytes], limits: Limits, strength: Strength
 ) -> list[Outcome]:
-    """Put questions to one fresh child, one at a time, within one wall limit for all of them.
+    """Put questions to one fresh child, one at a time, within one limit of wall time for all.
 
     Where the child ends, or has to be ended, the remaining questions are not asked and fail as that one did.
     """

@@ -1,11 +1,11 @@
-"""The program that is started once, imports what calls will need, puts itself behind walls, and forks a child per call.
+"""The zygote: a program that imports once what calls need, confines itself, and forks a child for each call.
 
 Run as `python -I -S zygote.py CONTROL`: with an empty environment and one socket. It never sees a byte of a program, a
 request or a result: the host hands it the descriptors of a call and a record of fixed size, the child reads the rest
-behind its walls. So nothing of one call is left in memory that the next one's child is a copy of.
+once it is confined. So nothing of one call is left in the memory that the next child is a copy of.
 
-It does one call at a time. It ends, and with it everything it started, when the socket closes. Whatever goes wrong in
-putting up a wall ends the child with `SETUP_EXIT` before anything foreign was read.
+It does one call at a time. It ends, and with it everything it started, when the socket closes. A failed step of the
+confinement ends the child with `SETUP_EXIT` before any untrusted byte was read.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from reward_kit.sandbox import harness
+from reward_kit.sandbox import harness, landlock, linux, namespaces, seccomp
 from reward_kit.sandbox.frames import READY
-from reward_kit.sandbox.kernel import capabilities, landlock, libc, namespaces, rlimits, seccomp, syscalls
 
 SETUP_EXIT: Final = 97
 CHANNEL: Final = 3
@@ -39,7 +38,7 @@ KILL: Final = b"K"
 BY_ITSELF, KILLED, TOO_MUCH_DISK = 0, 1, 2
 _FILES_PER_MEBIBYTE = 256
 _DISK_LOOK_MS = 20
-"""How often a work folder on a real disk is measured; in a namespace it is a file system of its own size."""
+"""Interval for measuring a work folder on a real disk; in a namespace it is a file system of its own size."""
 _DEVICE_READ = ("random", "urandom")
 
 
@@ -55,7 +54,7 @@ class Spawn(NamedTuple):
     is_single: int
 
     def packed(self) -> bytes:
-        """As it goes over the socket."""
+        """Pack it for the socket."""
         return SPAWN.pack(*self)
 
 
@@ -69,12 +68,12 @@ class Ended(NamedTuple):
     how: int  # BY_ITSELF, KILLED or TOO_MUCH_DISK
 
     def packed(self) -> bytes:
-        """As it goes over the socket."""
+        """Pack it for the socket."""
         return ENDED.pack(*self)
 
 
 class Zygote:
-    """This process, behind its own walls."""
+    """This process, once it is confined."""
 
     def __init__(self, control: _socket.socket, config: dict[str, Any], pid_namespace: int, statm: int) -> None:
         self._control = control
@@ -85,13 +84,13 @@ class Zygote:
         self._filter = b""
         if self._strength != "process":
             self._filter = seccomp.build(
-                syscalls.machine(),
+                linux.machine(),
                 may_start_processes=self._may_start,
                 has_own_root=self._strength == "namespaces",
             )
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._landlock = landlock.abi() if self._strength != "process" else 0
-        self._mapped = rlimits.address_space_in_use(statm) if statm >= 0 else 0
+        self._mapped = linux.address_space_in_use(statm) if statm >= 0 else 0
         self._calls = 0
         self._others: int = config["others"]
         if self._strength == "namespaces":
@@ -119,7 +118,7 @@ class Zygote:
         if self._strength == "namespaces":
             namespaces.send_next_child_away(self._pid_namespace)
         parent = os.getpid()
-        child = libc.fork()
+        child = linux.fork()
         if child == 0:
             self._be_child(spawn, descriptors, folder, parent)
         for descriptor in descriptors:
@@ -164,20 +163,20 @@ class Zygote:
             os.close(ending)
 
     def _be_child(self, spawn: Spawn, descriptors: Sequence[int], folder: str, parent: int) -> None:
-        """In the child: put up the walls, then serve. Never returns."""
+        """Confine the child, then serve. Never returns."""
         try:
             _take_descriptors(self._null, descriptors)
-            libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL, "die with the zygote")
+            linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "die with the zygote")
             if self._strength != "namespaces" and os.getppid() != parent:
                 os._exit(SETUP_EXIT)
-            self._put_up_walls(spawn, folder)
+            self._confine_child(spawn, folder)
             os.write(CHANNEL, READY)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, nothing may run behind half a wall
+        except BaseException as error:  # noqa: BLE001 - whatever it is, nothing may run half confined
             os.write(2, f"{type(error).__name__}: {error}"[:1000].encode("utf-8", "replace"))
             os._exit(SETUP_EXIT)
         harness.serve(CHANNEL, spawn.max_result, is_single=bool(spawn.is_single))
 
-    def _put_up_walls(self, spawn: Spawn, folder: str) -> None:
+    def _confine_child(self, spawn: Spawn, folder: str) -> None:
         is_confined = self._strength != "process"
         work = folder or namespaces.WORK_FOLDER
         if self._strength == "namespaces":
@@ -187,20 +186,20 @@ class Zygote:
         os.environ.update(HOME=work, TMPDIR=work)
         if is_confined:
             landlock.restrict(self._landlock, self._landlock_rules(work))
-        limits = rlimits.ProcessLimits(
+        limits = linux.ProcessLimits(
             spawn.cpu_s, self._mapped + spawn.memory, spawn.disk, spawn.open_files, self._tasks(spawn)
         )
         limits.apply()
         if is_confined:
-            capabilities.keep_only(*([capabilities.DAC_READ_SEARCH] if self._config["keep_read_search"] else []))
+            linux.keep_capabilities(*([linux.CAP_DAC_READ_SEARCH] if self._config["keep_read_search"] else []))
             seccomp.load(seccomp.for_process(self._filter, os.getpid()))
 
     def _tasks(self, spawn: Spawn) -> int:
-        """Tasks of this user id: the zygote, its parent behind the same walls, the child, and what that may start."""
+        """Return the limit on tasks of this user id: zygote, its parent, child, and what the child may start."""
         if self._config["shares_user"]:
-            return self._others + rlimits.SPARE_TASKS if self._others else 0
+            return self._others + linux.SPARE_TASKS if self._others else 0
         ours = 3 if self._strength == "namespaces" else 2
-        return ours + (spawn.processes or rlimits.THREADS)
+        return ours + (spawn.processes or linux.THREADS)
 
     def _landlock_rules(self, work: str) -> list[tuple[str, int]]:
         rules = shared_rules(self._config)
@@ -210,12 +209,12 @@ class Zygote:
 
 
 def files_in(disk: int) -> int:
-    """How many files and folders a work folder of this many bytes may hold."""
-    return max(16, _FILES_PER_MEBIBYTE * disk // rlimits.MEBIBYTE)
+    """Return how many files and folders a work folder of this many bytes may hold."""
+    return max(16, _FILES_PER_MEBIBYTE * disk // linux.MEBIBYTE)
 
 
 def uses_more(folder: str, disk: int) -> bool:
-    """Whether a work folder on a real disk holds more than it may; one that cannot be measured does."""
+    """Return whether a work folder on a real disk holds more than it may, or cannot be measured."""
     pending, files, size = [folder], 0, 0
     try:
         while pending:
@@ -263,7 +262,7 @@ def remove_folder(path: str) -> None:
 
 
 def _enter(config: dict[str, Any]) -> tuple[int, int]:
-    """Put up the zygote's own walls; its PID namespace and its memory figure, -1 where there is none.
+    """Confine the zygote; return descriptors of its PID namespace and of its `statm`, each -1 if missing.
 
     The process that called stays behind as the parent of the new process 1, which this returns in, and ends with it.
     """
@@ -274,20 +273,20 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
         if inner:
             os.close(proc)
             _wait_for(inner)
-        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL, "die with the parent")
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "die with the parent")
         pid_namespace = namespaces.proc_file(proc, "ns/pid")
         statm = namespaces.proc_file(proc, "statm")
         os.close(proc)
-        capabilities.empty_bounding_set()
+        linux.empty_bounding_set()
     else:
         pid_namespace = -1
         statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if os.path.exists("/proc/self/statm") else -1  # noqa: PTH110
         if user is not None:
-            capabilities.become(user, keep_read_search=config["keep_read_search"])
-    config["others"] = rlimits.tasks_of(os.getuid()) if config["shares_user"] else 0
+            linux.become_user(user, keep_read_search=config["keep_read_search"])
+    config["others"] = linux.tasks_of(os.getuid()) if config["shares_user"] else 0
     if strength != "process":
-        libc.prctl(libc.PR_SET_DUMPABLE, 0, "close this process to others")
-        libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1, "give up gaining rights")
+        linux.prctl(linux.PR_SET_DUMPABLE, 0, "close this process to others")
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, "give up gaining rights")
         _check_mechanisms()
     if strength == "landlock":
         _confine_oneself(config)
@@ -300,11 +299,11 @@ def _confine_oneself(config: dict[str, Any]) -> None:
     if version >= 2:  # the first version forbids all moving of files between folders, with which folders are removed
         work = (config["work_root"], landlock.work_folder_rights(version, may_execute=False))
         landlock.restrict(version, [*shared_rules(config), work])
-    seccomp.load(seccomp.build_for_zygote(syscalls.machine()))
+    seccomp.load(seccomp.build_for_zygote(linux.machine()))
 
 
 def shared_rules(config: dict[str, Any]) -> list[tuple[str, int]]:
-    """Landlock's rules for what every call may read where there is no root of its own, and for devices."""
+    """Return Landlock's rules for devices, and for what every call may read in the absence of a root of its own."""
     rules = [(real, landlock.READ) for _, real in config["read_paths"]]
     for device in namespaces.DEVICES:
         rights = landlock.READ_DEVICE if device in _DEVICE_READ else landlock.WRITE_DEVICE
@@ -314,7 +313,7 @@ def shared_rules(config: dict[str, Any]) -> list[tuple[str, int]]:
 
 def _check_mechanisms() -> None:
     if not landlock.abi():
-        raise libc.SetupError("confine files with Landlock", "this kernel has none, or was booted without it")
+        raise linux.SetupError("confine files with Landlock", "this kernel has none, or was booted without it")
 
 
 def _wait_for(child: int) -> None:
@@ -334,7 +333,7 @@ def _preload(config: dict[str, Any]) -> None:
             import_module(name)
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
-            raise libc.SetupError(f"import {name}, which the program declares", reason) from error
+            raise linux.SetupError(f"import {name}, which the program declares", reason) from error
     _use_once()
 
 
@@ -351,7 +350,7 @@ def _reply(control: _socket.socket, message: dict[str, Any]) -> None:
 
 
 def main(descriptor: int) -> None:
-    """Read the configuration, put up walls, import, say so, and serve."""
+    """Read the configuration, confine this process, import, report readiness, and serve."""
     control = _socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o022)  # the root that is built is for another user than its builder
@@ -362,8 +361,8 @@ def main(descriptor: int) -> None:
         pid_namespace, statm = _enter(config)
         _preload(config)
         zygote = Zygote(control, config, pid_namespace, statm)
-    except (libc.SetupError, OSError) as error:
-        step, reason = (error.step, error.reason) if isinstance(error, libc.SetupError) else ("start", str(error))
+    except (linux.SetupError, OSError) as error:
+        step, reason = (error.step, error.reason) if isinstance(error, linux.SetupError) else ("start", str(error))
         _reply(control, {"step": step, "reason": reason})
         os._exit(SETUP_EXIT)
     if statm >= 0:

@@ -10,7 +10,7 @@ import pytest
 from reward_kit.agent.clock import EpisodeClock
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
-from reward_kit.providers.traffic import Traffic
+from reward_kit.providers.session import ProviderSession
 from tests.agent.worlds import reason, task_of
 from tests.chat_server import ChatServer, answer, status
 
@@ -43,7 +43,7 @@ async def test_a_wait_within_a_wait_is_counted_once() -> None:
 @pytest.mark.parametrize("limit", ["wall_time_s", "policy_time_s"])
 async def test_an_endpoint_that_wants_to_be_left_alone_does_not_use_up_an_episodes_time(limit: str) -> None:
     async with ChatServer([status(429, headers={"Retry-After": "1.7"}), answer("42")]) as server:
-        policy = OpenAIAgentPolicy("m", base_url=server.base_url, traffic=Traffic())
+        policy = OpenAIAgentPolicy("m", base_url=server.base_url, traffic=ProviderSession())
         task = task_of(initial_user_prompt="?", limits={limit: 1.5})
         episode = await RLRolloutWorker(task, policy).collect_episode()
         await policy.close()

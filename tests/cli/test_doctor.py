@@ -25,12 +25,12 @@ from tests.sandbox.behind_walls import AVAILABLE, missing
 
 DENY = """
 import errno, sys
-from reward_kit.sandbox.kernel import bpf, libc, seccomp, syscalls
-denied = {"x86_64": {"unshare": 272, "landlock": 444}, "aarch64": {"unshare": 97, "landlock": 444}}[syscalls.machine()]
-deny = bpf.answer(bpf.errno_action(errno.EPERM))
-libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1, "")
+from reward_kit.sandbox import linux, seccomp
+denied = {"x86_64": {"unshare": 272, "landlock": 444}, "aarch64": {"unshare": 97, "landlock": 444}}[linux.machine()]
+deny = seccomp.answer(seccomp.errno_action(errno.EPERM))
+linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, "")
 rules = {denied[name]: deny for name in sys.argv[1].split(",")}
-seccomp.load(bpf.program(syscalls.audit_arch(syscalls.machine()), rules, bpf.answer(bpf.ALLOW)))
+seccomp.load(seccomp.assemble(linux.audit_arch(linux.machine()), rules, seccomp.answer(seccomp.ALLOW)))
 sys.argv[1:] = sys.argv[2:]
 from reward_kit.cli.main import main
 main()
@@ -250,7 +250,7 @@ class TestEndpoints:
     def test_a_wrong_variable_costs_its_line_and_not_the_rest(self, monkeypatch):
         monkeypatch.setenv("OPENAI_BASE_URL", "localhost:8000")
         _, (one,) = self.told()
-        assert one["outcome"] == "misconfigured" and "is no URL" in one["told"]
+        assert one["outcome"] == "misconfigured" and "is not a URL" in one["told"]
 
     def test_a_file_of_variables_counts(self, tmp_path):
         with Endpoint() as endpoint:

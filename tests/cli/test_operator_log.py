@@ -43,11 +43,11 @@ class TestWhatIsAskedFor:
         ("text", "name", "level"),
         [
             ("info", "reward_kit.runs", "info"),
-            ("DEBUG", "reward_kit.providers.retry", "debug"),
-            ("warning:providers=debug", "reward_kit.providers.retry", "debug"),
+            ("DEBUG", "reward_kit.providers.request_queue", "debug"),
+            ("warning:providers=debug", "reward_kit.providers.request_queue", "debug"),
             ("warning:providers=debug", "reward_kit.runs", "warning"),
-            ("off:reward_kit.providers.retry=info, runs=error", "reward_kit.providers.retry", "info"),
-            ("off:reward_kit.providers.retry=info, runs=error", "reward_kit.providers.lane", "off"),
+            ("off:reward_kit.providers.request_queue=info, runs=error", "reward_kit.providers.request_queue", "info"),
+            ("off:reward_kit.providers.request_queue=info, runs=error", "reward_kit.providers.request_queue", "off"),
             ("info:events=off", EVENTS, "off"),
         ],
     )

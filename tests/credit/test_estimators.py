@@ -16,6 +16,7 @@ from reward_kit.errors import ConfigError, InvalidResultError
 from reward_kit.rl_helpers import ESTIMATORS
 from tests.credit import loops
 from tests.credit.batches import Given, batches, eighths, step, trajectories, trajectory
+from tests.profiles import examples
 
 RETURNS = {"gamma": 0.5, "default_step_reward": -0.125}
 GIGPO = {"omega": 0.25, **RETURNS}
@@ -79,7 +80,7 @@ BATCH_WIDE = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gpg")
 NOT_RELATIVE = ("gae", "discounted_returns")
 
 every_setting = pytest.mark.parametrize("setting", EVERY, ids=str)
-fast = settings(max_examples=30, deadline=None)
+fast = settings(max_examples=examples(30), deadline=None)
 
 
 def noted(settings_: Iterable[Setting]) -> Iterator[Setting]:
@@ -299,7 +300,7 @@ any_size = st.floats(allow_nan=False, allow_infinity=False)
 
 
 @every_setting
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.lists(st.tuples(any_size, any_size, any_size), min_size=1, max_size=4),
     st.lists(st.one_of(any_size, st.none()), min_size=4, max_size=4),

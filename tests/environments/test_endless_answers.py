@@ -91,9 +91,9 @@ def test_endless_messages_of_an_mcp_server_over_stdio_end_with_the_calls_deadlin
 def test_endless_errors_of_an_mcp_server_do_not_fill_the_disk(tmp_path: Path) -> None:
     largest = """
     import pathlib, threading
-    from reward_kit import process_logs
+    from reward_kit import processes
     from reward_kit.processes import LOG_FOLDER
-    process_logs.PROCESS_LOG_BYTES = 2_000_000
+    processes.PROCESS_LOG_BYTES = 2_000_000
     LOG_FOLDER.set(pathlib.Path("%s"))
     """
     server = tmp_path / "server.py"

@@ -19,6 +19,7 @@ from reward_kit.environments import FilesystemResource, open_snapshot
 from reward_kit.environments.confined import split_path
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 from reward_kit.processes import temporary_root
+from tests.profiles import examples
 
 FILES = {"notes/today.txt": "milk", "readme": "hello"}
 
@@ -90,7 +91,7 @@ def test_a_path_is_taken_apart_into_names_inside_or_refused(path: str) -> None:
     assert all(part not in ("", ".", "..") and "/" not in part and "\0" not in part for part in parts)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.lists(st.sampled_from(["..", ".", "", "notes", "link", "readme", "x"]), max_size=5).map("/".join))
 async def test_whatever_is_written_nothing_outside_changes(path: str) -> None:
     outside = Path(tempfile.mkdtemp())

@@ -174,7 +174,7 @@ async def test_an_agents_mistake_is_a_tool_error_and_changes_nothing(shared) -> 
 FAULTS = {
     "html": r"POST http://127.0.0.1:\d+/step: the answer is not JSON \(.*\): <html>hello</html>",
     "status": "/step: status 500: Traceback: oh",
-    "not_json": "/step: the answer is not JSON .NaN is no JSON.",
+    "not_json": "/step: the answer is not JSON .NaN is not JSON.",
     "nested": "/step: the answer is not JSON",
     "list": r"/step: expected a JSON object, got \[1\]",
     "no_observation": "/step: observation: missing; there are reward",

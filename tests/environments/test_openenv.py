@@ -186,7 +186,7 @@ async def test_an_agents_mistake_is_a_tool_error_and_changes_nothing(server: Ope
 FAULTS = {
     "hang_up": r"step at ws://127.0.0.1:\d+/ws: the connection was closed \(code 1011\)",
     "html": r"the answer is not JSON \(.*\): <html>hello</html>",
-    "nan": "the answer is not JSON .NaN is no JSON.",
+    "nan": "the answer is not JSON .NaN is not JSON.",
     "list": r'expected {"type": "observation", "data": {…}}, got \[1\]',
     "other": 'got {"type": "state"',
     "binary": "a binary message",

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from reward_kit.differences import first_difference
+from reward_kit.display_text import first_difference
 from reward_kit.environments import ReplayForkResource, StepOutcome, tool_spec
 from reward_kit.errors import EnvironmentFailure, ToolError
 

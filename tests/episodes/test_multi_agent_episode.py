@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
 from reward_kit.errors import EpisodeError
 from tests.episodes.multi_agent_programs import Stage, built
+from tests.profiles import examples
 
 OBSERVATIONS = [{"a": 0, "b": 10}, {"b": 11}, {"b": 12}, {"a": 1, "b": 13}, {"a": 2}]
 RLLIB = Path(__file__).parents[2] / ".peers/rllib/bin/python"
@@ -314,7 +315,7 @@ def oracle(stage_seed, steps, *, ends_early):
     return rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SEEDS, st.integers(1, 12), st.booleans(), st.booleans(), st.data())
 def test_every_chunk_reads_as_a_loop_over_dicts_does(seed, steps, ends_early, numpy, data):
     episode, rows = (
@@ -340,7 +341,7 @@ def test_every_chunk_reads_as_a_loop_over_dicts_does(seed, steps, ends_early, nu
         }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SEEDS, st.integers(1, 12), st.booleans(), st.booleans(), st.booleans(), st.data())
 def test_slices_make_the_episode_again(seed, steps, ends, ends_early, numpy, data):
     episode = built(MultiAgentEpisode, seed, steps, ends=ends, ends_early=ends_early)
@@ -357,7 +358,7 @@ def test_slices_make_the_episode_again(seed, steps, ends, ends_early, numpy, dat
     assert whole.hanging_rewards_begin == episode.hanging_rewards_begin
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SEEDS, st.integers(2, 12), st.booleans())
 def test_a_cut_loses_nothing_and_changes_nothing(seed, steps, ends_early):
     first, second = built(MultiAgentEpisode, seed, steps, chunked=True, ends_early=ends_early, enters_late=True)
@@ -375,7 +376,7 @@ def test_a_cut_loses_nothing_and_changes_nothing(seed, steps, ends_early):
     assert first.hanging_rewards_begin == whole.hanging_rewards_begin
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(SEEDS, st.integers(0, 9), st.booleans())
 def test_a_state_survives_json_and_pickle(seed, steps, numpy):
     episode = built(MultiAgentEpisode, seed, steps)

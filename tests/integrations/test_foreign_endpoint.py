@@ -18,7 +18,7 @@ from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.providers import Traffic
+from reward_kit.providers import ProviderSession
 from tests.chat_server import ChatServer, answer, tool_calls
 
 pytestmark = pytest.mark.campaign
@@ -77,7 +77,7 @@ async def is_up(session: aiohttp.ClientSession, url: str) -> bool:
 
 async def collect(url: str, model: str, *, stream: bool, count: int = 4, **options):
     """Episodes at the same time with one policy, on a run's shared traffic."""
-    policy = OpenAIAgentPolicy(model, base_url=url, stream=stream, traffic=Traffic(), **options)
+    policy = OpenAIAgentPolicy(model, base_url=url, stream=stream, traffic=ProviderSession(), **options)
     worker = RLRolloutWorker(TASK, policy, tools=tools)
     try:
         return await asyncio.gather(*(worker.collect_episode(seed=seed) for seed in range(count)))

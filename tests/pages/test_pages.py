@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.sandbox.availability import best_strength
+from reward_kit.sandbox.host import best_strength
 from tests.pages.parts import Page, read_page
 from tests.pages.running import ROOT, run_page
 

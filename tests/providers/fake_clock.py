@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
-from reward_kit.providers.lane import Clock
+from reward_kit.providers.request_queue import Clock
 
 
 class FakeTimer:

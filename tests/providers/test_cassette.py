@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from reward_kit.errors import ConfigError, DeadlineError, LimitError, ProviderError
-from reward_kit.providers import Cassette, ChatEndpoint, Rates, RetryPolicy, Traffic
+from reward_kit.providers import Cassette, ChatEndpoint, ProviderSession, Rates, RetryPolicy
 from reward_kit.providers.faults import ENDPOINT_ERRORS
 from tests.chat_server import ChatServer, answer, silent, status, tool_calls
 
@@ -30,7 +30,7 @@ class Asked:
     """Asks one endpoint and closes everything; outcomes are completions or errors."""
 
     def __init__(self, url: str, cassette: Cassette) -> None:
-        self.traffic = Traffic(cassette=cassette)
+        self.traffic = ProviderSession(cassette=cassette)
         self.chat = ChatEndpoint(url, "key-1", retry=FAST, traffic=self.traffic, idle_timeout_s=0.2)
 
     async def __aenter__(self):
@@ -185,7 +185,7 @@ def test_a_file_that_is_no_cassette_is_neither_replayed_nor_overwritten(tmp_path
     path = tmp_path / "notes.txt"
     path.write_text(text)
     for use in (Cassette.record, Cassette.replay):
-        with pytest.raises(ConfigError, match=r"notes\.txt is no cassette"):
+        with pytest.raises(ConfigError, match=r"notes\.txt is not a cassette"):
             use(path)
     assert path.read_text() == text
 
@@ -202,7 +202,7 @@ def test_a_damaged_line_a_later_version_and_a_missing_file_are_config_errors(tmp
     Cassette.record(path).close()
     header = path.read_text()
     path.write_text(header + "oops\n" + header)
-    with pytest.raises(ConfigError, match=r"c\.jsonl:2: this line is no recorded exchange"):
+    with pytest.raises(ConfigError, match=r"c\.jsonl:2: this line is not a recorded exchange"):
         Cassette.replay(path)
     path.write_text('{"schema_version": 2}\n')
     with pytest.raises(ConfigError, match="recorded by a later version"):
@@ -224,7 +224,7 @@ def test_one_process_records_at_a_time(tmp_path):
 async def test_a_replay_is_not_paced(tmp_path):
     path = tmp_path / "c.jsonl"
     await record(path, misbehave, [(request("a"),)] * 20)
-    shared = Traffic(cassette=Cassette.replay(path))
+    shared = ProviderSession(cassette=Cassette.replay(path))
     chat = ChatEndpoint(closed_url(), traffic=shared, rates=Rates(requests_per_minute=1, max_connections=1))
     async with asyncio.timeout(5):
         await asyncio.gather(*(chat.complete(request("a"), scope="e1") for _ in range(20)))
@@ -245,31 +245,31 @@ async def test_what_is_redacted_is_found_again_all_the_same(tmp_path):
     async with ChatServer([answer("fine")]) as server:
         cassette = Cassette.record(tmp_path / "c.jsonl")
         cassette.redact = lambda line: line.replace(b"hunter2", b"(hidden)")
-        chat = ChatEndpoint(server.base_url, traffic=Traffic(cassette=cassette))
+        chat = ChatEndpoint(server.base_url, traffic=ProviderSession(cassette=cassette))
         request = {"model": "m", "messages": [{"role": "user", "content": "my word is hunter2"}]}
         recorded = await chat.complete(request)
         await chat.aclose()
         cassette.close()
     assert b"hunter2" not in (tmp_path / "c.jsonl").read_bytes()
     replay = Cassette.replay(tmp_path / "c.jsonl")
-    replaying = ChatEndpoint("http://127.0.0.1:9/v1", traffic=Traffic(cassette=replay))
+    replaying = ChatEndpoint("http://127.0.0.1:9/v1", traffic=ProviderSession(cassette=replay))
     assert await replaying.complete(request) == recorded
     replay.close()
 
 
 def test_a_hostile_line_is_refused_with_its_number(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("reward_kit.providers.cassette_index.RECORDED_LINE_BYTES", 20_000)
+    monkeypatch.setattr("reward_kit.providers.cassette.RECORDED_LINE_BYTES", 20_000)
     path = tmp_path / "answers.jsonl"
     header = '{"schema_version": 1}\n'
     for line, problem in (
         ("x" * 30_000, ":2: this line has more than"),
-        ("[" * 15_000, ":2: this line is no recorded exchange"),
-        ('{"key": "k", "scope": "", "occurrence": 0, "request": 1}', ":2: this line is no recorded exchange"),
+        ("[" * 15_000, ":2: this line is not a recorded exchange"),
+        ('{"key": "k", "scope": "", "occurrence": 0, "request": 1}', ":2: this line is not a recorded exchange"),
     ):
         path.write_text(f"{header}{line}\n")
         with pytest.raises(ConfigError) as raised:
             Cassette.replay(path)
         assert str(raised.value).startswith(f"{path}{problem}")
     path.write_text("x" * 30_000)
-    with pytest.raises(ConfigError, match="is no cassette"):
+    with pytest.raises(ConfigError, match="is not a cassette"):
         Cassette.replay(path)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from reward_kit.errors import ProviderError
 from reward_kit.models import Message
 from reward_kit.providers import ChatEndpoint, EncodedMessages, Price, PriceTable, Usage
-from reward_kit.providers.encoding import encode_request
-from reward_kit.providers.stream import EventReader, StreamedCompletion
+from reward_kit.providers.chat import encode_request
+from reward_kit.providers.completion import EventReader, StreamedCompletion
 from tests.chat_server import USAGE, ChatServer, answer, events, raw, tool_calls
 
 REQUEST = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -180,7 +180,7 @@ async def test_torn_surrogates_are_mended(text, read, stream):
 
 
 async def test_a_request_that_is_no_json_is_not_sent():
-    with pytest.raises(ProviderError, match="it is no JSON"):
+    with pytest.raises(ProviderError, match="it is not JSON"):
         await ask(answer(), request={**REQUEST, "temperature": float("nan")})
 
 

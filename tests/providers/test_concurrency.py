@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.providers.concurrency import Concurrency
+from reward_kit.providers.request_queue import Concurrency
 
 
 def burst(limit: Concurrency, in_flight: int, refused: int, first: int = 0) -> list[bool]:

@@ -9,7 +9,7 @@ from tests.endless import Peak, endless, peak
 PREPARE = """
 import aiohttp
 from reward_kit.providers.chat import ChatEndpoint
-from reward_kit.providers.retry import RetryPolicy
+from reward_kit.providers.request_queue import RetryPolicy
 """
 CALL = """
 endpoint = ChatEndpoint("http://127.0.0.1:{port}/v1", "key", retry=RetryPolicy(base_s=0.01), total_timeout_s=60)
@@ -56,8 +56,8 @@ def test_an_endless_stream_is_cut(kind: str, limit: str) -> None:
 
 
 SMALLER = """
-from reward_kit.providers import stream
-stream.MODEL_STREAM_BYTES, stream.MODEL_ANSWER_BYTES, stream.MODEL_ANSWER_VALUES = 4 * 2**20, 2**20, 20_000
+from reward_kit.providers import completion
+completion.MODEL_STREAM_BYTES, completion.MODEL_ANSWER_BYTES, completion.MODEL_ANSWER_VALUES = 4 * 2**20, 2**20, 20_000
 """
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.providers.environment import OPENAI_BASE_URL, read_dotenv, resolve_endpoint
+from reward_kit.providers.keys import OPENAI_BASE_URL, read_dotenv, resolve_endpoint
 
 LOCAL = "http://127.0.0.1:8000/v1"
 
@@ -79,13 +79,13 @@ def test_a_slash_at_the_end_is_dropped_and_a_key_is_stripped(tmp_path):
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http:/x"])
 def test_what_is_no_url_is_shown(tmp_path, url):
-    with pytest.raises(ConfigError, match=f"base_url '{url}' is no URL"):
+    with pytest.raises(ConfigError, match=f"base_url '{url}' is not a URL"):
         resolve(tmp_path, url)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999/v1", "http://h:x/v1", "http://[::1"])
 def test_where_nobody_can_connect_is_no_url(tmp_path, url):
-    with pytest.raises(ConfigError, match=re.escape(f"base_url '{url}' is no URL: ")):
+    with pytest.raises(ConfigError, match=re.escape(f"base_url '{url}' is not a URL: ")):
         resolve(tmp_path, url)
 
 

@@ -13,8 +13,7 @@ import openai
 import pytest
 
 from reward_kit.errors import RewardError, boundary
-from reward_kit.providers.faults import TransientError
-from reward_kit.providers.foreign_errors import Trouble, trouble_of
+from reward_kit.providers.faults import TransientError, Trouble, trouble_of
 from tests.chat_server import Behaviour, ChatServer, answer, dropped, slow, status
 
 SECONDS = 0.3

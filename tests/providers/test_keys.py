@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.providers.environment import NO_KEY, key_variable, resolve_endpoint
-from reward_kit.providers.keys import ORIGINS_VARIABLE, PROVIDERS, listed_origins, origin_of, origins_of
+from reward_kit.providers.keys import (
+    NO_KEY,
+    ORIGINS_VARIABLE,
+    PROVIDERS,
+    key_variable,
+    listed_origins,
+    origin_of,
+    origins_of,
+    resolve_endpoint,
+)
 
 LOCAL = "http://127.0.0.1:8000/v1"
 
@@ -111,7 +119,7 @@ def test_a_url_without_an_origin_gets_no_key(tmp_path: Path, url: str) -> None:
     try:
         assert resolve_endpoint(environ=environ, folder=tmp_path).api_key is None
     except ConfigError as error:
-        assert "is no URL" in str(error)
+        assert "is not a URL" in str(error)
 
 
 def test_without_a_url_a_file_cannot_send_another_variable_to_openai(tmp_path: Path) -> None:

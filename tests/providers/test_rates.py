@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError
 from reward_kit.providers import Rates
-from reward_kit.providers.rates import Bucket, TokenEstimate
+from reward_kit.providers.request_queue import Bucket, TokenEstimate
 
 
 def taken(per_minute: float, wishes: list[tuple[float, float]]) -> list[tuple[float, float]]:

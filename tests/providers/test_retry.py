@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError
-from reward_kit.providers.faults import IdleTimeoutError, TransientError
-from reward_kit.providers.retry import RetryPolicy, with_retries
-from reward_kit.providers.retry_after import parse_retry_after
+from reward_kit.providers.faults import IdleTimeoutError, TransientError, parse_retry_after
+from reward_kit.providers.request_queue import RetryPolicy, with_retries
 
 NOW = 1_790_000_000.0
 SECONDS = st.integers(0, 10_000_000)

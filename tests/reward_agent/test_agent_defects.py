@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.providers.retry import RetryPolicy
+from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent import AsyncRewardAgent, Retries, SyncRewardAgent
 from tests.reward_agent import virtual_time
 from tests.reward_agent.held_scorer import HeldScorer, requests, scored

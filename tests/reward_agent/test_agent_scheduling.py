@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from reward_kit.errors import ConfigError, Failure, RewardError
-from reward_kit.providers.rates import Rates
-from reward_kit.providers.retry import RetryPolicy
+from reward_kit.providers.request_queue import Rates, RetryPolicy
 from reward_kit.reward_agent import AsyncRewardAgent, Retries, ScoreCache, SyncRewardAgent
 from reward_kit.reward_agent.calling import SPARE
 from reward_kit.reward_agent.score_cache import content_hash

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from reward_kit.errors import ConfigError
-from reward_kit.providers.retry import RetryPolicy
+from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent import AsyncRewardAgent, Retries
+from tests.profiles import examples
 from tests.reward_agent import virtual_time
 from tests.reward_agent.held_scorer import HeldScorer, requests
 
@@ -201,6 +202,6 @@ class AgentAndModel(RuleBasedStateMachine):
 
 
 AgentAndModel.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, database=None
+    max_examples=examples(60), stateful_step_count=40, deadline=None, derandomize=True, database=None
 )
 TestAgentAndModel = AgentAndModel.TestCase

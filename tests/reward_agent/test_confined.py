@@ -18,10 +18,11 @@ from reward_kit.models import Message
 from reward_kit.reward_agent import ScoringRequest
 from reward_kit.reward_agent.confined import ConfinedScorer
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
-from reward_kit.sandbox import availability
-from reward_kit.sandbox.availability import Availability
+from reward_kit.sandbox import host
+from reward_kit.sandbox.host import Availability
 from reward_kit.sandbox.worker import Session
 from tests.agent.worlds import WORLD, call, calls, worker_of
+from tests.profiles import examples
 
 LEVELS = ("in_process", "warm", "isolated")
 CHAT = [Message(role="user", content="2+2?"), Message(role="assistant", content="4")]
@@ -92,7 +93,7 @@ class TestTheSameAtEveryLevel:
         write(tmp_path, "from .inner import split\ndef words(message): return split(message.text)\n", "helpers/text.py")
         write(tmp_path, "def split(text): return text.split()\n", "helpers/inner.py")
 
-        @settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=examples(25), deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(st.lists(self.messages, min_size=1, max_size=4), self.plain, st.dictionaries(st.text(), self.plain))
         def same(messages, truth, sample):
             turns = list(range(len(messages)))
@@ -293,8 +294,8 @@ class TestLoading:
 
     @pytest.mark.parametrize("level", [None, "warm"])
     def test_a_machine_without_walls_runs_it_here_and_says_so(self, tmp_path, monkeypatch, level):
-        none = {s: Availability(s, False, "there are none") for s in availability.STRENGTHS}
-        monkeypatch.setattr(availability, "_known", none)
+        none = {s: Availability(s, False, "there are none") for s in host.STRENGTHS}
+        monkeypatch.setattr(host, "_known", none)
         write(tmp_path, "def reward(messages): return {'score': 1.0}\n")
         loaded = load(tmp_path, "reward", level)
         assert len(loaded.notes) == 1 and "runs in_process, without a sandbox" in loaded.notes[0]

@@ -16,7 +16,7 @@ import pytest
 
 from reward_kit.errors import ConfigError, Failure, InvalidResultError, PolicyError
 from reward_kit.models import Message
-from reward_kit.providers.rates import Rates
+from reward_kit.providers.request_queue import Rates
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, ScoringRequest
 from reward_kit.reward_agent.confined import ConfinedReward
 from reward_kit.reward_agent.custom_rewards import Answer, read_answer, spec_of

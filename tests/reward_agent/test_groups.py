@@ -21,6 +21,7 @@ from reward_kit.reward_agent.confined import ConfinedReward
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
 from reward_kit.reward_agent.scoring import Reward, check_parameters
 from reward_kit.typed_interface import reward_function, reward_spec
+from tests.profiles import examples
 
 LEVELS = ("in_process", "warm")
 BROKEN = Failure.from_exception(PolicyError("no action"))
@@ -205,7 +206,13 @@ async def test_groups_come_out_alike_here_and_behind_walls(folder: Path) -> None
     groups: list[list[ScoringRequest]] = []
     said = st.sampled_from([None, "", "a", "ab", "nan", "none", "error", "invalid", "no step", "drop", "crash"])
 
-    @settings(max_examples=30, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=examples(30),
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(st.lists(said, min_size=1, max_size=6))
     def collect(texts: list[str | None]) -> None:
         groups.append(group(*texts))

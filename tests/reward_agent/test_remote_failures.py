@@ -15,7 +15,7 @@ from aiohttp import web
 
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError
 from reward_kit.models import EvaluateResult
-from reward_kit.providers.retry import RetryPolicy
+from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent import Scored, ScoringRequest
 from reward_kit.reward_agent.remote import AboutBody, Patience, RemoteReward, answer_of
 

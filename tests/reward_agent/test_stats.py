@@ -11,7 +11,7 @@ import pytest
 
 from reward_kit.errors import Failure, RewardError
 from reward_kit.models import EvaluateResult
-from reward_kit.providers.retry import RetryPolicy
+from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent import AsyncRewardAgent, Retries, ScoreCache, Scored, SyncRewardAgent
 from reward_kit.reward_agent.stats import Latencies, Tally
 from reward_kit.rewards.judging.usage import METRIC, JudgeUsage

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.rewards.choice_answers import choice_answer
+from tests.profiles import examples
 from tests.rewards.answers import MEGABYTE, REPEATED, ask, histories, wild_text
 
 SAMPLE = {"question": "The capital of France?", "choices": ["London", "Paris", "A dog", "Rome"]}
@@ -152,7 +153,7 @@ def test_one_stated_letter_is_right_only_if_it_is_the_letter(stated: str, truth:
         assert ask(choice_answer, form.format(stated), truth).score == float(stated == truth)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(wild_text, histories)
 def test_no_reply_raises(reply: str, messages: list[Any]) -> None:
     for unmarked in ("refuse", "last_letter"):

@@ -14,6 +14,7 @@ from reward_kit.errors import ConfigError, RewardError
 from reward_kit.reward_calls import with_options
 from reward_kit.rewards.exact_answers import exact_answer
 from reward_kit.rewards.reading.normalising import SQUAD
+from tests.profiles import examples
 from tests.rewards.answers import MEGABYTE, ask, histories, wild_text
 
 SAME: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -110,7 +111,7 @@ def test_a_text_is_itself(text: str) -> None:
     assert ask(exact_answer, text + "x", text).score == 0.0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(wild_text, histories)
 def test_no_reply_raises(reply: str, messages: list[Any]) -> None:
     for steps in ((), SQUAD, ("nfkc", "numbers")):

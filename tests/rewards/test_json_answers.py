@@ -16,6 +16,7 @@ from reward_kit import Message, with_options
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.rewards.json_answers import json_answer, json_schema_answer
 from reward_kit.typed_interface import reward_spec
+from tests.profiles import examples
 from tests.rewards.answers import MEGABYTE, REPEATED, ask, histories, wild_text
 
 TRUTH = {"city": "Oslo", "degrees": 4, "tags": ["cold", "wet"]}
@@ -315,7 +316,7 @@ def test_the_share_of_fields_is_1_for_equal_values_only(one: Any, other: Any) ->
 json_like = st.lists(st.sampled_from(["{", "}", "[", "]", '"a"', ":", ",", "1", "NaN", "```", "\n", "\\", "\ud800"]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(wild_text | json_like.map("".join), histories)
 def test_no_reply_raises(reply: str, messages: list[Message]) -> None:
     for reward in (with_options(json_answer, partial="fields"), json_schema_answer):

@@ -14,6 +14,7 @@ from reward_kit.errors import ConfigError, ProviderError, RewardError
 from reward_kit.models import Message
 from reward_kit.rewards import llm_judge
 from tests.chat_server import status
+from tests.profiles import examples
 from tests.rewards.judges import QUALITY, block_of, fair, grades, judged, talk
 
 TWO = {"safety": {"description": "It is safe.", "weight": 3}, "factuality": "It is true."}
@@ -217,7 +218,7 @@ histories = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(histories, st.sampled_from(["answer", "conversation"]))
 def test_any_history_is_scored(history, what):
     async def score():

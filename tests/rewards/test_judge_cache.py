@@ -8,7 +8,7 @@ import json
 import pytest
 
 from reward_kit.errors import ConfigError, ProviderError
-from reward_kit.providers.traffic import CURRENT_TRAFFIC, Cassette, Traffic
+from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, Cassette, ProviderSession
 from reward_kit.rewards import llm_judge
 from reward_kit.rewards.judging.client import JudgeClients
 from tests.chat_server import ChatServer, answer, silent, slow, status
@@ -104,7 +104,7 @@ async def test_another_file_is_no_cache(tmp_path):
 
 async def test_a_recording_holds_each_request_once_and_is_replayed_without_a_server_or_key(tmp_path, monkeypatch):
     async def scores(traffic, base_url):
-        clients, token = JudgeClients(), CURRENT_TRAFFIC.set(traffic)
+        clients, token = JudgeClients(), CURRENT_PROVIDER_SESSION.set(traffic)
         try:
             options = {
                 "model": "m",
@@ -115,18 +115,20 @@ async def test_a_recording_holds_each_request_once_and_is_replayed_without_a_ser
             options["cache"] = str(tmp_path / "cache.jsonl")
             return [(await llm_judge(talk(text), **options)).score for text in ("Paris", "Paris", "Lyon")]
         finally:
-            CURRENT_TRAFFIC.reset(token)
+            CURRENT_PROVIDER_SESSION.reset(token)
             await clients.close()
             traffic.close()
 
     monkeypatch.setenv("JUDGE_KEY", "sk-judge-secret")
     async with ChatServer(fair(grades(4))) as server:
         url = server.base_url
-        recorded = await scores(Traffic(cassette=Cassette.record(tmp_path / "tape.jsonl")), url)
+        recorded = await scores(ProviderSession(cassette=Cassette.record(tmp_path / "tape.jsonl")), url)
         assert len(server.requests) == 2
         assert server.requests[0].headers["Authorization"] == "Bearer sk-judge-secret"
     monkeypatch.delenv("JUDGE_KEY")
-    assert await scores(Traffic(cassette=Cassette.replay(tmp_path / "tape.jsonl")), url) == recorded == [0.75] * 3
+    assert (
+        await scores(ProviderSession(cassette=Cassette.replay(tmp_path / "tape.jsonl")), url) == recorded == [0.75] * 3
+    )
     written = "".join(path.read_text() for path in tmp_path.iterdir())
     assert "sk-judge-secret" not in written
 

@@ -14,6 +14,7 @@ from reward_kit.rewards import grounded_judge, group_judge, llm_judge, pairwise_
 from reward_kit.rewards.judging.client import JudgeClients
 from reward_kit.rewards.judging.fencing import fenced
 from tests.chat_server import ChatServer
+from tests.profiles import examples
 from tests.rewards.injections import INJECTIONS
 from tests.rewards.judges import QUALITY, block_of, is_obeyed, talk, verdict
 
@@ -139,7 +140,7 @@ def check_that_nothing_leaks(body, text):
     assert body["messages"][1]["content"].count(code) == 3
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(st.characters(codec=None), max_size=60) | st.sampled_from(list(INJECTIONS.values())))
 def test_no_text_leaves_its_string(text):
     block = fenced({"answer": text}, "rules")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from reward_kit.errors import RewardError
 from reward_kit.rewards.list_answers import MOST_ITEMS, list_answer
+from tests.profiles import examples
 from tests.rewards.answers import MEGABYTE, REPEATED, ask, histories, wild_text
 
 TRUTH = ["red", "blue", "green"]
@@ -136,7 +137,7 @@ def test_a_list_in_order_is_right_in_any_order(truth: list[str], stated: list[st
     assert ordered.metrics["recall"].score <= ask(list_answer, reply, truth).metrics["recall"].score
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(wild_text, histories)
 def test_no_reply_raises(reply: str, messages: list[Any]) -> None:
     assert 0.0 <= ask(list_answer, reply, TRUTH, partial="f1").score <= 1.0

@@ -20,6 +20,7 @@ from reward_kit.reward_calls import with_options
 from reward_kit.rewards.math_answers import math_answer, number_answer
 from reward_kit.rewards.reading.found_answers import truth_text
 from reward_kit.typed_interface import reward_spec
+from tests.profiles import examples
 from tests.rewards.answers import ask, histories, wild_text
 
 RIGHT = {
@@ -285,7 +286,7 @@ def polynomials() -> st.SearchStrategy[sympy.Expr]:
     )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(polynomials(), polynomials())
 def test_verdicts_are_sympy_s(left: sympy.Expr, right: sympy.Expr) -> None:
     expanded = sympy.expand(left)
@@ -331,7 +332,7 @@ def test_where_math_verify_is_lenient_or_wrong_the_verdict_is_ours(truth: str, a
     assert ask(math_answer, rf"\boxed{{{answer}}}", truth).score == 0.0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(wild_text, wild_text)
 def test_no_reply_raises(reply: str, truth: str) -> None:
     truth = truth if truth_text(truth) else "5"
@@ -340,14 +341,14 @@ def test_no_reply_raises(reply: str, truth: str) -> None:
         assert ask(number_answer, text, 5).score in {0.0, 1.0}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(histories)
 def test_no_history_raises(messages: list[Any]) -> None:
     assert math_answer(messages, "3").score in {0.0, 1.0}
     assert number_answer(messages, 3).score in {0.0, 1.0}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.text(min_size=1, max_size=30).filter(str.strip))
 def test_whatever_is_expected_is_right_when_it_is_given(truth: str) -> None:
     """But for texts that the markup around an answer eats: braces, backslashes, marks."""

@@ -19,6 +19,7 @@ from reward_kit.reward_calls import with_options
 from reward_kit.rewards.comparing.sql_rows import Result, has_order, same_rows, with_tie_break
 from reward_kit.rewards.sql import sql_result
 from reward_kit.typed_interface import reward_spec
+from tests.profiles import examples
 
 SEED = """
 CREATE TABLE person(id INTEGER PRIMARY KEY, name TEXT, city TEXT, age INTEGER, pay REAL);
@@ -296,7 +297,7 @@ ROWS = st.integers(0, 3).flatmap(
 
 
 @given(ROWS, st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_rows_are_the_same_in_any_order_and_never_in_another_number(table: tuple[int, list[Any]], draw: Any) -> None:
     width, rows = table
     shuffled = draw.sample(rows, len(rows))
@@ -310,7 +311,7 @@ def test_rows_are_the_same_in_any_order_and_never_in_another_number(table: tuple
 
 
 @given(ROWS, ROWS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_without_a_tolerance_it_is_equality_of_multisets(
     one: tuple[int, list[Any]], other: tuple[int, list[Any]]
 ) -> None:

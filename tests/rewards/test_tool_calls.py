@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from reward_kit import EvaluateResult, Message, with_options
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.rewards.tool_calls import MOST_CALLS, tool_calls_match
+from tests.profiles import examples
 
 START = Message(role="user", content="?")
 ARGUMENTS = {"city": "Oslo", "unit": "celsius"}
@@ -501,7 +502,7 @@ wild = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(wild, max_size=4), st.sampled_from([FLAT, CHOICES, [], [FLAT, OTHER]]), st.booleans())
 def test_no_history_raises(messages: list[Message], truth: Any, wide: bool) -> None:
     wide_options = {"turns": "all", "text_calls": True, "partial": "arguments", "coerce": True, "strings": "bfcl"}

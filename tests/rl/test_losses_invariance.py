@@ -13,6 +13,7 @@ from torch import Tensor
 
 from reward_kit.rl.losses import Aggregation, penalised_rewards, truncated_importance_weights, within_cap
 from reward_kit.rl.losses.importance import Level
+from tests.profiles import examples
 from tests.rl.loss_cases import (
     AGGREGATIONS,
     CAP,
@@ -54,7 +55,7 @@ def test_without_counts_the_rows_given_are_all(name: str, aggregation: Aggregati
     assert torch.equal(LOSSES[name](case, aggregation=aggregation).loss, given_counts.loss)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(
     st.integers(0, 10_000),
     st.sampled_from(sorted(LOSSES)),

@@ -30,6 +30,7 @@ from reward_kit.rl.overlap import (
     simulate_overlap,
 )
 from reward_kit.typed_interface import reward_spec
+from tests.profiles import examples
 
 SYNC, MINIBATCH, ONE_STEP_OFF, BOTH = Schedule
 BASE = PipelineSettings(rollout_s=8, update_s=2, batch_size=8, group_size=2, minibatch_size=2, steps=4)
@@ -143,7 +144,7 @@ def test_the_reward_agent_begins_its_calls_exactly_so() -> None:
 # The schedules
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(pipelines())
 def test_more_overlap_is_never_slower_and_none_beats_the_bound(case: tuple[PipelineSettings, np.ndarray]) -> None:
     overlap = simulate_overlap(*case)
@@ -153,7 +154,7 @@ def test_more_overlap_is_never_slower_and_none_beats_the_bound(case: tuple[Pipel
     assert overlap.lower_bound_s <= both + 1e-9
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(pipelines())
 def test_the_machine_does_one_thing_after_another_and_every_second_is_told_of(
     case: tuple[PipelineSettings, np.ndarray],
@@ -171,7 +172,7 @@ def test_the_machine_does_one_thing_after_another_and_every_second_is_told_of(
             assert result.seconds("waits_for_rollouts") == 0
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(pipelines())
 def test_no_batch_is_used_before_it_is_scored(case: tuple[PipelineSettings, np.ndarray]) -> None:
     setup, latencies = case
@@ -186,7 +187,7 @@ def test_no_batch_is_used_before_it_is_scored(case: tuple[PipelineSettings, np.n
                     assert update.begin_s >= batch.ends_C.max()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(pipelines())
 def test_at_no_time_are_more_calls_in_flight_than_allowed(case: tuple[PipelineSettings, np.ndarray]) -> None:
     setup, latencies = case

@@ -23,6 +23,7 @@ from reward_kit.rl.losses import ppo_clip_loss
 from reward_kit.rl.reward_manager import EpisodeRewardManager
 from reward_kit.rl.reward_manager import batches as reward_batches
 from reward_kit.tokens import TokenBatch, build_rows, pack_rows, row_columns, verl_batch
+from tests.profiles import examples
 from tests.rl.reward_cases import WordTokenizer, answers, proto
 
 Rows = list[list[int]]
@@ -81,7 +82,7 @@ def one_by_one(data: Any, valid: np.ndarray) -> np.ndarray:
 
 
 @given(batches())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_score_stands_where_a_plain_loop_puts_it(case: tuple[Any, np.ndarray]) -> None:
     data, valid = case
     found = full(data)
@@ -95,7 +96,7 @@ def test_a_score_stands_where_a_plain_loop_puts_it(case: tuple[Any, np.ndarray])
 
 
 @given(st.integers(0, 40), st.integers(0, 2000), st.sampled_from([0.0, 0.001, 0.5]), st.integers(0, 99))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_last_token_is_found_in_blocks_and_on_devices_alike(rows: int, width: int, share: float, seed: int) -> None:
     drawn = np.random.default_rng(seed).random((rows, width)) < share
     expected = [max(np.flatnonzero(row), default=-1) for row in drawn]

@@ -27,6 +27,7 @@ from reward_kit.rl.reward_manager import (
 from reward_kit.rl.reward_manager.registry import REWARD_MANAGERS
 from reward_kit.rl.reward_manager.reports import columns_of
 from reward_kit.typed_interface import reward_function
+from tests.profiles import examples
 from tests.rl.reward_cases import WordTokenizer, answers
 
 
@@ -252,7 +253,7 @@ def test_some_arguments_of_a_function_may_be_fixed_beforehand() -> None:
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=4), st.integers(1, 10), st.floats(0, 3))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_the_overlong_penalty_is_linear_in_the_buffer(lengths: list[int], buffer: int, factor: float) -> None:
     dapo = DAPORewardManager(
         WordTokenizer(),

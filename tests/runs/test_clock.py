@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 
-from reward_kit.providers.retry import RetryPolicy
+from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent import AsyncRewardAgent, Retries, ScoreCache
 from reward_kit.runs.clock import RunClock
 from tests.reward_agent.held_scorer import HeldScorer, requests

@@ -15,7 +15,7 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.processes import LOG_FOLDER
-from reward_kit.providers.traffic import CURRENT_TRAFFIC
+from reward_kit.providers.session import CURRENT_PROVIDER_SESSION
 from reward_kit.runs.evaluation import evaluate, evaluate_async, score_transcripts
 from reward_kit.runs.finished import FinishedRun
 from tests import command_line
@@ -184,9 +184,9 @@ def test_a_report_that_cannot_be_written_costs_no_result(task: Path, tmp_path: P
 
 def test_what_surrounds_a_run_ends_with_it(task: Path, tmp_path: Path) -> None:
     async def notebook() -> None:
-        before = CURRENT_TRAFFIC.get(), LOG_FOLDER.get(None)
+        before = CURRENT_PROVIDER_SESSION.get(), LOG_FOLDER.get(None)
         await evaluate_async(task, rollouts=1, limit=1, log_dir=tmp_path / "runs")
-        assert (CURRENT_TRAFFIC.get(), LOG_FOLDER.get(None)) == before
+        assert (CURRENT_PROVIDER_SESSION.get(), LOG_FOLDER.get(None)) == before
 
     asyncio.run(notebook())
 

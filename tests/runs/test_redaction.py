@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from reward_kit.display_text import SafeFormatter
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.log_format import SafeFormatter
 from reward_kit.providers.keys import ORIGINS_VARIABLE
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.redaction import (

@@ -44,6 +44,7 @@ from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.runs.tasks import LoadedTask, load_task, validated
 from reward_kit.runs.yaml_lines import LocatedYaml
+from tests.profiles import examples
 
 SECRET_TEXT, SECRET_VALUE, VARIABLE = "canary-text-58c1", "canary-value-90fe", "REWARD_KIT_CANARY_TOKEN"
 OUTSIDE = "@outside@"  # in what hypothesis draws; the folder itself is another one in each run of the tests
@@ -334,8 +335,8 @@ def try_file(stage: Stage, data: dict[str, Any], tag: str | None) -> None:
     stage.check()
 
 
-LONG = settings(max_examples=20_000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-SHORT = settings(LONG, max_examples=100)
+LONG = settings(max_examples=examples(20_000), deadline=None, database=None, suppress_health_check=list(HealthCheck))
+SHORT = settings(LONG, max_examples=examples(100))
 as_rows = given(drawn=rows())
 as_files = given(data=task_files, tag=st.one_of(st.none(), st.sampled_from(TAGS)))
 

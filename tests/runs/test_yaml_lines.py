@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError
 from reward_kit.runs.yaml_lines import LocatedYaml
+from tests.profiles import examples
 
 DOCUMENT = """\
 # a comment
@@ -131,7 +132,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.dictionaries(st.text("abc", min_size=1), values))
 def test_whatever_is_dumped_is_read_and_every_key_has_its_line(tmp_path_factory: pytest.TempPathFactory, data) -> None:
     text = yaml.safe_dump(data, default_flow_style=False)

@@ -21,6 +21,7 @@ from reward_kit.sandbox.frames import (
     pack,
     read_answer,
 )
+from tests.profiles import examples
 
 NONCE = bytes(range(NONCE_BYTES))
 LIMIT = 4096
@@ -102,7 +103,7 @@ def test_a_request_keeps_halves_of_surrogate_pairs():
 
 @given(st.binary(max_size=200))
 @example(b'"' + b'\\"' * 90)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_bytes_give_a_value_or_a_fault(data):
     for candidate in (data, pack(NONCE, data), MAGIC + NONCE + data):
         try:
@@ -112,7 +113,7 @@ def test_any_bytes_give_a_value_or_a_fault(data):
 
 
 @given(json_values, st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_frame_with_one_changed_header_byte_is_not_taken_for_another_value(value, data):
     frame = bytearray(pack(NONCE, encode_request(value)))
     place = data.draw(st.integers(0, HEADER.size - 1))

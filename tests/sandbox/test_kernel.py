@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from reward_kit.sandbox.kernel import bpf, landlock, seccomp, syscalls
-from reward_kit.sandbox.kernel.libc import SetupError
+from reward_kit.sandbox import landlock, linux, seccomp
+from reward_kit.sandbox.linux import SetupError
 
 PID = 7
 KILL, ALLOW, EPERM = "kill", "allow", errno.EPERM
@@ -30,7 +30,7 @@ def decide(code: bytes, number: int, arguments: tuple[int, ...] = (), arch: int 
         elif operation == 0x05:
             at += value
         elif operation == 0x06:
-            return {bpf.ALLOW: ALLOW, bpf.KILL_PROCESS: KILL}.get(value, value & 0xFFFF)
+            return {seccomp.ALLOW: ALLOW, seccomp.KILL_PROCESS: KILL}.get(value, value & 0xFFFF)
         else:
             test = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[operation]
             at += if_true if test else if_false
@@ -43,11 +43,11 @@ class Filter:
         self._code = seccomp.for_process(code, PID)
 
     def __call__(self, name: str, *arguments: int) -> str | int:
-        number = syscalls.numbers(self._machine)[name]
-        return decide(self._code, number, arguments, syscalls.audit_arch(self._machine))
+        number = linux.numbers(self._machine)[name]
+        return decide(self._code, number, arguments, linux.audit_arch(self._machine))
 
     def number(self, number: int, arch: int | None = None) -> str | int:
-        return decide(self._code, number, (), arch or syscalls.audit_arch(self._machine))
+        return decide(self._code, number, (), arch or linux.audit_arch(self._machine))
 
 
 @pytest.fixture(params=MACHINES)
@@ -92,7 +92,7 @@ def test_calls_of_another_machine_kill(machine):
     assert code.number(0x40000000 | 41) == KILL
     assert code.number(0, arch=0x40000003) == KILL
     other = MACHINES[1 - MACHINES.index(machine)]
-    assert code.number(0, arch=syscalls.audit_arch(other)) == KILL
+    assert code.number(0, arch=linux.audit_arch(other)) == KILL
 
 
 def test_threads_are_allowed_and_processes_are_not(confined):

@@ -89,12 +89,12 @@ async def test_a_weaker_strength_is_found_where_namespaces_are_denied():
         pytest.skip(missing("landlock"))
     script = """
 import asyncio, errno, sys
-from reward_kit.sandbox.kernel import bpf, libc, seccomp, syscalls
-names = {"x86_64": (272, 165, 308, 155), "aarch64": (97, 40, 268, 41)}[syscalls.machine()]
-deny = bpf.answer(bpf.errno_action(errno.EPERM))
+from reward_kit.sandbox import linux, seccomp
+names = {"x86_64": (272, 165, 308, 155), "aarch64": (97, 40, 268, 41)}[linux.machine()]
+deny = seccomp.answer(seccomp.errno_action(errno.EPERM))
 rules = {number: deny for number in names}
-libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1, "")
-seccomp.load(bpf.program(syscalls.audit_arch(syscalls.machine()), rules, bpf.answer(bpf.ALLOW)))
+linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, "")
+seccomp.load(seccomp.assemble(linux.audit_arch(linux.machine()), rules, seccomp.answer(seccomp.ALLOW)))
 from reward_kit.sandbox import Program, Sandbox, probe
 from reward_kit.errors import ConfigError
 async def main():

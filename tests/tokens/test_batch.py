@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from reward_kit.episodes.columns import same_value
 from reward_kit.errors import ConfigError
 from reward_kit.tokens import TokenBatch, build_rows
+from tests.profiles import examples
 from tests.tokens.made_episodes import PAD, Played, batches, play
 
 PADDING = st.sampled_from(["right", "left", "outer"])
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=examples(40), deadline=None)
 
 
 def rows_of(made: list[Played], padding: Any = "right") -> TokenBatch:

@@ -22,6 +22,7 @@ from reward_kit.tokens import (
     standardised_advantages,
     step_values,
 )
+from tests.profiles import examples
 from tests.tokens.made_episodes import PAD, Played, batches, play
 
 # a1 = 3 4, a2 = 6, worth 4 and 1; and a1 = 8, worth nothing that is known.
@@ -82,7 +83,7 @@ def test_rows_may_be_left_out() -> None:
     assert rows.batch["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6]]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(made=batches())
 def test_taking_rows_is_indexing_the_batch(made: list[Played]) -> None:
     columns = row_columns([one.episode for one in made], [one.steps for one in made])

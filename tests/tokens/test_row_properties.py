@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_kit.tokens import TokenBatch, build_rows, pack_rows, pad_rows, row_columns
+from tests.profiles import examples
 from tests.tokens.made_episodes import KEYS, PAD, Played, batches, looped_actions, looped_segments, play
 
 LOOPS = {"segment": looped_segments, "action": looped_actions}
 FILL = {"input_ids": PAD, "policy_versions": -1}
 PER = st.sampled_from(["segment", "action"])
 PADDING = st.sampled_from(["right", "left", "outer"])
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=examples(40), deadline=None)
 
 
 def rows_of(made: list[Played], **options: Any) -> TokenBatch:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, how_to_install
 from reward_kit.loading import load_object
-from reward_kit.providers.traffic import key_variable_for
+from reward_kit.providers.session import key_variable_for
 
 if TYPE_CHECKING:
-    from reward_kit.providers.traffic import Traffic
+    from reward_kit.providers.session import ProviderSession
 
 BUILT_IN: dict[str, str] = {
     "expert": "reward_kit.agent.policies.expert_policy:ExpertPolicy",
@@ -35,7 +35,7 @@ def make_policy(
     name: str,
     options: Mapping[str, Any],
     folder: Path | None = None,
-    traffic: Traffic | None = None,
+    traffic: ProviderSession | None = None,
     *,
     section: str = "policy",
     of_user: Collection[str] = (),
@@ -75,7 +75,7 @@ def _with_allowed_key(
     name: str,
     kind: type[AgentPolicy],
     options: Mapping[str, Any],
-    traffic: Traffic | None,
+    traffic: ProviderSession | None,
     section: str,
     of_user: Collection[str],
 ) -> Mapping[str, Any]:
@@ -169,7 +169,7 @@ def _path_in(folder: Path | None, value: Any) -> Path | None:
     return path if value.startswith((".", "/", "~")) or path.exists() else None
 
 
-def _shared(kind: type[AgentPolicy], traffic: Traffic | None) -> dict[str, Any]:
+def _shared(kind: type[AgentPolicy], traffic: ProviderSession | None) -> dict[str, Any]:
     return {"traffic": traffic} if traffic is not None and "traffic" in inspect.signature(kind).parameters else {}
 
 

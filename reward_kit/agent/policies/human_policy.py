@@ -10,10 +10,10 @@ from typing import Any, TextIO
 import anyio.to_thread
 
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput
+from reward_kit.display_text import printable
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import PolicyError
 from reward_kit.models import Message
-from reward_kit.shown_text import printable
 
 HELP = 'Type text to answer, "NAME {json}" or "NAME key=value …" to call a tool, /tools to list them, /end to stop.'
 _NEXT_LINE = "\n  "  # set in, so that a text cannot look like another message

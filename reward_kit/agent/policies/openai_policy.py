@@ -15,14 +15,12 @@ from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, Polic
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, ProviderError
 from reward_kit.models import Message
-from reward_kit.providers.chat import ChatEndpoint
+from reward_kit.providers.chat import ChatEndpoint, EncodedMessages, encode_json
 from reward_kit.providers.completion import ChatCompletion
-from reward_kit.providers.encoding import EncodedMessages, encode_json
-from reward_kit.providers.options import check_number
 from reward_kit.providers.prices import load_prices
-from reward_kit.providers.rates import Rates
-from reward_kit.providers.retry import RetryPolicy
-from reward_kit.providers.traffic import Traffic, endpoint_for
+from reward_kit.providers.request_queue import Rates, RetryPolicy
+from reward_kit.providers.session import ProviderSession, endpoint_for
+from reward_kit.validation import check_number
 
 _SEED_RANGE = 2**31  # servers keep seeds in a signed 32-bit integer
 _OWN_KEYS = ("model", "messages", "tools", "stream", "stream_options", "seed")
@@ -91,7 +89,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         requests_per_minute: float | None = None,
         tokens_per_minute: float | None = None,
         max_connections: int | None = None,
-        traffic: Traffic | None = None,
+        traffic: ProviderSession | None = None,
     ) -> None:
         if idle_timeout_s is None:
             idle_timeout_s = min(60.0, total_timeout_s) if stream else total_timeout_s
@@ -117,7 +115,7 @@ class OpenAIAgentPolicy(AgentPolicy):
             rates=Rates(requests_per_minute, tokens_per_minute, max_connections),
             no_key=settings.no_key,
         )
-        self._endpoint.lane(model)  # two policies that disagree are told so before the run begins
+        self._endpoint.queue(model)  # two policies that disagree are told so before the run begins
 
     def __repr__(self) -> str:
         return f"OpenAIAgentPolicy({self._request['model']!r}, {self._endpoint!r})"

@@ -18,7 +18,7 @@ import anyio.to_thread
 from reward_kit import errors
 from reward_kit.agent.log_probs import read_log_probs
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, ToolAnswer
-from reward_kit.differences import first_difference
+from reward_kit.display_text import first_difference
 from reward_kit.environments.base import ToolSpec, hash_key
 from reward_kit.episodes.record import attempt_of, episode_from_record, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode

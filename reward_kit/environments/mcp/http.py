@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
-from reward_kit.input_limits import MCP_MESSAGE_BYTES, MCP_MESSAGE_VALUES, MCP_STREAM_BYTES, shown_size
+from reward_kit.safe_input import MCP_MESSAGE_BYTES, MCP_MESSAGE_VALUES, MCP_STREAM_BYTES, shown_size
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams

@@ -22,7 +22,7 @@ from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 
 from reward_kit.environments.mcp.tools import NoAnswerError
 from reward_kit.errors import DeadlineError, EnvironmentFailure, RewardKitError, ToolError, boundary
-from reward_kit.input_limits import MCP_TOOLS_BYTES, shown_size
+from reward_kit.safe_input import MCP_TOOLS_BYTES, shown_size
 
 _MAX_PAGES = 1_000
 _LOGGED_CHARS = 2_000

@@ -18,8 +18,8 @@ import mcp_types
 from mcp.shared.message import SessionMessage
 
 from reward_kit.environments.mcp.config import Launch
-from reward_kit.input_limits import MCP_MESSAGE_BYTES, MCP_MESSAGE_VALUES, TooLargeError, check_values, shown_size
 from reward_kit.processes import ChildProcess, child_environment, start_process
+from reward_kit.safe_input import MCP_MESSAGE_BYTES, MCP_MESSAGE_VALUES, TooLargeError, check_values, shown_size
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream

@@ -12,7 +12,7 @@ from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.integrations.ray.rewards import RayScorer
 from reward_kit.integrations.ray.rollouts import RolloutPool
 from reward_kit.integrations.ray.task_workers import TaskWorkers, environment_for, most_processes, shared_rates
-from reward_kit.providers.traffic import Traffic
+from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scorer
 from reward_kit.runs.engine import RolloutWorker
@@ -34,7 +34,9 @@ class RayEngine:
         ConfigError: a limit on rates cannot be shared, or a variable for the processes is not set.
     """
 
-    def __init__(self, task: LoadedTask, request: Request, options: RayOptions, traffic: Traffic | None = None) -> None:
+    def __init__(
+        self, task: LoadedTask, request: Request, options: RayOptions, traffic: ProviderSession | None = None
+    ) -> None:
         ray_module()  # what is not installed is told at once
         self._task, self._request, self._options, self._traffic = task, request, options, traffic
         self._env = environment_for(task.definition, options.env)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from reward_kit.agent.budget import RunBudget, Used
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
-from reward_kit.providers.traffic import Traffic
+from reward_kit.providers.session import ProviderSession
 from reward_kit.task_parts import RunLimitsModel
 
-Build = Callable[[Traffic, RunBudget], Mapping[str, RLRolloutWorker]]
+Build = Callable[[ProviderSession, RunBudget], Mapping[str, RLRolloutWorker]]
 """Makes the workers of one process, by label. It is pickled and called there; what it needs on the way it holds.
 
 Args: the traffic that all requests of the process share, and the account that its workers spend from.

@@ -24,7 +24,7 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, kind_of
 from reward_kit.integrations.ray.process import Process
 from reward_kit.integrations.ray.rewards import RayScorer
-from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
+from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.calling import Turn
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
@@ -187,7 +187,7 @@ class RewardAgentProcess(Process):
             if self._agent is None:
                 scorer = await anyio.to_thread.run_sync(self._scorer)
                 agent = AsyncRewardAgent(scorer, **self._agent_options)
-                self.context.run(CURRENT_TRAFFIC.set, Traffic())
+                self.context.run(CURRENT_PROVIDER_SESSION.set, ProviderSession())
                 await self.open(agent)
                 self._agent = agent
             return self._agent

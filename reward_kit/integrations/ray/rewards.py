@@ -21,7 +21,7 @@ from reward_kit.integrations.ray.calls import actor_started, answer_of, is_loss
 from reward_kit.integrations.ray.cluster import ClusterError, ray_module
 from reward_kit.integrations.ray.process import Process, unpacked
 from reward_kit.integrations.ray.task_workers import RATES
-from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic
+from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.calling import Turn
 from reward_kit.reward_agent.confined import ConfinedReward
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
@@ -83,7 +83,7 @@ class RewardActor(Process):
         """
         setup: RewardSetup = unpacked(driver, packed)
         os.environ.update(setup.env)
-        self.context.run(CURRENT_TRAFFIC.set, Traffic())
+        self.context.run(CURRENT_PROVIDER_SESSION.set, ProviderSession())
         self._scorer: Any = setup.scorer()
         await self.open(self._scorer)
         return os.uname().nodename

@@ -21,7 +21,7 @@ from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import PolicyError, RewardKitError, boundary
 from reward_kit.integrations.ray.messages import Assignment, Reply, Rest, Setup, SharedBudget, Spent
 from reward_kit.integrations.ray.process import CollectedLogs, Process, unpacked
-from reward_kit.providers.traffic import Traffic
+from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.calling import Turn
 
 _CLOSE_SECONDS = 10.0
@@ -35,7 +35,7 @@ class RolloutActor(Process):
         super().__init__()
         self._workers: Mapping[str, RLRolloutWorker] = {}
         self._groups: dict[str, GroupStart] = {}
-        self._budget, self._traffic = SharedBudget(), Traffic()
+        self._budget, self._traffic = SharedBudget(), ProviderSession()
         self._logs, self._notices = CollectedLogs(), list[str]()
         self._gave_up: str | None = None
 

@@ -40,7 +40,7 @@ from reward_kit.integrations.ray.messages import Assignment, Reply, Rest, Setup,
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.integrations.ray.rollout_actor import RolloutActor
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.providers.traffic import Traffic
+from reward_kit.providers.session import ProviderSession
 
 _MOST_LOSSES = 4  # an episode that takes its process with it would do so for ever
 _EXCHANGE_S, _EXCHANGES_PER_S = 0.5, 200  # of many processes less often: each exchange costs the driver a call
@@ -66,9 +66,9 @@ class RolloutPool:
         *,
         size: int,
         budget: RunBudget | None = None,
-        traffic: Traffic | None = None,
+        traffic: ProviderSession | None = None,
     ) -> None:
-        self.definition, self.budget, self.traffic = definition, budget or RunBudget(), traffic or Traffic()
+        self.definition, self.budget, self.traffic = definition, budget or RunBudget(), traffic or ProviderSession()
         self._setup, self._options = setup, options
         self._pool = ActorPool("rollout worker", self._start, size, options.worker_wait_s, self.traffic.tell)
         self._booked: dict[Member, Spent] = {}

@@ -18,9 +18,8 @@ from reward_kit.agent.budget import RunBudget
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.providers.environment import read_dotenv, resolve_endpoint
-from reward_kit.providers.keys import OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE
-from reward_kit.providers.traffic import Traffic
+from reward_kit.providers.keys import OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE, read_dotenv, resolve_endpoint
+from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.inputs import TASK_FILE, digest_of
 from reward_kit.runs.preparation import prepare
 from reward_kit.runs.request import Request
@@ -57,7 +56,7 @@ class TaskWorkers:
         plain = replace(task, definition=definition, samples=(), tools=None, reward=None, notes=())
         return cls(plain, tuple(request.models), tuple(request.policies), request.base_url, is_shipped)
 
-    def __call__(self, traffic: Traffic, budget: RunBudget) -> Mapping[str, RLRolloutWorker]:
+    def __call__(self, traffic: ProviderSession, budget: RunBudget) -> Mapping[str, RLRolloutWorker]:
         """The workers, by the label of their policy.
 
         Raises:

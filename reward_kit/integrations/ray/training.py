@@ -32,7 +32,7 @@ from reward_kit.integrations.ray.rollouts import RayGroup, RayRolloutWorker, Rol
 from reward_kit.integrations.ray.task_workers import environment_for
 from reward_kit.integrations.ray.weights import PackedTensor, packed, unpacked
 from reward_kit.models import Message
-from reward_kit.providers.traffic import Traffic
+from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.scoring import Scorer
 from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.evaluation import acting_as
@@ -142,7 +142,7 @@ class TrainingWorkers:
         temperature = asked.temperature if asked is not None else None
         return cls(plain, policy, folder, temperature, plan.config.threads, frozenset(plan.policy_of_user))
 
-    def __call__(self, traffic: Traffic, budget: RunBudget) -> Mapping[str, RLRolloutWorker]:
+    def __call__(self, traffic: ProviderSession, budget: RunBudget) -> Mapping[str, RLRolloutWorker]:
         """The workers.
 
         Raises:
@@ -157,7 +157,7 @@ class TrainingWorkers:
             acting[HELD_OUT] = ActingPolicy(acting_as(policy, self.temperature), publishes=False)
         return {name: self._worker(task, acting[name], traffic) for name, task in self.tasks.items()}
 
-    def _worker(self, task: LoadedTask, policy: AgentPolicy, traffic: Traffic) -> RLRolloutWorker:
+    def _worker(self, task: LoadedTask, policy: AgentPolicy, traffic: ProviderSession) -> RLRolloutWorker:
         location = task.definition.tools_module_path
         return make_worker(
             replace(task, tools=load_tools(location, task.folder) if location else None), policy, traffic

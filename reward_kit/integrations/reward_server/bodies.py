@@ -26,7 +26,7 @@ from reward_kit.reward_agent.remote import (
     request_of,
 )
 from reward_kit.reward_agent.scoring import ScoringRequest
-from reward_kit.strict_json import strict_decoder
+from reward_kit.safe_input import strict_decoder
 
 _PARSED_IN_A_THREAD = 2**17
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

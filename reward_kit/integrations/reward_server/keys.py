@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from reward_kit.errors import ConfigError, why_unreadable
-from reward_kit.providers.environment import read_dotenv
+from reward_kit.providers.keys import read_dotenv
 
 VARIABLE = "REWARD_KIT_SERVE_API_KEY"
 """The environment variable that holds a server's key."""

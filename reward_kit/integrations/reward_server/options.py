@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from aiohttp import web
 
 from reward_kit.errors import ConfigError, RewardKitError
-from reward_kit.providers.options import check_number
+from reward_kit.validation import check_number
 
 MIB = 2**20
 AT_LEAST = (("max_pending", "max_batch"), ("max_held_mb", "max_body_mb"))

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from reward_kit.rewards.reading.texts import shown
-from reward_kit.strict_json import Pairs, strict_decoder
+from reward_kit.safe_input import Pairs, strict_decoder
 
 DEEPEST: Final = 50
 """Levels of a value. What is deeper was not meant, and comparing it would end in Python's own limit."""

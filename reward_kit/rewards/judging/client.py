@@ -19,9 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError, RewardKitError
 from reward_kit.providers.chat import ChatEndpoint
 from reward_kit.providers.prices import load_prices
-from reward_kit.providers.rates import Rates
-from reward_kit.providers.retry import RetryPolicy
-from reward_kit.providers.traffic import CURRENT_TRAFFIC, Traffic, endpoint_for
+from reward_kit.providers.request_queue import Rates, RetryPolicy
+from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession, endpoint_for
 from reward_kit.rewards.judging.cache import Answer, AnswerCache, key_of
 from reward_kit.rewards.judging.options import ClientOptions, client_options
 from reward_kit.rewards.judging.questions import Question, prompt_of, verdict_of
@@ -56,7 +55,7 @@ class JudgeClients:
         """
         if not isinstance(model, str) or not model:
             raise ConfigError(f"judge, option model: expected the model's name at the endpoint, got {model!r:.80}")
-        chosen, traffic = client_options(options), CURRENT_TRAFFIC.get()
+        chosen, traffic = client_options(options), CURRENT_PROVIDER_SESSION.get()
         key = (model, base_url, cache, chosen.model_dump_json(), id(traffic))
         if key not in self._clients:
             self._clients[key] = JudgeClient(model, base_url, self._cache(cache), chosen, traffic)
@@ -134,7 +133,12 @@ class JudgeClient:
     """
 
     def __init__(
-        self, model: str, base_url: str | None, cache: AnswerCache, options: ClientOptions, traffic: Traffic | None
+        self,
+        model: str,
+        base_url: str | None,
+        cache: AnswerCache,
+        options: ClientOptions,
+        traffic: ProviderSession | None,
     ) -> None:
         settings = endpoint_for(traffic, base_url, None, options.api_key_env)
         self._model, self._options, self._url = model, options, settings.base_url

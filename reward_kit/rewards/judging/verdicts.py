@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reward_kit.strict_json import Pairs, strict_decoder
+from reward_kit.safe_input import Pairs, strict_decoder
 
 _LONGEST = 200_000
 _MOST_LISTED = 12

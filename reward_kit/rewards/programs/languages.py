@@ -7,8 +7,7 @@ import shutil
 from dataclasses import dataclass, replace
 
 from reward_kit.errors import ConfigError
-from reward_kit.sandbox.limits import Limits
-from reward_kit.sandbox.program import Program
+from reward_kit.sandbox.program import Limits, Program
 
 _INSIDE = "reward_kit.rewards.programs.inside"
 _WHERE = "/usr/local/bin:/usr/bin:/bin"

@@ -11,9 +11,8 @@ from typing import Any
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.sandbox.host import Sandbox
-from reward_kit.sandbox.limits import Limits
 from reward_kit.sandbox.outcome import Outcome
-from reward_kit.sandbox.program import Program
+from reward_kit.sandbox.program import Limits, Program
 
 _REFUSAL = "what a model wrote is run in a sandbox only"
 _SLOTS_PER_CPU = 2

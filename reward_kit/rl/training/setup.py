@@ -16,8 +16,8 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import derive_seed
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError
-from reward_kit.providers.retry import RetryPolicy
-from reward_kit.providers.traffic import Traffic
+from reward_kit.providers.request_queue import RetryPolicy
+from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.calling import Retries
 from reward_kit.reward_agent.levels import scorer_of
@@ -189,7 +189,7 @@ def _reward_manager(plan: TrainingPlan) -> EpisodeRewardManager | None:
     return None if kind == "none" else EpisodeRewardManager(_NoTokenizer(), 0, normalization_type=kind)
 
 
-def make_worker(task: LoadedTask, policy: AgentPolicy, traffic: Traffic | None = None) -> RLRolloutWorker:
+def make_worker(task: LoadedTask, policy: AgentPolicy, traffic: ProviderSession | None = None) -> RLRolloutWorker:
     """The worker that collects episodes of a task, on whichever machine.
 
     Args:

@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from reward_kit.display_text import shown
 from reward_kit.errors import ConfigError
 from reward_kit.runs.comparison.comparing import CONFIDENCE, Comparison, Difference
 from reward_kit.runs.comparison.drawing import draw_forest
@@ -19,7 +20,6 @@ from reward_kit.runs.header import this_software
 from reward_kit.runs.report.bundling import bundle, digest
 from reward_kit.runs.report.data import NAME_LENGTH, Column, DataTable, as_script_data, with_choices
 from reward_kit.runs.report.drawing import Drawing
-from reward_kit.shown_text import shown
 
 _STYLES, _SCRIPTS = ("page.css",), ("base.js", "tables.js")
 _OWN, _REPORTS = files("reward_kit.runs.comparison"), files("reward_kit.runs.report")

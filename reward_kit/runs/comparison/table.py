@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from reward_kit.display_text import shown
 from reward_kit.runs.comparison.comparing import Comparison, Difference
 from reward_kit.runs.comparison.pairing import SamplePair
 from reward_kit.runs.comparison.sides import Side
 from reward_kit.runs.tables import difference_text, figure, interval_text
-from reward_kit.shown_text import shown
 
 _NAMES_SHOWN = 10
 _NAME_LENGTH = 60

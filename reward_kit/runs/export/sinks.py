@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
+from reward_kit.display_text import printable
 from reward_kit.errors import ConfigError, how_to_install
 from reward_kit.runs.export.columns import Cell, Row, Table
 from reward_kit.runs.files import open_part, told_of
-from reward_kit.shown_text import printable
 
 STDOUT = Path("-")
 _BATCH_ROWS = 2_000

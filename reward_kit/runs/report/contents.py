@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from reward_kit.display_text import shown
 from reward_kit.runs.report import figures
 from reward_kit.runs.report.data import NAME_LENGTH, DataTable, episodes_table, groups_table, samples_table
 from reward_kit.runs.report.drawing import Drawing, draw_histogram, draw_timeline
@@ -14,7 +15,6 @@ from reward_kit.runs.report.reading import EpisodeOutline, RunFacts
 from reward_kit.runs.report.timeline import MOST_BARS, Timeline, length_of, timeline_of
 from reward_kit.runs.report.wording import DASH, counted, dollars, number, seconds, share
 from reward_kit.runs.summary import PolicySummary, summarise
-from reward_kit.shown_text import shown
 
 _REASON_LENGTH = 300
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from reward_kit.display_text import shown
 from reward_kit.runs.report.figures import GroupRow, SampleRow, error_of, outcome_of, tokens_of
 from reward_kit.runs.report.reading import EpisodeOutline
-from reward_kit.shown_text import shown
 
 NAME_LENGTH = 120
 _REASON_LENGTH = 400

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from reward_kit.display_text import shown
 from reward_kit.runs.report.figures import Histogram
 from reward_kit.runs.report.timeline import Band, Bar, Curve, Strip, Timeline
 from reward_kit.runs.report.wording import number, seconds
-from reward_kit.shown_text import shown
 
 _WIDTH, _LEFT, _RIGHT = 960.0, 146.0, 12.0
 _LANE_GAP, _BAND_GAP = 1.5, 14.0

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from reward_kit.display_text import shown
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.files import read_json
 from reward_kit.runs.header import FILE, RunHeader
@@ -24,7 +25,6 @@ from reward_kit.runs.summary import PolicySummary, summarise, summary_from_json
 from reward_kit.runs.training_files import EPISODES, METRICS
 from reward_kit.runs.viewer.training_tail import last_held_out
 from reward_kit.runs.viewer.watched_run import WatchedRun
-from reward_kit.shown_text import shown
 
 SUMMARY = "summary.json"
 _FILES = (FILE, SUMMARY, "episodes.jsonl", "scores.jsonl", METRICS)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from reward_kit.display_text import shown
 from reward_kit.errors import RewardKitError
 from reward_kit.runs.report import figures
 from reward_kit.runs.report.bundling import bundle, digest
@@ -29,7 +30,6 @@ from reward_kit.runs.report.training import page as training
 from reward_kit.runs.report.training.reading import read_training
 from reward_kit.runs.report.wording import href, number, seconds, share
 from reward_kit.runs.viewer.catalogue import Catalogue, RunRow
-from reward_kit.shown_text import shown
 
 _NAME_LENGTH = 120
 _MESSAGE_LENGTH = 600

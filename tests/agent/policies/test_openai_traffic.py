@@ -11,7 +11,7 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.providers import Cassette, Traffic
+from reward_kit.providers import Cassette, ProviderSession
 from tests.chat_server import ChatServer, answer, status, tool_calls
 
 TASK = TaskDefinitionModel(
@@ -57,19 +57,19 @@ async def test_replayed_episodes_are_the_same_without_a_server_and_without_a_key
     monkeypatch.chdir(tmp_path)
     options = {"model": "m", "stream": stream}
     async with ChatServer(counting) as server:
-        recording = Traffic(cassette=Cassette.record(tmp_path / "c.jsonl"))
+        recording = ProviderSession(cassette=Cassette.record(tmp_path / "c.jsonl"))
         policy = make_policy("openai", {**options, "base_url": server.base_url}, traffic=recording)
         recorded = [without_times(episode) for episode in await episodes(policy)]
         recording.close()
     assert len({record["stop_reason"] for record in recorded}) == 2  # broken ones among them
-    replaying = Traffic(cassette=Cassette.replay(tmp_path / "c.jsonl"))
+    replaying = ProviderSession(cassette=Cassette.replay(tmp_path / "c.jsonl"))
     replayed = [without_times(episode) for episode in await episodes(make_policy("openai", options, traffic=replaying))]
     replaying.close()
     assert replayed == recorded
 
 
 def test_only_policies_that_take_a_traffic_are_given_one():
-    shared = Traffic()
+    shared = ProviderSession()
     assert make_policy("openai", {"model": "m", "base_url": "http://a/v1"}, traffic=shared)._endpoint._traffic is shared
     assert isinstance(make_policy("scripted", {"actions": []}, traffic=shared), ScriptedPolicy)
 
@@ -80,7 +80,7 @@ def test_a_traffic_is_no_key_of_a_task_file():
 
 
 def test_two_policies_of_a_run_that_disagree_on_the_rates_of_one_model_are_refused():
-    shared, options = Traffic(), {"model": "m", "base_url": "http://a/v1"}
+    shared, options = ProviderSession(), {"model": "m", "base_url": "http://a/v1"}
     make_policy("openai", {**options, "requests_per_minute": 60}, traffic=shared)
     make_policy("openai", {**options, "model": "other"}, traffic=shared)
     make_policy("openai", options, traffic=shared)  # who gives none keeps to those that are there

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import yaml
 
-from reward_kit.providers.traffic import Traffic
+from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.engine import Engine
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.plan import Listener, Plan
@@ -145,7 +145,7 @@ class Counting:
 
     def plan(self, max_concurrency: int = 16) -> Plan:
         """What is run."""
-        return plan_of(self.loaded(), self.request(), max_concurrency, Traffic())[0]
+        return plan_of(self.loaded(), self.request(), max_concurrency, ProviderSession())[0]
 
 
 async def carried_out(plan: Plan, path: Path, engine: Engine | None = None, listener: Listener | None = None) -> Run:

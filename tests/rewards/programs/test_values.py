@@ -15,6 +15,7 @@ from reward_kit.rewards.programs.asserts import conditions_of
 from reward_kit.rewards.programs.inside import decode, encode
 from reward_kit.rewards.programs.values import Rules, is_same, is_same_output, shown_answer
 from reward_kit.rewards.reading.fenced import Block, block_of, fenced_blocks
+from tests.profiles import examples
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.integers(-(10**900), 10**900), st.floats(), st.text(), st.just("\ud800")
@@ -41,13 +42,13 @@ def sent(value: Any) -> Any:
 
 
 @given(DATA)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_data_comes_back_as_it_was(value: Any) -> None:
     assert repr(decode(sent(value))) == repr(value) or decode(sent(value)) == value
 
 
 @given(DATA)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_value_is_the_same_as_itself(value: Any) -> None:
     assert is_same(value, sent(value), EXACT)
     assert is_same([value, 1], sent((1, value)), Rules(unordered=True))
@@ -63,13 +64,13 @@ def by_value(value: Any) -> Any:
 
 
 @given(JSON, JSON)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_json_is_compared_as_python_compares_it(one: Any, other: Any) -> None:
     assert is_same(one, sent(other), EXACT) == (by_value(one) == by_value(other))
 
 
 @given(JSON)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_nothing_that_can_be_sent_breaks_the_comparison(forged: Any) -> None:
     """Lists of one's own making: the child can send any JSON."""
     for expected in (1, 1.5, "a", None, True, [1], {"a": 1}, {1}, b"x"):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reward_kit.display_text import shown
 from reward_kit.runs.report.drawing import draw_histogram, ticks
 from reward_kit.runs.report.figures import (
     broken,
@@ -20,7 +21,6 @@ from reward_kit.runs.report.figures import (
 )
 from reward_kit.runs.report.timeline import timeline_of
 from reward_kit.runs.report.wording import dollars, seconds
-from reward_kit.shown_text import shown
 from tests.runs.report.made import episode, facts, score
 
 USAGE = "calls=1 cached=0 prompt_tokens=9 completion_tokens=9 cost_usd={}"

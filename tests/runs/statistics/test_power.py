@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_kit.runs.statistics import minimum_detectable_difference, t_quantile, t_test_power, t_two_sided
+from tests.profiles import examples
 
 
 def exact_power(effect: float, n: int, alpha: float) -> float:
@@ -51,7 +52,7 @@ def test_more_of_a_difference_and_more_samples_are_found_more_often(effect, more
     assert t_test_power(effect, n + 1) >= power - 1e-12
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(2, 3_000), st.floats(0.01, 100), st.sampled_from([0.5, 0.8, 0.99]))
 def test_the_detectable_difference_is_found_as_often_as_was_asked(n, deviation, power):
     least = minimum_detectable_difference(deviation, n, power=power)

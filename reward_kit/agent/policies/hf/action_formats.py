@@ -17,7 +17,7 @@ from reward_kit.agent.plain_json import json_text
 from reward_kit.agent.policies.hf.tools import Tool
 from reward_kit.agent.policy_interface import Action
 from reward_kit.errors import PolicyError, boundary
-from reward_kit.strict_json import read_strictly
+from reward_kit.safe_input import read_strictly
 
 Literal = Callable[[str], str]
 Schema = Callable[[Mapping[str, Any]], str]

@@ -15,7 +15,7 @@ import pydantic
 from reward_kit.errors import kind_of
 from reward_kit.models import Message, ToolCall
 from reward_kit.providers.completion import ChatCompletion, Usage
-from reward_kit.strict_json import read_strictly
+from reward_kit.safe_input import read_strictly
 from reward_kit.validation import describe_validation_error
 
 ChatMessage = dict[str, Any]

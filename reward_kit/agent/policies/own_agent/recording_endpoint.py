@@ -15,7 +15,7 @@ from aiohttp import web
 
 from reward_kit.agent.policies.own_agent.chat_wire import Answer, ChatRequest, RefusedRequest, read_request
 from reward_kit.errors import EpisodeError
-from reward_kit.input_limits import AGENT_REQUEST_BYTES
+from reward_kit.safe_input import AGENT_REQUEST_BYTES
 
 Answerer = Callable[[ChatRequest], Awaitable[Answer]]
 """Answers one request of an episode's agent; an `EpisodeError` says that the episode is over."""

@@ -32,7 +32,7 @@ from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import EpisodeError, PolicyError, boundary, kind_of
 from reward_kit.models import Message
 from reward_kit.providers.completion import ChatCompletion
-from reward_kit.strict_json import read_strictly
+from reward_kit.safe_input import read_strictly
 
 logger = logging.getLogger("reward_kit.agent")
 

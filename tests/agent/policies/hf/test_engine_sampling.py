@@ -11,6 +11,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from reward_kit.agent.policies.hf.sampling import Draws, Sampling, allowed_mask, draw
 from reward_kit.errors import ConfigError
+from tests.profiles import examples
 
 
 def logits_of(seed: int, rows: int, vocabulary: int) -> torch.Tensor:
@@ -32,7 +33,7 @@ def probabilities(logits_V: torch.Tensor, sampling: Sampling, allowed: list[int]
     return scores[0].softmax(-1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     seed=st.integers(0, 99),
     temperature=st.floats(0.2, 3.0),

@@ -122,7 +122,7 @@ REFUSED = {
     "no messages": ({"model": "m"}, "messages: expected a list of at least one message"),
     "an unknown role": ({"messages": [{"role": "robot", "content": ""}]}, "messages: 0.role"),
     "no JSON": (b'{"messages": [', "the body is no JSON"),
-    "a number that is none": (b'{"messages": [], "temperature": NaN}', "NaN is no JSON"),
+    "a number that is none": (b'{"messages": [], "temperature": NaN}', "NaN is not JSON"),
     "no text": (b"\xff\xfe\xff", "the body is no JSON"),
     "a deep hole": (b"[" * 100_000, "the body is no JSON"),
     "no object": ([1], "the body is a JSON object, not a list"),

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from reward_kit.errors import ConfigError, ProviderError
-from reward_kit.providers import ChatEndpoint, Rates, RetryPolicy, Traffic
+from reward_kit.providers import ChatEndpoint, ProviderSession, Rates, RetryPolicy
 from tests.chat_server import ChatServer, answer, silent, slow, status
 
 FAST = RetryPolicy(base_s=0.001, cap_s=0.002)
@@ -23,8 +23,8 @@ def closed_port() -> int:
         return taken.getsockname()[1]
 
 
-def traffic(**options) -> tuple[Traffic, list[str], list[str]]:
-    made, lines, reasons = Traffic(**options), [], []
+def traffic(**options) -> tuple[ProviderSession, list[str], list[str]]:
+    made, lines, reasons = ProviderSession(**options), [], []
     made.notice, made.gave_up = lines.append, reasons.append
     return made, lines, reasons
 
@@ -147,26 +147,26 @@ async def test_rates_hold_without_a_traffic_too():
         await chat.aclose()
 
 
-def test_one_pair_of_endpoint_and_model_has_one_lane_and_one_set_of_rates():
-    shared = Traffic()
-    lane = shared.lane("http://a", "m", Rates(requests_per_minute=60))
-    assert shared.lane("http://a", "m", Rates(requests_per_minute=60)) is lane
-    assert shared.lane("http://a", "other") is not lane
+def test_one_pair_of_endpoint_and_model_has_one_queue_and_one_set_of_rates():
+    shared = ProviderSession()
+    queue = shared.queue("http://a", "m", Rates(requests_per_minute=60))
+    assert shared.queue("http://a", "m", Rates(requests_per_minute=60)) is queue
+    assert shared.queue("http://a", "other") is not queue
     with pytest.raises(ConfigError, match=r"two policies ask 'm' at http://a .*requests_per_minute=60,.*=120"):
-        shared.lane("http://a", "m", Rates(requests_per_minute=120))
+        shared.queue("http://a", "m", Rates(requests_per_minute=120))
 
 
 def test_a_wrong_patience_is_a_config_error():
     with pytest.raises(ConfigError, match="outage_patience_s: expected a number above 0, got 0"):
-        Traffic(outage_patience_s=0)
+        ProviderSession(outage_patience_s=0)
 
 
 CROWD = """
 import asyncio, resource, sys
-from reward_kit.providers import ChatEndpoint, Traffic
+from reward_kit.providers import ChatEndpoint, ProviderSession
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 async def main():
-    chat = ChatEndpoint(sys.argv[1], traffic=Traffic())
+    chat = ChatEndpoint(sys.argv[1], traffic=ProviderSession())
     request = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     await chat.complete(request)
     print(len(await asyncio.gather(*(chat.complete(request) for _ in range(100)))))

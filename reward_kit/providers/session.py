@@ -1,4 +1,4 @@
-"""What all requests of one run share: the lanes to its endpoints, the cassette, and who is told of trouble."""
+"""`ProviderSession`: the queues, the cassette and the notices that all requests of one run share."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any
 
 from reward_kit.errors import ConfigError
 from reward_kit.providers.cassette import Cassette
-from reward_kit.providers.environment import NO_KEY, EndpointSettings, key_variable, resolve_endpoint
-from reward_kit.providers.lane import Lane
-from reward_kit.providers.options import check_number
-from reward_kit.providers.rates import Rates
+from reward_kit.providers.keys import NO_KEY, EndpointSettings, key_variable, resolve_endpoint
+from reward_kit.providers.request_queue import Rates, RequestQueue
+from reward_kit.validation import check_number
 
 _log = logging.getLogger(__name__)
 
 
-class Traffic:
+class ProviderSession:
     """The traffic of one run. Policies that are given the same one share rates, outages and recordings.
 
     Args:
         cassette: where exchanges are recorded to or replayed from.
         outage_patience_s: seconds for which an endpoint that has answered before is waited for once it is down, or asks
             to be left alone; one that never answered is waited for at most 60 s.
-        asks_nobody: no request will be made, as in a dry run: a key that is missing is told, and no error.
+        is_dry_run: no request will be made; a missing key is a notice instead of an error.
 
     Attributes:
         notice: called with one line when an endpoint goes down, comes back, or limits the rate.
@@ -33,53 +32,53 @@ class Traffic:
             so that it can cancel them.
 
     Raises:
-        ConfigError: the patience is no positive number.
+        ConfigError: the patience is not a positive number.
     """
 
     def __init__(
-        self, *, cassette: Cassette | None = None, outage_patience_s: float = 600.0, asks_nobody: bool = False
+        self, *, cassette: Cassette | None = None, outage_patience_s: float = 600.0, is_dry_run: bool = False
     ) -> None:
         check_number("outage_patience_s", outage_patience_s)
         self.cassette = cassette
         self.outage_patience_s = outage_patience_s
-        self.asks_nobody = asks_nobody
+        self.is_dry_run = is_dry_run
         self.notice: Callable[[str], None] = _log.warning
         self.gave_up: Callable[[str], None] | None = None
         self._has_given_up = False
-        self._told: set[str] = set()
-        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._reported: set[str] = set()
+        self._queues: dict[tuple[str, str], RequestQueue] = {}
 
     @property
     def is_replaying(self) -> bool:
-        """Whether no request leaves this process."""
+        """True if no request leaves this process."""
         return self.cassette is not None and self.cassette.is_replaying
 
     @property
     def is_down(self) -> bool:
-        """Whether an endpoint is down, so that requests wait for it."""
-        return any(lane.is_down for lane in self._lanes.values())
+        """True if an endpoint is down, so that requests wait for it."""
+        return any(queue.is_down for queue in self._queues.values())
 
-    def lane(self, url: str, model: str, rates: Rates | None = None) -> Lane:
-        """The lane of a model at an endpoint; the same pair gives the same lane.
+    def queue(self, url: str, model: str, rates: Rates | None = None) -> RequestQueue:
+        """The queue of a model at an endpoint; the same pair gives the same queue.
 
         Raises:
-            ConfigError: the lane was made with other rates.
+            ConfigError: the queue was made with other rates.
         """
         rates = rates or Rates()
-        lane = self._lanes.get((url, model))
-        if lane is None:
-            lane = self._lanes[url, model] = Lane(f"{url} ({model})", rates, self)
-        if not rates.is_unlimited and lane.rates != rates:
+        queue = self._queues.get((url, model))
+        if queue is None:
+            queue = self._queues[url, model] = RequestQueue(f"{url} ({model})", rates, self)
+        if not rates.is_unlimited and queue.rates != rates:
             raise ConfigError(
                 f"two policies ask {model!r} at {url} and share its limits, but were given different ones: "
-                f"{lane.rates} and {rates}"
+                f"{queue.rates} and {rates}"
             )
-        return lane
+        return queue
 
     def tell_missing_key(self, problem: str) -> None:
         """Tell once of a key that a run would need."""
-        if problem not in self._told:
-            self._told.add(problem)
+        if problem not in self._reported:
+            self._reported.add(problem)
             self.tell(problem)
 
     def tell(self, line: str) -> None:
@@ -99,19 +98,22 @@ class Traffic:
 
 
 def endpoint_for(
-    traffic: Traffic | None, base_url: str | None = None, api_key: str | None = None, api_key_env: str | None = None
+    traffic: ProviderSession | None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    api_key_env: str | None = None,
 ) -> EndpointSettings:
-    """`resolve_endpoint` for requests of this traffic: a replay needs no key, and who asks nobody is told of it.
+    """`resolve_endpoint` for requests of this traffic: a replay needs no key, and a dry run gets a notice.
 
     Args:
-        traffic: of the run; None where there is none.
+        traffic: the session of the run, if any.
         base_url, api_key, api_key_env: as `resolve_endpoint` takes them.
 
     Raises:
-        ConfigError: a key is required and there is none, or a value cannot be used.
+        ConfigError: a required key is missing, or a value cannot be used.
     """
     named = (base_url, api_key, api_key_env)
-    if traffic is None or not traffic.asks_nobody:
+    if traffic is None or not traffic.is_dry_run:
         return resolve_endpoint(*named, needs_key=traffic is None or not traffic.is_replaying)
     settings = resolve_endpoint(*named, needs_key=False)
     if settings.api_key is None and not traffic.is_replaying:
@@ -122,11 +124,11 @@ def endpoint_for(
     return settings
 
 
-def key_variable_for(traffic: Traffic | None, options: Mapping[str, Any], of_user: Collection[str] = ()) -> Any:
-    """`key_variable` for requests of this traffic: a replay sends no key, and who asks nobody is told of the problem.
+def key_variable_for(traffic: ProviderSession | None, options: Mapping[str, Any], of_user: Collection[str] = ()) -> Any:
+    """`key_variable` for requests of this traffic: a replay sends no key, and a dry run gets a notice.
 
     Args:
-        traffic: of the run; None where there is none.
+        traffic: the session of the run, if any.
         options: of the endpoint's block, of which `base_url`, `api_key` and `api_key_env` are read. A key that stands
             in the block itself is the file's own.
         of_user: as `key_variable` takes it.
@@ -136,17 +138,17 @@ def key_variable_for(traffic: Traffic | None, options: Mapping[str, Any], of_use
     """
     base_url, named = options.get("base_url"), options.get("api_key_env")
     if options.get("api_key") or not (isinstance(base_url, str | None) and isinstance(named, str | None)):
-        return named  # the file's own; whoever takes a wrong value refuses it
+        return named  # the file's own; a wrong value is rejected where it is used
     if traffic is not None and traffic.is_replaying:
         return NO_KEY
     try:
         return key_variable(base_url, named, of_user=of_user)
     except ConfigError as error:
-        if traffic is None or not traffic.asks_nobody:
+        if traffic is None or not traffic.is_dry_run:
             raise
         traffic.tell_missing_key(str(error))
         return NO_KEY
 
 
-CURRENT_TRAFFIC: ContextVar[Traffic | None] = ContextVar("CURRENT_TRAFFIC", default=None)
+CURRENT_PROVIDER_SESSION: ContextVar[ProviderSession | None] = ContextVar("CURRENT_PROVIDER_SESSION", default=None)
 """The traffic of the run that goes on, for what asks an endpoint and is not made by the run, such as an LLM judge."""

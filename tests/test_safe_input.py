@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from reward_kit import input_limits
-from reward_kit.input_limits import TooLargeError, check_values, is_nested_too_deeply
+from reward_kit import safe_input
+from reward_kit.safe_input import TooLargeError, check_values, is_nested_too_deeply
 
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "runs.md"
-CONSTANTS = {name: value for name, value in vars(input_limits).items() if name.isupper() and name != "MIB"}
+CONSTANTS = {name: value for name, value in vars(safe_input).items() if name.isupper() and name != "MIB"}
 
 
 @pytest.mark.parametrize("name", [name for name in CONSTANTS if name != "TYPE_CHECKING"])
 def test_every_limit_is_documented_and_has_a_reason(name: str) -> None:
     value = CONSTANTS[name]
-    size = input_limits.shown_size(int(value)) if value >= 1024 and value % 1024 == 0 else f"{value:,g}"
+    size = safe_input.shown_size(int(value)) if value >= 1024 and value % 1024 == 0 else f"{value:,g}"
     table = PAGE.read_text(encoding="utf-8").partition("## Limits on input")[2]
     assert size in table or f"{value:,}" in table
-    assert re.search(rf'^{name} = .*\n"""', inspect.getsource(input_limits), re.MULTILINE)
+    assert re.search(rf'^{name} = .*\n"""', inspect.getsource(safe_input), re.MULTILINE)
 
 
 def test_values_are_counted_before_they_are_made() -> None:
@@ -33,7 +33,7 @@ def test_values_are_counted_before_they_are_made() -> None:
 
 def test_nesting_counts_levels() -> None:
     value: object = 1
-    for _ in range(input_limits.NESTING):
+    for _ in range(safe_input.NESTING):
         value = [value, {"a": 1}]
     assert not is_nested_too_deeply([1, {"a": [2]}])
     assert is_nested_too_deeply({"one": value})

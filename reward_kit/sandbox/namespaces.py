@@ -1,4 +1,4 @@
-"""A world of its own for confined code: user, mount, PID, network, IPC, UTS and cgroup namespaces, and a root on tmpfs.
+"""Namespaces for confined code (user, mount, PID, network, IPC, UTS, cgroup) and a root on tmpfs.
 
 The order matters and was measured. A zygote that is root builds its read-only root first (an interpreter in a private
 home is then still readable), gives up root, and only then makes the user namespace; an ordinary user makes the user
@@ -16,7 +16,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from reward_kit.sandbox.kernel import capabilities, libc, syscalls
+from reward_kit.sandbox import linux
 
 WORK_FOLDER: Final = "/tmp"
 INNER_ID: Final = 1000
@@ -58,14 +58,14 @@ def enter(read_paths: Sequence[tuple[str, str]], *, outer_user: int | None) -> i
     try:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise libc.SetupError("open /proc", os.strerror(error.errno or 0), error.errno or 0) from error
+        raise linux.SetupError("open /proc", os.strerror(error.errno or 0), error.errno or 0) from error
     if outer_user is None:
         _unshare_all(proc)
         _build_root(read_paths)
     else:
-        libc.unshare(_NEWNS, "make a mount namespace")
+        linux.unshare(_NEWNS, "make a mount namespace")
         _build_root(read_paths)
-        capabilities.become(outer_user)
+        linux.become_user(outer_user)
         _unshare_all(proc)
     return proc
 
@@ -79,27 +79,27 @@ def proc_file(proc: int, name: str, flags: int = os.O_RDONLY) -> int:
     try:
         return os.open(f"self/{name}", flags | os.O_CLOEXEC, dir_fd=proc)
     except OSError as error:
-        raise libc.SetupError(f"open /proc/self/{name}", os.strerror(error.errno or 0), error.errno or 0) from error
+        raise linux.SetupError(f"open /proc/self/{name}", os.strerror(error.errno or 0), error.errno or 0) from error
 
 
 def _unshare_all(proc: int) -> None:
     user, group = os.geteuid(), os.getegid()
-    libc.prctl(libc.PR_SET_DUMPABLE, 1, "own the files of this process in /proc")
-    libc.unshare(_NEWUSER | _NEWNS, "make a user namespace")
+    linux.prctl(linux.PR_SET_DUMPABLE, 1, "own the files of this process in /proc")
+    linux.unshare(_NEWUSER | _NEWNS, "make a user namespace")
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{INNER_ID} {user} 1"),
         ("gid_map", f"{INNER_ID} {group} 1"),
     ):
         _write(proc_file(proc, name, os.O_WRONLY), text, f"write {name}")
-    libc.unshare(_NEWNET | _NEWIPC | _NEWUTS | NEWPID, "make network, IPC, UTS and PID namespaces")
+    linux.unshare(_NEWNET | _NEWIPC | _NEWUTS | NEWPID, "make network, IPC, UTS and PID namespaces")
     _unshare_groups()
 
 
 def _unshare_groups() -> None:
     try:
-        libc.unshare(_NEWCGROUP, "make a cgroup namespace")
-    except libc.SetupError as error:
+        linux.unshare(_NEWCGROUP, "make a cgroup namespace")
+    except linux.SetupError as error:
         if error.errno != 22:  # EINVAL: a kernel without cgroups
             raise
 
@@ -108,16 +108,16 @@ def _write(descriptor: int, text: str, step: str) -> None:
     try:
         os.write(descriptor, text.encode())
     except OSError as error:
-        raise libc.SetupError(step, os.strerror(error.errno or 0), error.errno or 0) from error
+        raise linux.SetupError(step, os.strerror(error.errno or 0), error.errno or 0) from error
     finally:
         os.close(descriptor)
 
 
 def _build_root(read_paths: Sequence[tuple[str, str]]) -> None:
-    """Put a tmpfs in the place of `/`, show the paths in it, and forget the old root."""
-    libc.mount("", "/", "", _MS_REC | _MS_PRIVATE, "", "make mounts private")
+    """Replace `/` by a tmpfs that shows the paths, and detach the old root."""
+    linux.mount("", "/", "", _MS_REC | _MS_PRIVATE, "", "make mounts private")
     base = WORK_FOLDER
-    libc.mount("sandbox", base, "tmpfs", _MS_NOSUID, "mode=0755,size=1m,nr_inodes=4096", "mount a root")
+    linux.mount("sandbox", base, "tmpfs", _MS_NOSUID, "mode=0755,size=1m,nr_inodes=4096", "mount a root")
     os.mkdir(base + _OLD)  # noqa: PTH102
     _pivot(base, base + _OLD)
     os.chdir("/")
@@ -127,16 +127,16 @@ def _build_root(read_paths: Sequence[tuple[str, str]]) -> None:
     for device in DEVICES:
         _show(f"/dev/{device}", f"/dev/{device}", is_device=True)
     os.makedirs(WORK_FOLDER, exist_ok=True)  # noqa: PTH103
-    libc.unmount(_OLD, _MNT_DETACH, "let go of the old root")
+    linux.unmount(_OLD, _MNT_DETACH, "let go of the old root")
     os.rmdir(_OLD)  # noqa: PTH106
     flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID
-    libc.mount("", "/", "", flags, "", "make the root read-only")
+    linux.mount("", "/", "", flags, "", "make the root read-only")
 
 
 def _pivot(new: str, old: str) -> None:
     names = [ctypes.create_string_buffer(os.fsencode(path)) for path in (new, old)]
     addresses = [ctypes.addressof(name) for name in names]
-    libc.syscall(syscalls.NUMBERS["pivot_root"], *addresses, step="change the root")
+    linux.syscall(linux.NUMBERS["pivot_root"], *addresses, step="change the root")
 
 
 def _show(path: str, real: str, *, is_device: bool = False) -> None:
@@ -151,11 +151,11 @@ def _show(path: str, real: str, *, is_device: bool = False) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
     else:
         return
-    libc.mount(source, path, "", _MS_BIND | _MS_REC, "", f"show {path}")
+    linux.mount(source, path, "", _MS_BIND | _MS_REC, "", f"show {path}")
     attributes = _ATTR_NOSUID if is_device else _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV
     name, attr = ctypes.create_string_buffer(os.fsencode(path)), _MountAttr(attributes, 0, 0, 0)
-    libc.syscall(
-        syscalls.NUMBERS["mount_setattr"],
+    linux.syscall(
+        linux.NUMBERS["mount_setattr"],
         _AT_FDCWD,
         ctypes.addressof(name),
         _AT_RECURSIVE,
@@ -171,8 +171,8 @@ def send_next_child_away(own: int) -> None:
     Args:
         own: a descriptor of the PID namespace this process lives in.
     """
-    libc.enter_namespace(own, NEWPID, "return to the own PID namespace")
-    libc.unshare(NEWPID, "make a PID namespace")
+    linux.enter_namespace(own, NEWPID, "return to the own PID namespace")
+    linux.unshare(NEWPID, "make a PID namespace")
 
 
 def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequence[str] = ()) -> None:
@@ -184,12 +184,12 @@ def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequenc
         may_execute: programs in it may be run.
         keep: paths of the root beneath the work folder's place, to be shown in it as before.
     """
-    libc.unshare(_NEWNS | _NEWIPC | _NEWUTS, "make mount, IPC and UTS namespaces")
+    linux.unshare(_NEWNS | _NEWIPC | _NEWUTS, "make mount, IPC and UTS namespaces")
     _unshare_groups()
     kept = [(path, _take(path), os.path.isdir(path)) for path in keep]  # noqa: PTH112
     flags = _MS_NOSUID | _MS_NODEV | (0 if may_execute else _MS_NOEXEC)
     options = f"mode=0700,size={size},nr_inodes={files}"
-    libc.mount("sandbox", WORK_FOLDER, "tmpfs", flags, options, "mount the work folder")
+    linux.mount("sandbox", WORK_FOLDER, "tmpfs", flags, options, "mount the work folder")
     for path, tree, is_folder in kept:
         _put(tree, path, is_folder)
     os.chdir(WORK_FOLDER)
@@ -198,8 +198,8 @@ def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequenc
 def _take(path: str) -> int:
     name = ctypes.create_string_buffer(os.fsencode(path))
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
-    number = syscalls.NUMBERS["open_tree"]
-    return libc.syscall(number, _AT_FDCWD, ctypes.addressof(name), flags, step=f"take hold of {path}")
+    number = linux.NUMBERS["open_tree"]
+    return linux.syscall(number, _AT_FDCWD, ctypes.addressof(name), flags, step=f"take hold of {path}")
 
 
 def _put(tree: int, path: str, is_folder: bool) -> None:
@@ -208,6 +208,6 @@ def _put(tree: int, path: str, is_folder: bool) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
     names = [ctypes.create_string_buffer(text) for text in (b"", os.fsencode(path))]
     source, target = (ctypes.addressof(name) for name in names)
-    number = syscalls.NUMBERS["move_mount"]
-    libc.syscall(number, tree, source, _AT_FDCWD, target, _MOVE_FROM_DESCRIPTOR, step=f"show {path}")
+    number = linux.NUMBERS["move_mount"]
+    linux.syscall(number, tree, source, _AT_FDCWD, target, _MOVE_FROM_DESCRIPTOR, step=f"show {path}")
     os.close(tree)

@@ -1,4 +1,4 @@
-"""Sizes up to which input from outside is read, in one place, and the functions that apply them.
+"""Limits on input from outside, the functions that apply them, and a strict JSON reader.
 
 Each limit is well above what real use needs and low enough that an endless answer costs less than 200 MB. What is
 larger is cut: reading stops, the connection is closed or the process ended, and one error names the limit. JSON of
@@ -7,10 +7,14 @@ very short values takes about 25 times its size once it is parsed, so answers al
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import aiohttp
+
 
 MIB = 2**20
 
@@ -28,7 +32,7 @@ MODEL_ANSWER_CALLS = 1_000
 """Tool calls of one streamed answer."""
 
 ERROR_BODY_BYTES = 256 * 1024
-"""What is read of the body of an HTTP error; a message shows 1,000 characters of it."""
+"""The part of the body of an HTTP error that is read; a message shows 1,000 characters of it."""
 
 ENVIRONMENT_ANSWER_BYTES = 64 * MIB
 """An answer of an HTTP or OpenEnv environment; a camera image as a list of numbers is about 20 MiB."""
@@ -37,7 +41,7 @@ ENVIRONMENT_ANSWER_VALUES = 8_000_000
 """JSON values in an answer of an HTTP or OpenEnv environment: such an image has six million."""
 
 MCP_MESSAGE_BYTES = 64 * MIB
-"""One message of an MCP server: a line over stdio, an answer over HTTP. A tool may return a file of 50 MB."""
+"""A message of an MCP server: a line over stdio, an answer over HTTP. A tool may return a file of 50 MB."""
 
 MCP_STREAM_BYTES = 128 * MIB
 """All events that an MCP server sends over HTTP in answer to one request: notifications, and the answer itself."""
@@ -49,7 +53,7 @@ MCP_TOOLS_BYTES = 32 * MIB
 """All pages of an MCP server's list of tools together, as JSON."""
 
 ENGINE_ANSWER_BYTES = 16 * MIB
-"""One answer of a worker process that holds an engine (text games, the household)."""
+"""An answer of a worker process that holds an engine (text games, the household)."""
 
 REWARD_ANSWER_BYTES = 64 * MIB
 """An answer of a reward server, which may be the scores of a whole batch."""
@@ -58,10 +62,10 @@ AGENT_REQUEST_BYTES = 64 * MIB
 """A request of an agent to the endpoint that records it: the conversation so far, images included."""
 
 MODEL_LIST_BYTES = 4 * MIB
-"""What is read of a list of models, by `reward-kit doctor`."""
+"""The part of a list of models that is read, by `reward-kit doctor`."""
 
 RECORDED_LINE_BYTES = 128 * MIB
-"""One exchange in a recording: a request and its answer, in ASCII."""
+"""An exchange in a recording: a request and its answer, in ASCII."""
 
 PROCESS_LOG_BYTES = 64 * MIB
 """The log of one server or engine that was started; a longer one keeps its last MiB and goes on."""
@@ -88,7 +92,7 @@ YAML_VALUES = 500_000
 """Keys, values and list items of a YAML file. What an alias stands for counts each time."""
 
 NESTING = 100
-"""How deeply the values of a YAML file, or of a row of a dataset, may be nested."""
+"""Levels to which the values of a YAML file, or of a row of a dataset, may be nested."""
 
 
 class TooLargeError(Exception):
@@ -124,7 +128,7 @@ def check_values(text: str | bytes, most_values: int) -> None:
 
 
 def is_nested_too_deeply(value: Any) -> bool:
-    """Whether lists and mappings are nested more than `NESTING` levels deep."""
+    """Return whether lists and mappings are nested more than `NESTING` levels deep."""
     level = [value]
     for _ in range(NESTING + 1):
         inner: list[Any] = []
@@ -157,3 +161,40 @@ async def read_beginning(response: aiohttp.ClientResponse, most_bytes: int) -> b
             response.close()
             break
     return bytes(body)
+
+
+Pairs = list[tuple[str, Any]]
+
+
+def strict_decoder(object_pairs_hook: Callable[[Pairs], Any] | None = None) -> json.JSONDecoder:
+    """Return a decoder that reads strictly; `object_pairs_hook` makes the value of each object."""
+    return json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=object_pairs_hook)
+
+
+def read_strictly(text: str | bytes) -> Any:
+    """Return the value of a JSON text, as RFC 8259 has it; bytes are UTF-8, UTF-16 or UTF-32.
+
+    NaN, Infinity and numbers beyond every float, which Python's own reader takes too, raise a ValueError: they could
+    not be stored again, and others would read them differently.
+
+    Raises:
+        ValueError: it is not JSON; the message says why.
+        RecursionError: it nests deeper than Python can go.
+    """
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
+    return _decode(text)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.40} is beyond every float")
+    return number
+
+
+_decode = strict_decoder().decode

@@ -11,7 +11,7 @@ import pytest
 from reward_kit.errors import ProviderError
 from reward_kit.providers import Rates
 from reward_kit.providers.faults import AccessError, TransientError, UnknownHostError, UnreachableError
-from reward_kit.providers.lane import Lane, Passage
+from reward_kit.providers.request_queue import Permit, RequestQueue
 from tests.providers.fake_clock import FakeClock, settle
 
 REFUSED = TransientError("slow down", status=429)
@@ -35,39 +35,39 @@ class Watcher:
 
 
 class Scene:
-    """A lane in fake time, and requests on it."""
+    """A queue in fake time, and requests on it."""
 
     def __init__(self, rates: Rates | None = None, patience_s: float = 600.0) -> None:
         self.clock, self.watcher = FakeClock(), Watcher(patience_s)
-        self.lane = Lane("http://there", rates or Rates(), self.watcher, self.clock)
+        self.queue = RequestQueue("http://there", rates or Rates(), self.watcher, self.clock)
         self.entered: deque[tuple[float, int]] = deque()
         self.tasks: list[asyncio.Task] = []
         self.down_until = 0.0
 
-    def request(self, name: int, *outcomes: object, seconds: float = 1.0, **passage: float) -> asyncio.Task:
+    def request(self, name: int, *outcomes: object, seconds: float = 1.0, **permit: float) -> asyncio.Task:
         """A request whose attempts take `seconds` each: errors, then an answer."""
-        task = asyncio.create_task(self._request(name, list(outcomes), seconds, passage))
+        task = asyncio.create_task(self._request(name, list(outcomes), seconds, permit))
         task.add_done_callback(lambda task: task.cancelled() or task.exception())  # looked at, or not wanted
         self.tasks.append(task)
         return task
 
     async def _request(self, name: int, outcomes: list, seconds: float, options: dict) -> int:
         """The number of attempts that counted."""
-        passage, counted = self.lane.passage(**{"size": 400, **options}), 0
+        permit, counted = self.queue.permit(**{"size": 400, **options}), 0
         try:
             while True:
-                await passage.enter()
+                await permit.enter()
                 self.entered.append((self.clock.time, name))
                 await self.clock.sleep(seconds)
                 outcome = outcomes.pop(0) if outcomes else BROKEN if self.clock.time < self.down_until else None
                 if outcome is None:
-                    passage.answered(100, 50)
+                    permit.answered(100, 50)
                     return counted
-                counted += not passage.failed(outcome, is_last=counted >= 4)
+                counted += not permit.failed(outcome, is_last=counted >= 4)
                 if counted >= 5 or not isinstance(outcome, TransientError):
                     raise outcome
         finally:
-            passage.leave()
+            permit.leave()
 
     async def end(self) -> None:
         for task in self.tasks:
@@ -91,7 +91,7 @@ async def test_without_rates_nobody_waits():
         scene.request(name)
     await scene.clock.advance(1.0)
     assert scene.starts == [0.0] * 200
-    assert scene.lane.in_flight == 0
+    assert scene.queue.in_flight == 0
 
 
 async def test_requests_begin_in_the_order_in_which_they_came_evenly_spread():
@@ -117,7 +117,7 @@ async def test_no_more_than_max_connections_are_in_flight():
     for name in range(9):
         scene.request(name)
     await scene.clock.advance(0.5)
-    assert scene.lane.in_flight == 3
+    assert scene.queue.in_flight == 3
     await scene.clock.advance(10.0)
     assert scene.starts == [0.0] * 3 + [1.0] * 3 + [2.0] * 3
 
@@ -145,14 +145,14 @@ async def test_a_cancelled_request_leaves_no_slot_behind(moment):
         first.cancel()
         for _ in range(4):  # until the first has let the second in, which has not yet run
             await asyncio.sleep(0)
-            if scene.lane.in_flight:
+            if scene.queue.in_flight:
                 break
         second.cancel()
     await settle()
     third = scene.request(3)
     await scene.clock.advance(5.0)
     assert third.done() and third.result() == 0
-    assert scene.lane.in_flight == 0
+    assert scene.queue.in_flight == 0
     await scene.end()
 
 
@@ -172,20 +172,20 @@ async def test_a_burst_of_refusals_costs_nobody_an_attempt_and_finds_the_endpoin
 
     async def request(name: int) -> int:
         nonlocal places, refusals
-        passage, counted = scene.lane.passage(400), 0
+        permit, counted = scene.queue.permit(400), 0
         while True:
-            await passage.enter()
+            await permit.enter()
             await scene.clock.sleep(0.05)
             if places == 0:
                 refusals += 1
-                counted += not passage.failed(REFUSED, is_last=counted >= 4)
+                counted += not permit.failed(REFUSED, is_last=counted >= 4)
                 if counted:
                     await scene.clock.sleep(0.5)
                 continue
             places -= 1
             await scene.clock.sleep(2.0)
             places += 1
-            passage.answered(100, 50)
+            permit.answered(100, 50)
             return counted
 
     tasks = [asyncio.create_task(request(name)) for name in range(300)]
@@ -197,7 +197,7 @@ async def test_a_burst_of_refusals_costs_nobody_an_attempt_and_finds_the_endpoin
     assert [line for line in scene.watcher.lines if "limits the rate: at most 10 requests" in line]
 
 
-async def test_retry_after_stops_the_whole_lane():
+async def test_retry_after_stops_the_whole_queue():
     scene = Scene()
     await answered_once(scene)
     scene.request(1, TransientError("later", 20.0, 429), seconds=0.0)
@@ -260,12 +260,12 @@ async def test_a_cancelled_probe_is_followed_by_another():
     await answered_once(scene)
     tasks = [scene.request(name, *[BROKEN] * 2, seconds=0.5) for name in range(6)]
     await scene.clock.advance(1.6)  # the first probe is under way
-    assert scene.lane.in_flight == 1
+    assert scene.queue.in_flight == 1
     prober = scene.entered[-1][1]
     tasks[prober].cancel()
     await scene.clock.advance(60.0)
     assert all(task.done() for task in tasks)
-    assert scene.lane.in_flight == 0
+    assert scene.queue.in_flight == 0
 
 
 async def test_after_the_patience_those_who_wait_fail_and_the_run_is_told_once_before():
@@ -358,9 +358,9 @@ async def test_a_lost_network_is_an_outage_and_a_wrong_host_is_not():
     with pytest.raises(UnknownHostError):
         wrong.result()
     await answered_once(scene)
-    passage = scene.lane.passage(400)
-    await passage.enter()
-    assert passage.failed(UnknownHostError("no such host"), is_last=True)
+    permit = scene.queue.permit(400)
+    await permit.enter()
+    assert permit.failed(UnknownHostError("no such host"), is_last=True)
 
 
 @pytest.mark.parametrize("status, stops", [(401, True), (402, True), (403, False)])
@@ -379,24 +379,24 @@ async def test_a_403_before_any_answer_stops_the_run_too():
     assert scene.watcher.reasons == ["no"]
 
 
-async def test_time_in_the_lane_is_known_and_not_the_requests_own():
+async def test_time_in_the_queue_is_known_and_not_the_requests_own():
     scene = Scene(Rates(requests_per_minute=6))
-    passages: list[Passage] = [scene.lane.passage(1) for _ in range(3)]
-    tasks = [asyncio.create_task(passage.enter()) for passage in passages]
+    permits: list[Permit] = [scene.queue.permit(1) for _ in range(3)]
+    tasks = [asyncio.create_task(permit.enter()) for permit in permits]
     await scene.clock.advance(30.0)
-    assert [passage.waited_s for passage in passages] == pytest.approx([0.0, 10.0, 20.0])
+    assert [permit.waited_s for permit in permits] == pytest.approx([0.0, 10.0, 20.0])
     await asyncio.gather(*tasks)
 
 
-def test_a_lane_outlives_its_event_loop():
+def test_a_queue_outlives_its_event_loop():
     scene = Scene(Rates(max_connections=1))
 
     async def interrupted() -> None:
-        await scene.lane.passage(1).enter()  # never left
+        await scene.queue.permit(1).enter()  # never left
 
     async def again() -> None:
         async with asyncio.timeout(1):
-            await scene.lane.passage(1).enter()
+            await scene.queue.permit(1).enter()
 
     asyncio.run(interrupted())
     asyncio.run(again())

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
-from reward_kit.sandbox.kernel import libc, syscalls
+from reward_kit.sandbox import linux
 
 EXECUTE: Final = 1 << 0
 _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
@@ -42,12 +42,12 @@ class _PathBeneath(ctypes.Structure):
 
 def abi() -> int:
     """The version this kernel offers; 0 where it has none or was booted without."""
-    number = syscalls.NUMBERS.get("landlock_create_ruleset")
+    number = linux.NUMBERS.get("landlock_create_ruleset")
     if number is None:
         return 0
     try:
-        return libc.syscall(number, 0, 0, _CREATE_VERSION, step="ask for Landlock")
-    except libc.SetupError:
+        return linux.syscall(number, 0, 0, _CREATE_VERSION, step="ask for Landlock")
+    except linux.SetupError:
         return 0
 
 
@@ -75,13 +75,13 @@ def restrict(version: int, rules: Iterable[tuple[str, int]]) -> None:
     files = handled(version)
     attr = _RulesetAttr(files, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
-    numbers = syscalls.NUMBERS
+    numbers = linux.NUMBERS
     step = "confine files with Landlock"
-    ruleset = libc.syscall(numbers["landlock_create_ruleset"], ctypes.addressof(attr), size, 0, step=step)
+    ruleset = linux.syscall(numbers["landlock_create_ruleset"], ctypes.addressof(attr), size, 0, step=step)
     try:
         for path, rights in rules:
             _allow(numbers["landlock_add_rule"], ruleset, path, rights & files)
-        libc.syscall(numbers["landlock_restrict_self"], ruleset, 0, step=step)
+        linux.syscall(numbers["landlock_restrict_self"], ruleset, 0, step=step)
     finally:
         os.close(ruleset)
 
@@ -92,13 +92,13 @@ def _allow(number: int, ruleset: int, path: str, rights: int) -> None:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return
-        raise libc.SetupError(f"open {path} for Landlock", os.strerror(error.errno or 0), error.errno or 0) from error
+        raise linux.SetupError(f"open {path} for Landlock", os.strerror(error.errno or 0), error.errno or 0) from error
     try:
         if not _is_folder(parent):
             rights &= _OF_FILES
         rule = _PathBeneath(rights, parent)
         step = f"grant {path} with Landlock"
-        libc.syscall(number, ruleset, _RULE_PATH_BENEATH, ctypes.addressof(rule), 0, step=step)
+        linux.syscall(number, ruleset, _RULE_PATH_BENEATH, ctypes.addressof(rule), 0, step=step)
     finally:
         os.close(parent)
 

@@ -1,0 +1,723 @@
+"""The one queue to a model of an endpoint: pace, concurrency, outages and retries for all requests of a run together.
+
+A request holds a `Permit` of its `RequestQueue` and waits for its turn before each attempt. Waiting costs nothing:
+requests stand in one queue in the order in which they came, one timer serves the first of them, and each that leaves
+lets the next in. Time spent waiting here uses up neither the request's attempts nor its retry budget.
+`development/traffic.md` has the reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol, TypeVar
+
+from reward_kit.errors import DeadlineError, ProviderError
+from reward_kit.providers.faults import (
+    ENDPOINT_ERRORS,
+    AccessError,
+    EndpointError,
+    IdleTimeoutError,
+    TransientError,
+    UnknownHostError,
+    UnreachableError,
+)
+from reward_kit.validation import check_number
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+_EPSILON = 1e-9
+_MEMORY = 0.1  # the share of the latest answer in a running average
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The rates that the user allows one model of one endpoint; None is no limit.
+
+    Attributes:
+        requests_per_minute: attempts that may begin in a minute.
+        tokens_per_minute: tokens of prompts and answers together; see `TokenEstimate` for how they are known before.
+        max_connections: requests in flight.
+
+    Raises:
+        ConfigError: a value is not a positive number.
+    """
+
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    max_connections: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("requests_per_minute", "tokens_per_minute", "max_connections"):
+            if (value := getattr(self, name)) is not None:
+                check_number(name, value, whole=name == "max_connections")
+
+    @property
+    def is_unlimited(self) -> bool:
+        """True if nothing is limited."""
+        return self == _UNLIMITED
+
+
+_UNLIMITED = Rates()
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """The number and duration of attempts.
+
+    Attributes:
+        max_attempts: in all, the first included.
+        budget_s: seconds from the first attempt after which no further one begins.
+        base_s: upper bound in seconds of the first random wait; it doubles with each retry.
+        cap_s: upper bound in seconds of any random wait.
+    """
+
+    max_attempts: int = 5
+    budget_s: float = 300.0
+    base_s: float = 0.5
+    cap_s: float = 30.0
+
+    def wait_s(self, retry: int, retry_after_s: float | None, jitter: random.Random) -> float:
+        """Seconds before retry number `retry` (from 0): the endpoint's wish, and full jitter on top of it.
+
+        The jitter is uniform in [0, min(cap_s, base_s * 2**retry)], so that callers refused together come back apart.
+        """
+        # Past 2**64 the cap has long won; the bound keeps the power a float.
+        return (retry_after_s or 0.0) + jitter.uniform(0.0, min(self.cap_s, self.base_s * 2.0 ** min(retry, 64)))
+
+
+class Bucket:
+    """A token bucket that holds what one second brings, at least 1.
+
+    Whatever is taken in any window of w minutes is at most `per_minute` * w, plus one bucket, plus the one amount that
+    was larger than the bucket: that is let through when the bucket is full, and what it overdraws is waited for by
+    those behind it.
+    """
+
+    __slots__ = ("_at", "_capacity", "_level", "_rate")
+
+    def __init__(self, per_minute: float, now: float) -> None:
+        self._rate = per_minute / 60.0
+        self._capacity = self._level = max(1.0, self._rate)
+        self._at = now
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Seconds until `amount` may be taken."""
+        self._level = min(self._capacity, self._level + (now - self._at) * self._rate)
+        self._at = now
+        lacking = min(amount, self._capacity) - self._level
+        return lacking / self._rate if lacking > _EPSILON else 0.0
+
+    def take(self, amount: float) -> None:
+        """Take `amount`; a negative one is given back."""
+        self._level = min(self._capacity, self._level - amount)
+
+
+class TokenEstimate:
+    """An estimate of the tokens of a request, learned from what earlier ones used.
+
+    Before the first answer a token is 4 bytes of the request, and the answer has as many as it may have.
+    """
+
+    __slots__ = ("_completion", "_tokens_per_byte")
+
+    def __init__(self) -> None:
+        self._tokens_per_byte = 0.25
+        self._completion: float | None = None
+
+    def tokens(self, size: int, max_completion: float) -> float:
+        """The tokens of a request of `size` bytes whose answer has at most `max_completion`."""
+        return size * self._tokens_per_byte + (max_completion if self._completion is None else self._completion)
+
+    def learn(self, size: int, prompt_tokens: int, completion_tokens: int) -> None:
+        """Take note of what a request of `size` bytes used."""
+        self._tokens_per_byte += _MEMORY * (prompt_tokens / max(size, 1) - self._tokens_per_byte)
+        before = float(completion_tokens) if self._completion is None else self._completion
+        self._completion = before + _MEMORY * (completion_tokens - before)
+
+
+_CUT = 0.7
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+
+
+class Concurrency:
+    """The limit on requests in flight, found out by the endpoint's refusals.
+
+    The rule is TCP's (RFC 5681): a cut when there is too much, doubling per round trip up to the size that was last too
+    much, and one more per round trip from there. The cut is to 70 % as in CUBIC (RFC 9438), or to as many as the
+    endpoint did not refuse, whichever is less.
+
+    Attributes:
+        limit: the limit; infinite until a first refusal, where `most` is.
+    """
+
+    __slots__ = ("_cut_at", "_cuts_in_a_row", "_most", "_threshold", "_unrefused", "limit")
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = math.inf if most is None else float(most)
+        self.limit = self._most
+        self._threshold = math.inf
+        self._cut_at = -1
+        self._cuts_in_a_row = 0
+        self._unrefused = 0
+
+    def answered(self, is_scarce: bool) -> None:
+        """An answer came; the limit grows where requests wait for it (`is_scarce`)."""
+        self._cuts_in_a_row = 0
+        if is_scarce and self.limit < self._most:
+            step = 1.0 if self.limit < self._threshold else 1.0 / self.limit
+            self.limit = min(self.limit + step, self._most)
+
+    def refused(self, number: int, latest: int, in_flight: int) -> bool:
+        """The endpoint had too much; True where this is news.
+
+        Args:
+            number: of the refused attempt; they are counted as they are sent.
+            latest: the number of the attempt sent last.
+            in_flight: attempts in flight, the refused one included.
+
+        A whole burst of refusals is one cut: those sent before the cut say nothing of the limit after it.
+        """
+        is_news = number > self._cut_at
+        if is_news:
+            self._cut_at, self._unrefused = latest, in_flight
+            self._cuts_in_a_row += 1
+            self._threshold = max(1.0, _CUT * in_flight)
+            self.limit = min(self.limit, self._threshold)
+        self._unrefused -= 1
+        self.limit = max(1.0, min(self.limit, float(self._unrefused)))
+        return is_news
+
+    def pause_s(self) -> float:
+        """Seconds to send nothing after a refusal that names no time; more with each cut without an answer between.
+
+        None after the first cut where others are in flight: they will show how many are too many.
+        """
+        doublings = self._cuts_in_a_row - (2 if self._unrefused > 0 else 1)
+        return 0.0 if doublings < 0 else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(doublings, 64))
+
+
+STREAK = 5
+_FIRST_PROBE_S = 1.0
+_LONGEST_PROBE_S = 30.0
+
+
+class Fault(Enum):
+    """The state of the endpoint that a failed attempt shows."""
+
+    REFUSED = "too much was asked of it"
+    FAILED = "it could not answer, or not in time"
+    UNREACHABLE = "no connection comes about"
+
+
+class Outage:
+    """The failures of one endpoint since its last answer, and whether they are an outage.
+
+    An outage begins with `STREAK` failures in a row without an answer between them, to at least two requests. One
+    request that keeps failing while it is alone in flight is taken for the cause itself, and its own retries end;
+    unless no connection comes about at all, which is never a request's fault.
+
+    Attributes:
+        is_open: whether it is down as far as we know.
+        since: when the first failure since the last answer came; None where there was none.
+        count: failures since the last answer, refusals left out.
+        is_shared: whether they came to more than one request.
+    """
+
+    __slots__ = ("_first", "_interval_s", "_next_probe", "count", "is_open", "is_shared", "since")
+
+    def __init__(self) -> None:
+        self.is_open = self.is_shared = False
+        self.since: float | None = None
+        self.count, self._first = 0, -1
+        self._next_probe: float | None = 0.0
+        self._interval_s = _FIRST_PROBE_S
+
+    def answered(self) -> float | None:
+        """An answer came. Returns the time since which the endpoint was down, None where it was not."""
+        since = self.since if self.is_open else None
+        self.is_open = self.is_shared = False
+        self.since, self.count, self._first = None, 0, -1
+        self._interval_s = _FIRST_PROBE_S
+        return since
+
+    def failed(self, request: int, fault: Fault, now: float, *, is_last: bool = False) -> bool:
+        """An attempt failed; True where this begins an outage.
+
+        Args:
+            request: its request's number.
+            fault: how.
+            now: when.
+            is_last: the request has no attempt left.
+        """
+        if self.since is None:
+            self.since, self._first = now, request
+        self.is_shared = self.is_shared or request != self._first
+        if fault is Fault.REFUSED:
+            return False
+        self.count += 1
+        is_unreachable = fault is Fault.UNREACHABLE
+        enough = self.count >= STREAK and (self.is_shared or is_unreachable)
+        if self.is_open or not (enough or (is_last and is_unreachable)):
+            return False
+        self.is_open = True
+        self.probe_later(now)
+        return True
+
+    def probe_wait_s(self, now: float) -> float | None:
+        """Seconds until one request may try whether the endpoint is back; None while one does."""
+        return None if self._next_probe is None else max(0.0, self._next_probe - now)
+
+    def probe(self) -> None:
+        """Note that one request tries."""
+        self._next_probe = None
+
+    def probe_later(self, now: float) -> None:
+        """The probe failed: the next one after twice the time, at most 30 s."""
+        self._next_probe = now + self._interval_s
+        self._interval_s = min(_LONGEST_PROBE_S, 2 * self._interval_s)
+
+    def probe_again(self, now: float) -> None:
+        """The probe was called off and says nothing."""
+        self._next_probe = now
+
+
+_FIRST_PATIENCE_S = 60.0  # an endpoint that never answered is more likely a wrong address than an outage
+_TELL_AGAIN_S = 30.0
+_BURST_S = 1.0  # the refusals of one burst come within about this time
+
+
+WHILE_WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar("WHILE_WAITING", default=nullcontext)
+"""Context for the time that a request of this task waits in a queue, such as an episode's clock standing still."""
+
+
+class Timer(Protocol):
+    """Something that will happen."""
+
+    def cancel(self) -> None: ...
+
+
+class Clock:
+    """The time of the running loop."""
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.monotonic()
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        """Have `callback` called after a while."""
+        return asyncio.get_running_loop().call_later(delay_s, callback)
+
+
+class Watcher(Protocol):
+    """A receiver of news of an endpoint, which decides how long to wait for it."""
+
+    outage_patience_s: float
+
+    def tell(self, line: str) -> None: ...
+
+    def give_up(self, reason: str) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class Permit:
+    """The right of one request, with all its attempts, to use a queue.
+
+    Attributes:
+        queue: the queue.
+        request: the request's number.
+        size: bytes of its body.
+        max_completion: tokens that its answer may have, 0 if unknown.
+        budget_s: seconds for which refusals of this request alone are waited for.
+        attempts: made so far.
+        number: of the latest attempt; all attempts of the queue are counted as they are sent.
+        tokens: estimated for the latest attempt.
+        admitted: when the latest attempt began.
+        waited_s: seconds that do not count towards the retry budget.
+    """
+
+    queue: RequestQueue
+    request: int
+    size: int
+    max_completion: float
+    budget_s: float
+    attempts: int = 0
+    number: int = 0
+    tokens: float = 0.0
+    admitted: float = 0.0
+    waited_s: float = 0.0
+    is_in: bool = False
+    is_probe: bool = False
+
+    async def enter(self) -> None:
+        """Wait until the next attempt may be made.
+
+        Raises:
+            ProviderError: the endpoint has been given up.
+        """
+        await self.queue.enter(self)
+
+    def answered(self, prompt_tokens: int | None = None, completion_tokens: int = 0) -> None:
+        """The attempt brought an answer, with this usage where it is known."""
+        self.queue.answered(self, prompt_tokens, completion_tokens)
+
+    def failed(self, error: EndpointError, *, is_last: bool) -> bool:
+        """The attempt failed; True where that is the endpoint's trouble and the attempt does not count."""
+        return self.queue.failed(self, error, is_last)
+
+    def leave(self) -> None:
+        """No more attempts, also in the middle of one."""
+        self.queue.leave(self)
+
+
+class _Waiter(NamedTuple):
+    permit: Permit
+    turn: asyncio.Future[None]
+
+
+class RequestQueue:
+    """All requests of a run to one model of one endpoint.
+
+    Args:
+        name: for messages.
+        rates: what the user allows.
+        watcher: gets news of outages and rate limits.
+        clock: replaced in tests.
+    """
+
+    def __init__(self, name: str, rates: Rates, watcher: Watcher, clock: Clock | None = None) -> None:
+        self.rates = rates
+        self._name, self._watcher, self._clock = name, watcher, clock or Clock()
+        now = self._clock.now()
+        self._requests = Bucket(rates.requests_per_minute, now) if rates.requests_per_minute else None
+        self._tokens = Bucket(rates.tokens_per_minute, now) if rates.tokens_per_minute else None
+        self._estimate = TokenEstimate()
+        self._concurrency = Concurrency(rates.max_connections)
+        self._outage = Outage()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: deque[_Waiter] = deque()
+        self._timer: Timer | None = None
+        self._patience: Timer | None = None
+        self._in_flight = self._sent = self._known = 0
+        self._paused_until = self._last_answer = self._notified_at = float("-inf")
+        self._given_up: str | None = None
+
+    @property
+    def is_down(self) -> bool:
+        """True if the endpoint is down, so that requests wait."""
+        return self._outage.is_open
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are being answered now."""
+        return self._in_flight
+
+    def permit(self, size: int, max_completion: float = 0.0, budget_s: float = 300.0) -> Permit:
+        """The way of one request; see `Permit`."""
+        self._known += 1
+        return Permit(self, self._known, size, max_completion, budget_s)
+
+    async def enter(self, permit: Permit) -> None:
+        """See `Permit.enter`."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # whatever was in flight in another loop ended with it
+            self._loop, self._timer, self._in_flight = loop, None, 0
+            self._waiting.clear()
+        now = self._clock.now()
+        if self._tokens is not None:
+            permit.tokens = self._estimate.tokens(permit.size, permit.max_completion)
+        if not self._waiting and self._wait_s(permit, now) == 0:
+            self._admit(permit, now)
+            return
+        if self._given_up is not None:
+            raise ProviderError(self._given_up)
+        await self._wait_for_turn(permit, now, loop)
+
+    async def _wait_for_turn(self, permit: Permit, began: float, loop: asyncio.AbstractEventLoop) -> None:
+        waiter = _Waiter(permit, loop.create_future())
+        if permit.attempts and not self._outage.is_open:
+            self._waiting.appendleft(waiter)  # it has waited for its turn before
+        else:
+            self._waiting.append(waiter)
+        self._let_in()
+        try:
+            with WHILE_WAITING.get()():
+                await waiter.turn
+        except asyncio.CancelledError:
+            if permit.is_in:  # let in and cancelled at the same moment
+                self.leave(permit)
+            else:
+                self._let_in()
+            raise
+        finally:
+            permit.waited_s += self._clock.now() - began
+
+    def _let_in(self) -> None:
+        """Admit the requests that may go now, and come back when the next one may."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = self._clock.now()
+        while self._waiting:
+            permit, turn = self._waiting[0]
+            if not turn.done():
+                wait_s = self._wait_s(permit, now)
+                if wait_s is None:
+                    return
+                if wait_s > 0:
+                    self._timer = self._clock.call_later(wait_s, self._let_in)
+                    return
+                self._admit(permit, now)
+                turn.set_result(None)
+            self._waiting.popleft()
+
+    def _wait_s(self, permit: Permit, now: float) -> float | None:
+        """Seconds until this one may go; None where that is up to those in flight."""
+        if self._outage.is_open:
+            return self._outage.probe_wait_s(now)
+        if self._in_flight + 1 > self._concurrency.limit + 1e-9:
+            return None
+        wait_s = max(0.0, self._paused_until - now)
+        if self._requests is not None:
+            wait_s = max(wait_s, self._requests.wait_s(1.0, now))
+        if self._tokens is not None:
+            wait_s = max(wait_s, self._tokens.wait_s(permit.tokens, now))
+        return wait_s
+
+    def _admit(self, permit: Permit, now: float) -> None:
+        self._in_flight += 1
+        self._sent += 1
+        permit.attempts += 1
+        permit.number, permit.admitted, permit.is_in = self._sent, now, True
+        if self._outage.is_open:
+            permit.is_probe = True
+            self._outage.probe()
+        if self._requests is not None:
+            self._requests.take(1.0)
+        if self._tokens is not None:
+            self._tokens.take(permit.tokens)
+
+    def _release(self, permit: Permit) -> bool:
+        """Give back the slot; whether the attempt was a probe."""
+        self._in_flight -= 1
+        was_probe, permit.is_in, permit.is_probe = permit.is_probe, False, False
+        return was_probe
+
+    def leave(self, permit: Permit) -> None:
+        """See `Permit.leave`."""
+        if not permit.is_in:
+            return
+        if self._release(permit) and self._outage.is_open:
+            self._outage.probe_again(self._clock.now())
+        self._let_in()
+
+    def answered(self, permit: Permit, prompt_tokens: int | None, completion_tokens: int) -> None:
+        """See `Permit.answered`."""
+        self._release(permit)
+        self._is_alive()
+        if self._tokens is not None and prompt_tokens is not None:
+            self._tokens.take(prompt_tokens + completion_tokens - permit.tokens)
+            self._estimate.learn(permit.size, prompt_tokens, completion_tokens)
+        self._concurrency.answered(bool(self._waiting))
+        if self._waiting:
+            self._let_in()
+
+    def _is_alive(self) -> None:
+        self._last_answer = now = self._clock.now()
+        if self._outage.since is None:
+            return
+        since = self._outage.answered()
+        self._given_up = None
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if since is not None:
+            self._watcher.tell(f"{self._name} answers again after {now - since:.0f} s; the run goes on")
+
+    def failed(self, permit: Permit, error: EndpointError, is_last: bool) -> bool:
+        """See `Permit.failed`."""
+        was_probe = self._release(permit)
+        now = self._clock.now()
+        fault = self._fault(error)
+        if fault is None:
+            self._is_alive()
+            self._let_in()
+            return False
+        if isinstance(error, TransientError) and error.is_overloaded:
+            self._refused(permit.number, error.retry_after_s, now)
+        if self._outage.failed(permit.request, fault, now, is_last=is_last):
+            self._pause(error, now)
+        elif was_probe and self._outage.is_open:
+            self._outage.probe_later(now)
+        excused = self._outage.is_open or self._is_everyones(permit, error, now)
+        if excused:
+            permit.waited_s += now - permit.admitted
+        self._let_in()
+        return excused
+
+    def _fault(self, error: EndpointError) -> Fault | None:
+        """Return the state that an error shows; None if it is an answer to the request."""
+        has_answered = self._last_answer >= 0
+        if isinstance(error, AccessError) and (error.is_certain or not has_answered):
+            self._stop_soon(str(error))
+        if isinstance(error, UnknownHostError):
+            if has_answered:
+                return Fault.UNREACHABLE
+            self._stop_soon(str(error))
+            return Fault.FAILED
+        if isinstance(error, UnreachableError):
+            return Fault.UNREACHABLE
+        if isinstance(error, TransientError):
+            return Fault.REFUSED if error.is_refusal else Fault.FAILED
+        return Fault.FAILED if isinstance(error, DeadlineError) else None
+
+    def _refused(self, number: int, asked_s: float | None, now: float) -> None:
+        """Cut the concurrency, and leave the endpoint alone for as long as it asks, or as experience says."""
+        is_news = self._concurrency.refused(number, self._sent, self._in_flight + 1)
+        if asked_s is not None:
+            if asked_s > self._watcher.outage_patience_s:
+                self._stop_soon(f"{self._name} asks to be left alone for {asked_s:g} s")
+            self._paused_until = max(self._paused_until, now + min(asked_s, self._watcher.outage_patience_s))
+        elif is_news:
+            self._paused_until = max(self._paused_until, now + self._concurrency.pause_s())
+        if is_news and now - self._notified_at >= _TELL_AGAIN_S:
+            self._notified_at = now
+            self._clock.call_later(_BURST_S, self._notify_limit)
+
+    def _notify_limit(self) -> None:
+        most = int(self._concurrency.limit)
+        wait_s = self._paused_until - self._clock.now()
+        pause = f", none for {wait_s:.0f} s" if wait_s >= 1 else ""
+        self._watcher.tell(f"{self._name} limits the rate: at most {most} requests in flight from now on{pause}")
+
+    def _is_everyones(self, permit: Permit, error: EndpointError, now: float) -> bool:
+        """Return whether a refusal is about the endpoint, not this request: nothing was answered since it was sent."""
+        if not isinstance(error, TransientError) or not error.is_overloaded or self._last_answer >= permit.admitted:
+            return False
+        since = self._outage.since
+        waited_s = 0.0 if since is None else now - since
+        if waited_s >= self._patience_s():
+            what = self._what(str(error))
+            self._stop_soon(f"{self._name} has answered nothing for {waited_s:.0f} s: {what}", fail=True)
+        return self._outage.is_shared or waited_s < permit.budget_s
+
+    def _patience_s(self) -> float:
+        patience_s = self._watcher.outage_patience_s
+        return patience_s if self._last_answer >= 0 else min(patience_s, _FIRST_PATIENCE_S)
+
+    def _pause(self, error: EndpointError, now: float) -> None:
+        """An outage begins."""
+        began = now if self._outage.since is None else self._outage.since
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - began)))
+        times = "once" if self._outage.count == 1 else f"{self._outage.count} times in a row since {since}"
+        what = self._what(str(error))
+        pause = "the run pauses and tries again, after 1 s at first and every 30 s at last"
+        self._watcher.tell(f"{self._name} has failed {times}; {pause}: {what}")
+        left_s = max(0.0, self._patience_s() - (now - began))
+        self._patience = self._clock.call_later(left_s, lambda: self._lose_patience(str(error)))
+
+    def _what(self, message: str) -> str:
+        """Return an error's message without the URL that this queue's name begins with."""
+        return message.removeprefix(self._name.partition(" ")[0]).lstrip(": ")
+
+    def _lose_patience(self, last: str) -> None:
+        if self._outage.is_open and self._outage.since is not None:
+            waited_s = self._clock.now() - self._outage.since
+            self._stop(f"{self._name} has answered nothing for {waited_s:.0f} s: {self._what(last)}", fail=True)
+
+    def _stop_soon(self, reason: str, *, fail: bool = False) -> None:
+        """`_stop`, outside of any request, so that the request that brought this to light can be cancelled too."""
+        asyncio.get_running_loop().call_soon(lambda: self._stop(reason, fail=fail))
+
+    def _stop(self, reason: str, *, fail: bool) -> None:
+        """Tell the run, which may cancel those who wait; `fail` those who still do then."""
+        self._watcher.give_up(reason)
+        if not fail:
+            return
+        self._given_up = reason
+        waiting, self._waiting = self._waiting, deque()
+        for waiter in waiting:
+            if not waiter.turn.done():
+                waiter.turn.set_exception(ProviderError(reason))
+
+
+async def with_retries(
+    attempt: Callable[[], Awaitable[T]], policy: RetryPolicy, jitter: random.Random, permit: Permit | None = None
+) -> tuple[T, int]:
+    """Return what `attempt` returns, and how many retries that took.
+
+    Attempts have two ends: their number, and a budget of seconds counted from the first one. A wait that the budget
+    cannot pay for is not begun. A Retry-After is never shortened: asking sooner only earns another refusal.
+
+    Only `TransientError` and `IdleTimeoutError` are tried again; every other error passes at once. With a permit, each
+    attempt waits for its turn, and one that failed because the endpoint is down or wants less counts neither as an
+    attempt nor as time. The caller reports an answer to the permit.
+
+    Raises:
+        ProviderError, DeadlineError: the last failure, when attempts or budget are used up; the message says which.
+        LimitError: as the attempt raised it.
+    """
+    started = time.monotonic()
+    retries = counted = 0
+    while True:
+        if permit is not None:
+            await permit.enter()
+        try:
+            return await attempt(), retries
+        except ENDPOINT_ERRORS as error:
+            retries += 1
+            if permit is not None and permit.failed(error, is_last=_is_last(error, counted, policy)):
+                continue
+            if not isinstance(error, TransientError | IdleTimeoutError):
+                raise
+            waited_s = permit.waited_s if permit is not None else 0.0
+            left = policy.budget_s - (time.monotonic() - started - waited_s)
+            wait = _next_wait(error, counted, policy, jitter, left)
+            _log.debug("attempt %d failed, the next in %.2f s: %s", retries, wait, error)
+        counted += 1
+        await asyncio.sleep(wait)
+
+
+def _is_last(error: EndpointError, counted: int, policy: RetryPolicy) -> bool:
+    """Return whether no attempt would follow `error`."""
+    return not isinstance(error, TransientError | IdleTimeoutError) or counted + 1 >= policy.max_attempts
+
+
+def _next_wait(
+    error: TransientError | IdleTimeoutError, retries: int, policy: RetryPolicy, jitter: random.Random, left: float
+) -> float:
+    """Seconds before the next attempt.
+
+    Raises:
+        ProviderError, DeadlineError: no attempt is left.
+    """
+    if policy.max_attempts == 1:
+        raise _final(error) from error
+    if retries + 1 >= policy.max_attempts:
+        raise _final(error, f"gave up after {policy.max_attempts} attempts (max_attempts)") from error
+    asked = error.retry_after_s if isinstance(error, TransientError) else None
+    if asked is not None and asked > left:
+        why = f"its Retry-After of {asked:g} s is more than what is left of retry_budget_s={policy.budget_s:g}"
+        raise _final(error, f"{why}; raise retry_budget_s to wait for it") from error
+    wait = policy.wait_s(retries, asked, jitter)
+    if left <= 0 or (asked is None and wait > left):
+        tried = "1 attempt" if retries == 0 else f"{retries + 1} attempts"
+        why = f"gave up after {tried}: retry_budget_s={policy.budget_s:g} is used up"
+        raise _final(error, why) from error
+    return min(wait, left)
+
+
+def _final(error: ProviderError | DeadlineError, why: str = "") -> ProviderError | DeadlineError:
+    flat = DeadlineError if isinstance(error, DeadlineError) else ProviderError
+    return flat(f"{error}; {why}" if why else str(error))

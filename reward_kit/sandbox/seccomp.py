@@ -1,0 +1,258 @@
+"""The seccomp filter of confined code: a list of the system calls it needs; everything else fails with EPERM.
+
+Namespaces alone leave doors open, which is why the list is short: `socket` is not on it at all (AF_VSOCK reaches the
+hypervisor and netlink the kernel, whatever the network namespace), nor are io_uring, keyrings, ptrace, mounts, file
+leases, `flock` and System V objects. Calls that are harmless only with some arguments are let through by argument.
+
+A filter is assembled as a search tree over system call numbers whose leaves are actions.
+
+The kernel runs the program on `struct seccomp_data` (linux/seccomp.h): the call's number at byte 0, the machine at
+byte 4, six 64-bit arguments from byte 16. A tree needs about eight steps a call where a list needs a hundred, and the
+kernel, which tries every number once when a filter is loaded, loads it that much sooner.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from reward_kit.sandbox import linux
+
+ALLOW = 0x7FFF0000
+KILL_PROCESS = 0x80000000
+_ERRNO = 0x00050000
+
+_LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
+_AND = 0x54
+_NUMBER_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16
+_X32_BIT = 0x40000000
+
+Code = tuple["Instruction", ...]
+
+
+class Instruction(NamedTuple):
+    """A `struct sock_filter`; the jumps count the instructions to skip."""
+
+    operation: int
+    if_true: int
+    if_false: int
+    value: int
+
+
+def errno_action(number: int) -> int:
+    """The action that lets a call fail with this error number."""
+    return _ERRNO | number
+
+
+def answer(action: int) -> Code:
+    """End with `action`."""
+    return (Instruction(_RETURN, 0, 0, action),)
+
+
+def low(argument: int) -> Code:
+    """Load the lower half of an argument; 0 is the first. Both machines are little-endian."""
+    return (Instruction(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument),)
+
+
+def high(argument: int) -> Code:
+    """Load the upper half of an argument."""
+    return (Instruction(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument + 4),)
+
+
+def masked(mask: int) -> Code:
+    """Keep these bits of what is loaded."""
+    return (Instruction(_AND, 0, 0, mask),)
+
+
+def if_equal(value: int, then: Code, otherwise: Code) -> Code:
+    """Go on by whether what is loaded equals `value`; both ways must end."""
+    return (Instruction(_EQUAL, 0, _short(then), value), *then, *otherwise)
+
+
+def if_any_bit(mask: int, then: Code, otherwise: Code) -> Code:
+    """Go on by whether any of the bits is set."""
+    return (Instruction(_ANY_BIT, 0, _short(then), mask), *then, *otherwise)
+
+
+def if_one_of(values: Sequence[int], then: Code, otherwise: Code) -> Code:
+    """Go on by whether what is loaded is one of `values`."""
+    code = otherwise
+    for value in reversed(values):
+        code = if_equal(value, then, code)
+    return code
+
+
+def assemble(arch: int, rules: Mapping[int, Code], default: Code) -> bytes:
+    """The whole filter, as the kernel reads it.
+
+    Args:
+        arch: the machine whose numbers the rules use; a call made for another one kills the process, and so does one
+            with the bit of the x32 machine.
+        rules: what happens at a system call number; each must end.
+        default: what happens at any other.
+    """
+    foreign = answer(KILL_PROCESS)
+    entry = (Instruction(_LOAD, 0, 0, _MACHINE_AT), Instruction(_EQUAL, 1, 0, arch), *foreign)
+    number = (Instruction(_LOAD, 0, 0, _NUMBER_AT), Instruction(_AT_LEAST, 0, 1, _X32_BIT), *foreign)
+    code = (*entry, *number, *_tree(_ranges(rules, default)))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+
+
+def _ranges(rules: Mapping[int, Code], default: Code) -> list[tuple[int, Code]]:
+    """Return where each run of numbers with the same rule starts, from 0 up."""
+    starts: list[tuple[int, Code]] = [(0, rules.get(0, default))]
+    for number in sorted({*rules, *(number + 1 for number in rules)}):
+        code = rules.get(number, default)
+        if number and code != starts[-1][1]:
+            starts.append((number, code))
+    return starts
+
+
+def _tree(ranges: list[tuple[int, Code]]) -> Code:
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    below, above = _tree(ranges[:middle]), _tree(ranges[middle:])
+    pivot = ranges[middle][0]
+    if len(below) <= 255:
+        return (Instruction(_AT_LEAST, len(below), 0, pivot), *below, *above)
+    return (Instruction(_AT_LEAST, 0, 1, pivot), Instruction(_JUMP, 0, 0, len(below)), *below, *above)
+
+
+def _short(code: Code) -> int:
+    assert len(code) <= 255, "a conditional jump reaches 255 instructions"
+    return len(code)
+
+
+_ALLOWED: Final = """
+read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 close close_range lseek dup dup2 dup3 pipe
+pipe2 ftruncate fallocate fsync fdatasync sendfile copy_file_range fadvise64 readahead
+creat stat fstat lstat newfstatat statx access faccessat faccessat2 getcwd chdir fchdir mkdir mkdirat rmdir
+unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat readlink readlinkat umask getdents getdents64
+statfs fstatfs
+mmap mprotect munmap mremap madvise brk msync mincore membarrier
+exit exit_group getpid getppid gettid getuid geteuid getgid getegid getresuid getresgid getgroups getpgrp getpgid getsid
+set_tid_address set_robust_list get_robust_list rseq futex futex_waitv futex_wake futex_wait futex_requeue
+restart_syscall sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max
+sched_get_priority_min getpriority nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times
+getrusage sysinfo uname getcpu getrlimit getrandom capget
+rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack pause alarm setitimer
+getitimer timer_create timer_settime timer_gettime timer_delete timer_getoverrun timerfd_create timerfd_settime
+timerfd_gettime eventfd eventfd2 signalfd signalfd4
+epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 poll ppoll select pselect6
+recvfrom shutdown wait4 waitid
+"""
+# They need no file that was opened to be written, so Landlock does not see them (or, with `truncate`, not before its
+# third version): without a root of its own, code could change the modes and times of any file of its user.
+_OF_ANY_FILE: Final = "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat truncate"
+_FOR_SUBPROCESSES: Final = "fork vfork execve execveat setsid setpgid kill tgkill"
+# Copying a file asks for these and goes on without them.
+_NOT_SUPPORTED: Final = """
+getxattr lgetxattr fgetxattr setxattr lsetxattr fsetxattr listxattr llistxattr flistxattr
+"""
+# The C library falls back to `clone` and `openat`, whose flags a filter can see.
+_NOT_THERE: Final = "clone3 openat2"
+
+_NOT_FOR_ZYGOTES: Final = "socket connect bind execve execveat ptrace io_uring_setup keyctl"
+
+_FCNTL: Final = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032)  # duplicate, flags, record locks, pipe size
+_IOCTL: Final = (0x541B, 0x5421, 0x5450, 0x5451, 0x5401, 0x5413)  # bytes waiting, non-blocking, close-on-exec, is a tty
+_PRCTL: Final = (3, 15, 16, 0x53564D41)  # is dumpable, thread name, names of memory areas
+_ARCH_PRCTL: Final = (0x1002, 0x1003)  # the base of a thread's own storage, which a new program sets
+_CLONE_THREAD: Final = 0x10000
+_CLONE_NEW: Final = 0x7E020000  # any new namespace
+_AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
+
+_SECCOMP_SET_MODE_FILTER = 1
+_OWN_PID: Final = 0x5EC0B1D5
+"""Stands for the process's own id until that is known; larger than any."""
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def build(machine: str, *, may_start_processes: bool, has_own_root: bool) -> bytes:
+    """The filter for confined processes, to be completed by `for_process`.
+
+    Args:
+        machine: whose numbers to use.
+        may_start_processes: `fork` and `execve` are allowed, and signals to any process of its PID namespace.
+        has_own_root: it sees no file of the host that could be written, whatever its user may do.
+
+    Raises:
+        SetupError: the machine has no table of system calls.
+    """
+    known, arch = linux.numbers(machine), linux.audit_arch(machine)
+    if arch is None:
+        raise linux.SetupError("build the system call filter", f"no table of system calls for {machine}")
+    allow, deny = answer(ALLOW), answer(errno_action(errno.EPERM))
+    rules = {known[name]: code for name, code in _by_argument(allow, deny).items() if name in known}
+    names = [*_ALLOWED.split(), *(_FOR_SUBPROCESSES.split() if may_start_processes else ())]
+    rules.update({known[name]: allow for name in names if name in known})
+    if may_start_processes:
+        rules[known["clone"]] = (*low(0), *if_any_bit(_CLONE_NEW, deny, allow))
+    if has_own_root:
+        rules.update({known[name]: allow for name in _OF_ANY_FILE.split() if name in known})
+    for group, number in ((_NOT_SUPPORTED, errno.ENOTSUP), (_NOT_THERE, errno.ENOSYS)):
+        rules.update({known[name]: answer(errno_action(number)) for name in group.split() if name in known})
+    return assemble(arch, rules, deny)
+
+
+def build_for_zygote(machine: str) -> bytes:
+    """The filter of a process that has no namespaces, starts confined ones, and has no business on any network.
+
+    Raises:
+        SetupError: the machine has no table of system calls.
+    """
+    known, arch = linux.numbers(machine), linux.audit_arch(machine)
+    if arch is None:
+        raise linux.SetupError("build the system call filter", f"no table of system calls for {machine}")
+    deny = answer(errno_action(errno.EPERM))
+    return assemble(arch, {known[name]: deny for name in _NOT_FOR_ZYGOTES.split()}, answer(ALLOW))
+
+
+def for_process(filter_code: bytes, own_pid: int) -> bytes:
+    """The filter for the process of this id, the only one it may send signals to."""
+    return filter_code.replace(_OWN_PID.to_bytes(4, sys.byteorder), own_pid.to_bytes(4, sys.byteorder))
+
+
+def _by_argument(allow: Code, deny: Code) -> dict[str, Code]:
+    to_self = (*low(0), *if_equal(_OWN_PID, allow, deny))
+    stream = (*low(1), *masked(_SOCK_TYPE_MASK), *if_equal(_SOCK_STREAM, allow, deny))
+    only_reads = (*low(2), *if_equal(0, (*high(2), *if_equal(0, allow, deny)), deny))
+    without_address = (*low(4), *if_equal(0, (*high(4), *if_equal(0, allow, deny)), deny))
+    # Emptied though not opened to be written (3 is neither): Landlock before its third version lets that pass.
+    emptied = (os.O_TRUNC, os.O_TRUNC | os.O_ACCMODE)
+    unless_emptied = (*masked(os.O_ACCMODE | os.O_TRUNC), *if_one_of(emptied, deny, allow))
+    return {
+        "open": (*low(1), *unless_emptied),
+        "openat": (*low(2), *unless_emptied),
+        "clone": (*low(0), *if_any_bit(_CLONE_NEW, deny, if_any_bit(_CLONE_THREAD, allow, deny))),
+        "arch_prctl": (*low(0), *if_one_of(_ARCH_PRCTL, allow, deny)),
+        "fcntl": (*low(1), *if_one_of(_FCNTL, allow, deny)),
+        "ioctl": (*low(1), *if_one_of(_IOCTL, allow, deny)),
+        "prctl": (*low(0), *if_one_of(_PRCTL, allow, deny)),
+        "kill": to_self,
+        "tgkill": to_self,
+        "prlimit64": (*low(0), *if_one_of((0, _OWN_PID), only_reads, deny)),
+        "socketpair": (*low(0), *if_equal(_AF_UNIX, stream, deny)),
+        "sendto": without_address,
+    }
+
+
+def load(filter_code: bytes) -> None:
+    """Confine the calling thread, and whatever it starts, for good. It must have `no_new_privs` set.
+
+    Raises:
+        SetupError: the kernel has no seccomp filters, or refuses this one.
+    """
+    code = ctypes.create_string_buffer(filter_code, len(filter_code))
+    header = _Program(len(filter_code) // 8, ctypes.addressof(code))
+    number = linux.NUMBERS["seccomp"]
+    linux.syscall(number, _SECCOMP_SET_MODE_FILTER, 0, ctypes.addressof(header), step="load the system call filter")
