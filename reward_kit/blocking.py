@@ -8,6 +8,7 @@ import contextvars
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any, TypeVar
 
@@ -73,7 +74,7 @@ class LoopThread:
             with self._lock:
                 if self._is_closed:
                     raise RewardKitError(f"{self._name}: it was closed")
-                future = self._portal.start_task_soon(self._run, coroutine)
+                future: Future[_Result] = self._portal.start_task_soon(self._run, coroutine)
         except BaseException:
             coroutine.close()  # it will not be awaited
             raise

@@ -241,7 +241,7 @@ class ConfinedScorer:
         outcome, judged = None, []
         try:
             with boundary(RewardError, f"reward {self._reward.id!r}"):
-                outcome = await self._call([self._values(request) for request in requests])
+                outcome = await self._call(self._request(requests))
             judged = self._judged(outcome, len(requests))
         except RewardKitError as error:
             judged = [Failure.from_exception(error)] * len(requests)
@@ -250,18 +250,22 @@ class ConfinedScorer:
         scored = []
         for request, found in zip(requests, judged, strict=True):
             result, failure = (None, found) if isinstance(found, Failure) else (found, None)
-            if result is not None and (error := error_of(self._reward.id, result, len(request.assistant_turns))):
-                failure = Failure.from_exception(error)
+            invalid = result and error_of(self._reward.id, result, len(request.assistant_turns))
+            if invalid is not None:
+                failure = Failure.from_exception(invalid)
             if failure is not None:
                 told = (request.rollout_id, failure.message, failure.traceback)
                 logger.info("episode %s cannot be scored: %s\n%s", *told)
             scored.append(Scored(request.rollout_id, result, failure, duration_s, self._recorded, *output))
         return scored
 
-    async def _call(self, rollouts: Sequence[Mapping[str, Any]]) -> Outcome:
+    def _request(self, requests: Sequence[ScoringRequest]) -> dict[str, Any]:
+        rollouts = [self._values(request) for request in requests]
+        return {"rollouts": rollouts, "is_last": True} if self._reward.level == "isolated" else {"rollouts": rollouts}
+
+    async def _call(self, request: Mapping[str, Any]) -> Outcome:
         """Make the call in a task of its own: a cancelled scope of anyio cancels again and again, clean-up included."""
-        reward, limits = self._reward, self._reward.limits_for(len(rollouts))
-        request = {"rollouts": rollouts, **({"is_last": True} if reward.level == "isolated" else {})}
+        reward, limits = self._reward, self._reward.limits_for(len(request["rollouts"]))
         call = asyncio.ensure_future(self._sandbox.call(reward.program, request, limits=limits, level=reward.level))
         try:
             return await asyncio.shield(call)
