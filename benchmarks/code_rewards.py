@@ -28,9 +28,14 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
+<<<<<<< HEAD
 from reward_kit.reward_calls import with_options  # noqa: E402
 from reward_kit.rewards.code import python_code  # noqa: E402
 from reward_kit.rewards.programs.sandbox import CodeSandboxes  # noqa: E402
+=======
+from reward_kit.reward_options import with_options  # noqa: E402
+from reward_kit.rewards.code import CodeSandboxes, python_code  # noqa: E402
+>>>>>>> main
 
 TARGET = 150.0
 CPU_S, WALL_S = 0.1, 0.6
@@ -163,7 +168,7 @@ HOSTILE = {
         "import json, _json\n_json.make_encoder = lambda *a: lambda *b: ['{\"value\": -77}']\ndef f(a): return object()"
     ),
     "replaces the harness": (
-        "from reward_kit.rewards.programs import inside\ninside.encode = lambda *a: ['other', 'x']\n"
+        "from reward_kit.rewards import code_inside as inside\ninside.encode = lambda *a: ['other', 'x']\n"
         "def f(a): return -77"
     ),
     "writes a frame": (

@@ -17,21 +17,22 @@ from typing import Literal, get_args
 import numpy as np
 
 from reward_kit.agent.models import StepData
-from reward_kit.credit.baselines import relative
-from reward_kit.credit.group_estimators import (
+from reward_kit.credit.estimators import (
+    discounted_returns_credit,
+    gae_credit,
     gpg_credit,
     grpo_credit,
     grpo_passk_credit,
     opo_credit,
     reinforce_plus_plus_baseline_credit,
+    reinforce_plus_plus_credit,
     rloo_credit,
+    turn_level_grpo_credit,
 )
 from reward_kit.credit.options import Normalization, check_choice, check_normalization, check_number, check_returns
-from reward_kit.credit.return_estimators import discounted_returns_credit, gae_credit, reinforce_plus_plus_credit
 from reward_kit.credit.state_hashes import StateHash, anchor_codes, check_state_hash
-from reward_kit.credit.step_arrays import Batch, StepArrays, overflow_allowed
+from reward_kit.credit.step_arrays import Batch, StepArrays, overflow_allowed, relative
 from reward_kit.credit.step_credit import StepCredit, check_advantages, with_credit
-from reward_kit.credit.turn_level import turn_level_grpo_credit
 from reward_kit.errors import ConfigError
 
 Combination = Literal["convex", "additive"]

@@ -7,6 +7,7 @@ surrogates, which no UTF-8 file can hold, is wrapped too.
 from __future__ import annotations
 
 import base64
+import json
 import math
 from typing import Any
 
@@ -18,6 +19,10 @@ from reward_kit.models import Message
 TAG = "__type__"
 # Truth values and numbers. Of bytes, text and void, NumPy makes a scalar as long as a number says.
 _SCALAR_KINDS = "biuf"
+
+
+compact_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+"""Encode a value of JSON types as one line of ASCII; escapes keep lone surrogates writable."""
 
 
 def to_json_value(value: Any) -> Any:

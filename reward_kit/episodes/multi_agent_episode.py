@@ -1,10 +1,7 @@
-"""`MultiAgentEpisode`: what several agents did in one environment, each in its own time.
+"""What `MultiAgentEpisode` makes of lists it is given: each agent's part, from one dict of agents for each step.
 
-The names and meanings are those of RLlib's class on its new API stack. Each agent has a `SingleAgentEpisode` of its
-own; an agent need not act, nor see anything, at every step of the environment. What an agent did and has not seen the
-answer to *hangs* until it does (`multi_agent_track`).
-
-Indices follow the grammar of `columns`, in steps of the environment; with `env_steps=False` in each agent's own steps.
+The constructor is more lenient than `add_env_step`, as RLlib's is: a reward may be missing, and an agent that has not
+acted on its last observation while the others went on counts as terminated.
 """
 
 from __future__ import annotations
@@ -12,17 +9,282 @@ from __future__ import annotations
 import copy
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from reward_kit.episodes.columns import same_value
-from reward_kit.episodes.multi_agent_checks import check_step
-from reward_kit.episodes.multi_agent_given import AgentDicts, Collected, Flags, Given, collect
-from reward_kit.episodes.multi_agent_reading import ALL, MultiAgentRecord
-from reward_kit.episodes.multi_agent_state import PLAIN, restore, state_of
-from reward_kit.episodes.multi_agent_track import AgentID, AgentTrack, Move
+from reward_kit.episodes.episode_data import REWARD, check_kinds, check_mapping, check_reward
+from reward_kit.episodes.json_codec import from_json_value, to_json_value
+from reward_kit.episodes.multi_agent_track import ALL, AgentID, AgentTrack, Move, MultiAgentRecord, added
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import EpisodeError
+from reward_kit.errors import EpisodeError, boundary, did_you_mean
+
+AgentDicts = Sequence[Mapping[AgentID, Any]]
+
+
+class Given(NamedTuple):
+    """The lists: an item is one environment step, by agent. There is one observation more than there are actions.
+
+    Where actions and rewards are as many as observations, the last ones hang.
+    """
+
+    observations: AgentDicts
+    infos: AgentDicts
+    actions: AgentDicts
+    rewards: AgentDicts
+    outputs: AgentDicts
+
+    @classmethod
+    def of(
+        cls,
+        observations: AgentDicts | None,
+        infos: AgentDicts | None,
+        actions: AgentDicts | None,
+        rewards: AgentDicts | None,
+        outputs: AgentDicts | None,
+    ) -> Given:
+        """The lists, checked for their lengths.
+
+        Raises:
+            EpisodeError: they do not fit together.
+        """
+        n = len(observations or ())
+        given = cls(observations or (), infos or [{}] * n, actions or (), rewards or (), outputs or ())
+        fits = {"infos": (n,), "actions": (n - 1, n), "rewards": (n - 1, n), "outputs": range(n + 1)}
+        lengths = {name: len(getattr(given, name)) for name in fits}
+        wrong = [f"{name} {lengths[name]}" for name, sizes in fits.items() if lengths[name] not in sizes]
+        if wrong and (n or any(lengths.values())):
+            raise EpisodeError(
+                f"{n} observations need {n} infos and {max(n - 1, 0)} actions and rewards, or {n} where the last ones "
+                f"hang; got {', '.join(wrong)}"
+            )
+        return given
+
+
+class Flags(NamedTuple):
+    """Which agents are terminated, and which truncated."""
+
+    terminated: Mapping[AgentID, bool]
+    truncated: Mapping[AgentID, bool]
+
+    def of(self, agent: AgentID) -> tuple[bool, bool]:
+        """Both flags of one agent; `__all__` is every agent's."""
+        return tuple(bool(flags.get(agent) or flags.get("__all__")) for flags in self)  # type: ignore[return-value]
+
+
+@dataclass(slots=True)
+class Collected:
+    """One agent's columns, and what hangs behind them."""
+
+    observations: list[Any] = field(default_factory=list)
+    infos: list[Any] = field(default_factory=list)
+    actions: list[Any] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    outputs: list[Mapping[str, Any]] = field(default_factory=list)
+    env_ts: list[int] = field(default_factory=list)
+    action: Any = None
+    said: Mapping[str, Any] | None = None
+    reward: float | None = None
+
+    def see(self, agent: AgentID, observation: Any, infos: Mapping[str, Any], env_t: int) -> None:
+        """Add an observation, which completes the step of the action that hangs."""
+        if self.env_ts:
+            if self.action is None:
+                raise EpisodeError(
+                    f"agent {agent!r} has observations at steps {self.env_ts[-1]} and {env_t} of the environment, but "
+                    "no action between them"
+                )
+            self.actions.append(self.action)
+            self.rewards.append(self.reward or 0.0)
+            infos = infos if self.reward is not None else {**infos, REWARD: None}
+            self.outputs.append(self.said or {})
+            self.action = self.said = self.reward = None
+        self.observations.append(observation)
+        self.infos.append(infos)
+        self.env_ts.append(env_t)
+
+    def act(self, agent: AgentID, action: Any, outputs: Mapping[str, Any] | None) -> None:
+        """Add an action, which hangs for now."""
+        if self.action is not None:
+            raise EpisodeError(f"agent {agent!r} acts twice on its observation at step {self.env_ts[-1]}")
+        self.action, self.said = action, outputs
+
+    def track(self, episode: SingleAgentEpisode) -> AgentTrack:
+        """The agent's part, around its episode."""
+        track = AgentTrack(episode, self.env_ts)
+        track.hang(self.action, self.said, self.reward)
+        return track
+
+    def columns(self) -> dict[str, Any]:
+        """The arguments of a `SingleAgentEpisode`."""
+        keys = dict.fromkeys(key for outputs in self.outputs for key in outputs)
+        return {
+            "observations": self.observations,
+            "infos": self.infos,
+            "actions": self.actions,
+            "rewards": self.rewards,
+            "extra_model_outputs": {key: [outputs.get(key) for outputs in self.outputs] for key in keys},
+        }
+
+
+def collect(given: Given, first: int, id_: str) -> tuple[dict[AgentID, Collected], dict[AgentID, float]]:
+    """Each agent's columns, and the rewards of agents that had seen nothing yet.
+
+    Args:
+        given: the lists.
+        first: the environment's time of the first observation.
+        id_: of the episode, for messages.
+
+    Raises:
+        EpisodeError: an agent acts that has seen nothing, or twice, or sees twice without acting; a reward is no
+            number.
+    """
+    agents: dict[AgentID, Collected] = {}
+    early: dict[AgentID, float] = {}
+    for i, observations in enumerate(given.observations):
+        for agent, observation in observations.items():
+            known = agents.setdefault(agent, Collected())
+            known.see(agent, observation, given.infos[i].get(agent) or {}, first + i)
+        outputs = _at(given.outputs, i)
+        for agent, action in _at(given.actions, i).items():
+            if agent not in agents:
+                raise EpisodeError(f"agent {agent!r} acts at step {first + i} and has seen nothing yet")
+            agents[agent].act(agent, action, outputs.get(agent))
+        for agent, reward in _at(given.rewards, i).items():
+            if reward is not None:
+                check_reward(reward, id_, i, agent)
+            if agent in agents:
+                agents[agent].reward = added(agents[agent].reward, reward)
+            else:
+                early[agent] = early.get(agent, 0.0) + (reward or 0.0)
+    return agents, early
+
+
+def _at(dicts: AgentDicts, i: int) -> Mapping[AgentID, Any]:
+    return dicts[i] if i < len(dicts) else {}
+
+
+def check_step(
+    record: MultiAgentRecord,
+    observations: Mapping[Any, Any],
+    actions: Mapping[Any, Any],
+    rewards: Mapping[Any, Any],
+    flags: Flags,
+) -> None:
+    """Check what a step of the environment says of several agents; each agent's own part is its track's to check.
+
+    Raises:
+        EpisodeError: the episode has not begun or is over, an agent acts that has seen nothing, a reward is no number,
+            or a flag is nobody's.
+    """
+    if record.is_terminated or record.is_truncated:
+        raise EpisodeError(f"episode {record.id_} is over and takes no further step; it has {record._size()}")
+    tracks = record._tracks
+    if not tracks and not record.env_t and record._start_time is None:
+        raise EpisodeError(f"episode {record.id_}: call add_env_reset before add_env_step")
+    if not actions.keys() <= tracks.keys():
+        _refuse_strangers(record, actions)
+    for agent, reward in rewards.items():
+        if type(reward) is not float and reward is not None:
+            check_reward(reward, record.id_, len(record), agent)
+    if flags.terminated or flags.truncated:
+        _check_flags(record, flags, {*observations, *rewards})
+
+
+def _refuse_strangers(record: MultiAgentRecord, actions: Mapping[Any, Any]) -> None:
+    for agent, action in actions.items():
+        if agent not in record.agent_ids and action is not None:
+            near = did_you_mean(str(agent), map(str, record.agent_ids))
+            raise EpisodeError(
+                f"agent {agent!r} acts and has seen nothing yet; its first observation comes before{near}"
+            )
+
+
+def _check_flags(record: MultiAgentRecord, flags: Flags, entering: set[Any]) -> None:
+    """An environment may name agents that never entered, as going on or at the end of all; nobody else ends."""
+    if any(each.get(ALL) for each in flags):
+        return
+    for name, given in (("terminateds", flags.terminated), ("truncateds", flags.truncated)):
+        for agent, flag in given.items():
+            if flag and agent not in entering and not record.knows(agent):
+                near = did_you_mean(str(agent), [ALL, *map(str, record.agent_ids)])
+                raise EpisodeError(
+                    f"episode {record.id_}, step {len(record)}: {name} ends {agent!r}, which is no agent here{near}"
+                )
+
+
+STATE_VERSION = 1
+PLAIN = ("id_", "env_t", "env_t_started", "is_terminated", "is_truncated")
+_OTHERS = ("agents", "custom_data", "duration_s", "lookback", "modules", "rewards_begin")
+_ITEMS = (list, tuple)
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("is_terminated", "is_truncated"), (bool, dict)),
+    **dict.fromkeys(("env_t", "env_t_started"), (int, dict)),
+    **dict.fromkeys(("agents", "modules", "rewards_begin"), _ITEMS),
+    **{"lookback": (int,), "duration_s": (int, float), "custom_data": (dict,)},
+}
+
+
+def state_of(record: MultiAgentRecord) -> dict[str, Any]:
+    """The record as JSON-safe values. Agents' ids need not be texts, so mappings by agent are lists of pairs."""
+    return {
+        "schema_version": STATE_VERSION,
+        **{name: to_json_value(getattr(record, name)) for name in PLAIN},
+        "lookback": record._lookback,
+        "agents": [[to_json_value(agent), _track_state(track)] for agent, track in record._tracks.items()],
+        "modules": [[to_json_value(agent), to_json_value(module)] for agent, module in record._modules.items()],
+        "rewards_begin": [[to_json_value(agent), to_json_value(r)] for agent, r in record._rewards_begin.items()],
+        "custom_data": to_json_value(record.custom_data),
+        "duration_s": record.get_duration_s(),
+    }
+
+
+def restore(record: MultiAgentRecord, state: Mapping[str, Any]) -> None:
+    """Fill an empty record from a state.
+
+    Raises:
+        EpisodeError: the state is of another version, or a field is missing or cannot be read.
+    """
+    check_mapping(state)
+    version = state.get("schema_version")
+    if version != STATE_VERSION:
+        raise EpisodeError(f"episode state of version {version!r}; this release reads version {STATE_VERSION}")
+    missing = {*PLAIN, *_OTHERS} - state.keys()
+    if missing:
+        raise EpisodeError(f"episode state without {', '.join(sorted(missing))}")
+    check_kinds(state, _KINDS)
+    with boundary(EpisodeError, "the episode state cannot be read"):
+        _fill(record, state)
+
+
+def _fill(record: MultiAgentRecord, state: Mapping[str, Any]) -> None:
+    for name in PLAIN:
+        setattr(record, name, from_json_value(state[name]))
+    record._lookback, record._earlier_s = state["lookback"], state["duration_s"]
+    record._tracks = {from_json_value(agent): _track_of(part) for agent, part in state["agents"]}
+    record._modules = {from_json_value(agent): from_json_value(module) for agent, module in state["modules"]}
+    record._rewards_begin = {from_json_value(agent): from_json_value(r) for agent, r in state["rewards_begin"]}
+    record.custom_data = from_json_value(state["custom_data"])
+
+
+def _track_state(track: AgentTrack) -> dict[str, Any]:
+    return {
+        "env_ts": list(track.env_ts),
+        "episode": track.episode.get_state(),
+        "action": to_json_value(track.action),
+        "outputs": to_json_value(None if track.outputs is None else dict(track.outputs)),
+        "reward": to_json_value(track.reward),
+        "rest": None if track.rest is None else track.rest.get_state(),
+    }
+
+
+def _track_of(state: Mapping[str, Any]) -> AgentTrack:
+    track = AgentTrack(SingleAgentEpisode.from_state(state["episode"]), state["env_ts"])
+    action, outputs, reward = (from_json_value(state[name]) for name in ("action", "outputs", "reward"))
+    track.hang(action, outputs, reward, state["rest"] and SingleAgentEpisode.from_state(state["rest"]))
+    return track
+
 
 DEFAULT_MODULE = "default_policy"
 ByAgent = Mapping[Any, Any]

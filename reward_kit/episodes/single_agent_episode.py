@@ -16,12 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from reward_kit.episodes import chunks
-from reward_kit.episodes import state as states
 from reward_kit.episodes.columns import Column, Indices, places_of, read, written
-from reward_kit.episodes.compaction import compact
-from reward_kit.episodes.episode_data import REWARD, EpisodeData
-from reward_kit.episodes.reward_values import check_reward
+from reward_kit.episodes.episode_data import (
+    REWARD,
+    EpisodeData,
+    check_reward,
+    check_state,
+    concat,
+    cut,
+    data_dict,
+    fill,
+    sliced,
+    state_of,
+)
+from reward_kit.episodes.storage import compact
 from reward_kit.errors import EpisodeError, boundary, did_you_mean
 from reward_kit.models import Message
 
@@ -281,7 +289,7 @@ class SingleAgentEpisode(EpisodeData):
         Raises:
             EpisodeError: the episode is over, or the lookback is negative.
         """
-        return chunks.cut(self, len_lookback_buffer)
+        return cut(self, len_lookback_buffer)
 
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> SingleAgentEpisode:
         """The chunk of the steps that `slice_` takes, clipped as a list's slice is; see `chunks` for what it keeps.
@@ -290,10 +298,10 @@ class SingleAgentEpisode(EpisodeData):
             EpisodeError: the slice has a step, or the lookback is negative.
             TypeError: it is no slice.
         """
-        return chunks.sliced(self, slice_, len_lookback_buffer)
+        return sliced(self, slice_, len_lookback_buffer)
 
     def __getitem__(self, slice_: Any) -> SingleAgentEpisode:
-        return chunks.sliced(self, slice_, None)
+        return sliced(self, slice_, None)
 
     def concat_episode(self, other: SingleAgentEpisode) -> None:
         """Append the chunk that follows this one, in place.
@@ -301,7 +309,7 @@ class SingleAgentEpisode(EpisodeData):
         Raises:
             EpisodeError: `other` is not the next chunk of this episode; nothing is changed then.
         """
-        chunks.concat(self, other)
+        concat(self, other)
 
     # How it stands
 
@@ -356,15 +364,15 @@ class SingleAgentEpisode(EpisodeData):
 
     def get_data_dict(self) -> dict[str, Any]:
         """The steps as columns of one length, under RLlib's names; `obs` and `infos` are those acted in."""
-        return states.data_dict(self)
+        return data_dict(self)
 
     def get_sample_batch(self) -> dict[str, Any]:
         """The same as `get_data_dict`: a plain dict, since there is no batch class here."""
-        return states.data_dict(self)
+        return data_dict(self)
 
     def get_state(self) -> dict[str, Any]:
         """The whole episode but its spaces, as JSON and msgpack hold it; nothing is shared with it."""
-        return states.state_of(self)
+        return state_of(self)
 
     @classmethod
     def from_state(
@@ -375,8 +383,8 @@ class SingleAgentEpisode(EpisodeData):
         Raises:
             EpisodeError: the state is of another version, or a field is missing or cannot be read.
         """
-        states.check(state)
+        check_state(state)
         episode = cls(state["id_"], observation_space=observation_space, action_space=action_space)
         with boundary(EpisodeError, "the episode state cannot be read"):
-            states.fill(episode, state)
+            fill(episode, state)
         return episode

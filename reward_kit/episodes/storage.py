@@ -1,20 +1,171 @@
-"""How a finished track is stored: arrays for numbers, flat blobs for text and tokens, a column a field for dicts.
+"""Storage of finished tracks: arrays for numbers, flat blobs for text and tokens, a column per field for dicts.
 
 NumPy stores a text column as wide as its longest text and has no form at all for dicts whose keys vary. Here text and
 token rows lie one after another with offsets, dicts fall apart into a column for each field, and dicts of several
-shapes into one such set for each shape. Whatever no array holds exactly stays the list it is.
+shapes into one such set for each shape. What no array holds exactly stays a list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain, pairwise
+import struct
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import accumulate, chain, pairwise
+from operator import itemgetter
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from reward_kit.episodes.texts import FewTexts, RaggedText, checked_index, offsets_of
+_SAMPLE = 32  # rows; fewer are not worth a preparation
+_MOST_CODES = 256
+
+
+class RaggedText:
+    """Texts of differing length in one blob with offsets; lone surrogates survive.
+
+    The blob is itself a text where all is ASCII, and UTF-8 otherwise.
+    """
+
+    __slots__ = ("blob", "offsets")
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        texts = texts if isinstance(texts, list) else list(texts)
+        joined = "".join(texts)
+        self.blob: str | bytes = joined
+        rows: list[Any] = texts
+        if not joined.isascii():
+            rows = [text.encode("utf-8", "surrogatepass") for text in texts]
+            self.blob = b"".join(rows)
+        self.offsets = offsets_of(rows, len(self.blob))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        offsets = self.offsets
+        index = checked_index(index, len(offsets) - 1)
+        part = self.blob[offsets.item(index) : offsets.item(index + 1)]
+        return part if isinstance(part, str) else part.decode("utf-8", "surrogatepass")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RaggedText):
+            return NotImplemented
+        return self.items(0, len(self)) == other.items(0, len(other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        first, last = int(self.offsets[0]), int(self.offsets[-1])
+        return _text_of, (self.blob[first:last], self.offsets - self.offsets[0])
+
+    def items(self, start: int, stop: int) -> list[str]:
+        """The texts from `start` to `stop`."""
+        return self._between(pairwise(self.offsets[start : stop + 1].tolist()))
+
+    def items_at(self, rows: Any) -> list[str]:
+        """The texts at an array of ints."""
+        return self._between(zip(self.offsets[rows].tolist(), self.offsets[rows + 1].tolist(), strict=True))
+
+    def _between(self, bounds: Iterable[tuple[int, int]]) -> list[str]:
+        blob = self.blob
+        if isinstance(blob, str):
+            return [blob[a:b] for a, b in bounds]
+        return [blob[a:b].decode("utf-8", "surrogatepass") for a, b in bounds]
+
+    def part(self, start: int, stop: int) -> RaggedText:
+        """The rows from `start` to `stop` over the same blob."""
+        return _text_of(self.blob, self.offsets[start : stop + 1])
+
+
+def _text_of(blob: str | bytes, offsets: npt.NDArray[Any]) -> RaggedText:
+    column = RaggedText.__new__(RaggedText)
+    column.blob, column.offsets = blob, offsets
+    return column
+
+
+class FewTexts:
+    """Texts of which many are equal, such as roles and names of tools: each different one once, and a byte a row."""
+
+    __slots__ = ("codes", "values")
+
+    def __init__(self, values: list[str], codes: bytes) -> None:
+        self.values, self.codes = values, codes
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self.values[code] for code in self.codes[index]]
+        return self.values[self.codes[checked_index(index, len(self.codes))]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Only the texts that are in this part.
+        used = sorted(set(self.codes))
+        codes = self.codes.translate(bytes(used.index(code) if code in used else 0 for code in range(_MOST_CODES)))
+        return FewTexts, ([self.values[code] for code in used], codes)
+
+    def items(self, start: int, stop: int) -> list[str]:
+        """The texts from `start` to `stop`."""
+        return [*map(self.values.__getitem__, self.codes[start:stop])]
+
+    def part(self, start: int, stop: int) -> FewTexts:
+        """The rows from `start` to `stop` over the same texts."""
+        return FewTexts(self.values, self.codes[start:stop])
+
+
+def texts_of(texts: list[str]) -> RaggedText | FewTexts:
+    """The storage for a column of texts: by whether few of them differ, which a sample tells first."""
+    rows = len(texts)
+    if texts[-1] == texts[0] and texts.count(texts[0]) == rows:
+        return FewTexts(texts[:1], bytes(rows))
+    if _are_few(set(texts[:: rows // _SAMPLE + 1]), min(rows, _SAMPLE)):
+        code_of = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+        if _are_few(code_of, rows) and len(code_of) <= _MOST_CODES:
+            return FewTexts([*code_of], bytes(map(code_of.__getitem__, texts)))
+    return RaggedText(texts)
+
+
+def _are_few(different: Sized, rows: int) -> bool:
+    return len(different) * 4 <= rows
+
+
+def offsets_of(rows: list[Any], total: int) -> npt.NDArray[Any]:
+    """Where each row begins and the last ends, in the smallest integers that hold `total`."""
+    dtype = np.uint32 if total < 2**32 else np.int64
+    if len(rows) < _SAMPLE:
+        return np.fromiter(accumulate(map(len, rows), initial=0), dtype, len(rows) + 1)
+    lengths: Any
+    try:
+        # Of a list of small ints Python makes bytes ten times as quickly as NumPy an array.
+        lengths = np.frombuffer(bytearray([*map(len, rows)]), np.uint8)
+    except ValueError:
+        lengths = np.fromiter(map(len, rows), dtype, len(rows))
+    offsets = np.zeros(len(rows) + 1, dtype)
+    np.cumsum(lengths, dtype=dtype, out=offsets[1:])
+    return offsets
+
+
+def checked_index(index: int, length: int) -> int:
+    """The position that an index means, counted from the end where it is negative.
+
+    Raises:
+        IndexError: there is none.
+    """
+    position = index + length if index < 0 else index
+    if not 0 <= position < length:
+        raise IndexError(f"row {index} is out of range: there are {length}")
+    return position
 
 
 class RaggedNumbers:
@@ -251,3 +402,150 @@ def part_of(data: Any, start: int, stop: int) -> Any:
     """The items from `start` to `stop` stored as before; compact storage is shared and not copied."""
     kind = type(data)
     return data[start:stop] if kind is list or kind is np.ndarray else data.part(start, stop)
+
+
+_INTEGERS = int | np.integer
+_NUMBERS = _INTEGERS | float | np.float16 | np.float32
+_PLAIN_DTYPES: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_}
+_MOST_SHAPES = 64
+_MOST_FIELDS = 256
+
+
+def joined(left: Any, right: Any) -> Any:
+    """Both columns one after the other, stored as `left` is."""
+    if isinstance(left, list):
+        return left + as_list(right)
+    both = isinstance(left, np.ndarray) and isinstance(right, np.ndarray)
+    if both and left.dtype == right.dtype and left.shape[1:] == right.shape[1:]:
+        return np.concatenate([left, right])
+    return compact([*as_list(left), *as_list(right)])
+
+
+def compact(items: Any, *, exact: bool = False) -> Any:
+    """The most compact storage for a finished column.
+
+    Texts become `RaggedText` or `FewTexts`; numbers, and arrays of one shape, an ndarray with a leading time axis;
+    lists of numbers `RaggedNumbers`; dicts `Records` or `MixedRecords`. Anything else stays the list it is, and so do
+    integers that no array holds exactly.
+
+    Args:
+        items: a list; anything else is stored already.
+        exact: leave alone what would come back as another type: integers among floats, NumPy's scalars.
+    """
+    if not isinstance(items, list) or not items:
+        return items
+    kind = type(items[0])
+    if [*map(type, items)].count(kind) < len(items):
+        return items if exact else _mixed_numbers(items)
+    if kind is str:
+        return texts_of(items)
+    if kind in _PLAIN_DTYPES:
+        return _numbers(items, _PLAIN_DTYPES[kind])
+    if kind is dict:
+        return _records(items, exact)
+    if kind is np.ndarray:
+        return _stack(items, exact)
+    if kind is list:
+        return _rows(items, exact)
+    if kind is tuple:
+        return _tuples(items, exact)
+    return np.array(items) if issubclass(kind, np.number | np.bool_) and not exact else items
+
+
+def _numbers(items: list[Any], dtype: Any) -> Any:
+    numbers = np.empty(len(items), dtype)
+    try:
+        # Twice as quick as np.array, which asks each item what it is.
+        struct.pack_into(f"{len(items)}{numbers.dtype.char}", numbers.data, 0, *items)
+    except struct.error:  # an integer that is too large
+        return items
+    return numbers
+
+
+def _mixed_numbers(items: list[Any]) -> Any:
+    dtype = _common_dtype(items)
+    return np.asarray(items, dtype=dtype) if dtype else items
+
+
+def _common_dtype(items: Sequence[Any]) -> str:
+    """ "q" where all items are integers, "d" where all are numbers, "" where they are neither or would be rounded."""
+    if not all(isinstance(item, _NUMBERS) and not isinstance(item, bool) for item in items):
+        return ""
+    integers = [item for item in items if isinstance(item, _INTEGERS)]
+    whole = len(integers) == len(items)
+    limit = 2**63 - 1 if whole else 2**53
+    return ("q" if whole else "d") if all(-limit <= item <= limit for item in integers) else ""
+
+
+def _stack(items: list[npt.NDArray[Any]], exact: bool) -> Any:
+    first = items[0]
+    # Arrays without an axis would come back as scalars.
+    if first.dtype.hasobject or (exact and first.ndim == 0):
+        return items
+    if [item.shape for item in items].count(first.shape) < len(items):
+        return items
+    try:
+        # "no": an array of another dtype is refused, not converted.
+        flat = np.concatenate(items if first.ndim else [item[None] for item in items], casting="no")
+    except (TypeError, ValueError):
+        return items
+    return flat.reshape(len(items), *first.shape) if flat.dtype == first.dtype else items
+
+
+def _rows(items: list[list[Any]], exact: bool) -> Any:
+    flat = list(chain.from_iterable(items))
+    kinds = set(map(type, flat))
+    if kinds <= {int}:
+        dtype = _smallest(flat)
+    elif kinds == {float}:
+        dtype = "d"
+    else:
+        dtype = "" if exact else _common_dtype(flat)
+    if not dtype:
+        return items
+    return numbers_of(np.array(flat, dtype=dtype), offsets_of(items, len(flat)))
+
+
+def _smallest(integers: list[int]) -> str:
+    highest = max(max(integers, default=0), -min(integers, default=0))
+    return "i" if highest < 2**31 else "q" if highest < 2**63 else ""
+
+
+def _records(items: list[dict[Any, Any]], exact: bool) -> Any:
+    names = tuple(items[0])
+    if _all_have(names, items):
+        if not names or len(names) > _MOST_FIELDS:
+            return items
+        columns = {name: compact(list(map(itemgetter(name), items)), exact=exact) for name in names}
+        return Records(columns, len(items))
+    few = len(set(map(tuple, items))) <= min(_MOST_SHAPES, len(items) // 2)
+    return _by_shape(items, exact) if few else items
+
+
+def _all_have(names: tuple[Any, ...], items: list[dict[Any, Any]]) -> bool:
+    """Every dict has the first one's keys in the same order.
+
+    It does where all keys in a row repeat them: no dict has a key twice, so none is longer, and then none is shorter.
+    """
+    keys, width = list(chain.from_iterable(items)), len(names)
+    if len(keys) != len(items) * width:
+        return False
+    return all(keys[i::width].count(name) == len(items) for i, name in enumerate(names))
+
+
+def _by_shape(items: list[dict[Any, Any]], exact: bool) -> MixedRecords:
+    blocks: dict[tuple[Any, ...], tuple[int, list[Any]]] = {}
+    block_of, row_of = np.empty(len(items), np.uint8), np.empty(len(items), np.uint32)
+    for i, item in enumerate(items):
+        number, rows = blocks.setdefault(tuple(item), (len(blocks), []))
+        block_of[i], row_of[i] = number, len(rows)
+        rows.append(item)
+    return MixedRecords([compact(rows, exact=exact) for _, rows in blocks.values()], block_of, row_of)
+
+
+def _tuples(items: list[tuple[Any, ...]], exact: bool) -> Any:
+    widths = set(map(len, items))
+    if len(widths) > 1 or not 0 < len(items[0]) <= _MOST_FIELDS:
+        return items
+    columns = {i: compact(list(values), exact=exact) for i, values in enumerate(zip(*items, strict=True))}
+    return Records(columns, len(items), True)

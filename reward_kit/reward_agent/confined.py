@@ -250,7 +250,8 @@ class ConfinedScorer:
         scored = []
         for request, found in zip(requests, judged, strict=True):
             result, failure = (None, found) if isinstance(found, Failure) else (found, None)
-            invalid = result and error_of(self._reward.id, result, len(request.assistant_turns))
+            turns = len(request.assistant_turns)
+            invalid = error_of(self._reward.id, result, turns) if result is not None else None
             if invalid is not None:
                 failure = Failure.from_exception(invalid)
             if failure is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from reward_kit.errors import FailureClass
 from reward_kit.reward_agent.scoring import Scored
-from reward_kit.rewards.judging.usage import METRIC
+from reward_kit.rewards.judge_questions import METRIC
 
 PREFIX = "reward_agent/"
 _COST = re.compile(r"\bcost_usd=(\d{1,12}(?:\.\d{1,12})?)(?=\s|$)")

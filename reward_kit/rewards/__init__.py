@@ -1,7 +1,4 @@
-"""Rewards that everyone needs, a file per family. Each is an ordinary reward function with its options as keywords.
-
-What they are made of is in folders: `reading/` what is read of a reply, `comparing/` what is compared with a truth,
-`mathematics/`, `programs/` for code, `judging/` for judges.
+"""Built-in rewards, a file per family. Each is an ordinary reward function with its options as keywords.
 
 Give options in a task file with `reward_options:`, or in code with `reward_kit.with_options`.
 """
@@ -13,34 +10,34 @@ from typing import TYPE_CHECKING
 from reward_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from reward_kit.rewards.choice_answers import choice_answer as choice_answer
+    from reward_kit.rewards.answers import choice_answer as choice_answer
+    from reward_kit.rewards.answers import exact_answer as exact_answer
+    from reward_kit.rewards.answers import list_answer as list_answer
     from reward_kit.rewards.code import program_code as program_code
     from reward_kit.rewards.code import python_code as python_code
     from reward_kit.rewards.combining import clip as clip
     from reward_kit.rewards.combining import first_of as first_of
     from reward_kit.rewards.combining import gate as gate
     from reward_kit.rewards.combining import weighted as weighted
-    from reward_kit.rewards.exact_answers import exact_answer as exact_answer
     from reward_kit.rewards.final_state import final_state_matches as final_state_matches
+    from reward_kit.rewards.form import contains_all as contains_all
+    from reward_kit.rewards.form import contains_none as contains_none
+    from reward_kit.rewards.form import no_repetition as no_repetition
+    from reward_kit.rewards.form import reasoning_steps as reasoning_steps
     from reward_kit.rewards.form import regex_format as regex_format
     from reward_kit.rewards.form import tag_format as tag_format
     from reward_kit.rewards.json_answers import json_answer as json_answer
     from reward_kit.rewards.json_answers import json_schema_answer as json_schema_answer
-    from reward_kit.rewards.judge import llm_judge as llm_judge
-    from reward_kit.rewards.judge_grounded import grounded_judge as grounded_judge
-    from reward_kit.rewards.judge_group import group_judge as group_judge
-    from reward_kit.rewards.judge_pairwise import pairwise_judge as pairwise_judge
-    from reward_kit.rewards.keywords import contains_all as contains_all
-    from reward_kit.rewards.keywords import contains_none as contains_none
+    from reward_kit.rewards.judges import grounded_judge as grounded_judge
+    from reward_kit.rewards.judges import group_judge as group_judge
+    from reward_kit.rewards.judges import llm_judge as llm_judge
+    from reward_kit.rewards.judges import pairwise_judge as pairwise_judge
     from reward_kit.rewards.languages import same_language as same_language
-    from reward_kit.rewards.length_scaling import cosine_length as cosine_length
-    from reward_kit.rewards.length_scaling import shortest_in_group as shortest_in_group
+    from reward_kit.rewards.lengths import cosine_length as cosine_length
     from reward_kit.rewards.lengths import length_within as length_within
-    from reward_kit.rewards.list_answers import list_answer as list_answer
+    from reward_kit.rewards.lengths import shortest_in_group as shortest_in_group
     from reward_kit.rewards.math_answers import math_answer as math_answer
     from reward_kit.rewards.math_answers import number_answer as number_answer
-    from reward_kit.rewards.reasoning import reasoning_steps as reasoning_steps
-    from reward_kit.rewards.repetition import no_repetition as no_repetition
     from reward_kit.rewards.sql import sql_result as sql_result
     from reward_kit.rewards.tool_calls import tool_calls_match as tool_calls_match
     from reward_kit.rewards.trajectory import Milestone as Milestone
@@ -51,43 +48,41 @@ if TYPE_CHECKING:
 
 HOMES: dict[str, str] = {
     "Milestone": "trajectory",
-    "choice_answer": "choice_answers",
+    "choice_answer": "answers",
     "clip": "combining",
-    "contains_all": "keywords",
-    "contains_none": "keywords",
-    "cosine_length": "length_scaling",
+    "contains_all": "form",
+    "contains_none": "form",
+    "cosine_length": "lengths",
     "environment_score": "trajectory",
-    "exact_answer": "exact_answers",
+    "exact_answer": "answers",
     "few_steps": "trajectory",
     "final_state_matches": "final_state",
     "first_of": "combining",
     "gate": "combining",
-    "grounded_judge": "judge_grounded",
-    "group_judge": "judge_group",
+    "grounded_judge": "judges",
+    "group_judge": "judges",
     "json_answer": "json_answers",
     "json_schema_answer": "json_answers",
     "length_within": "lengths",
-    "list_answer": "list_answers",
-    "llm_judge": "judge",
+    "list_answer": "answers",
+    "llm_judge": "judges",
     "math_answer": "math_answers",
     "milestones": "trajectory",
-    "no_repetition": "repetition",
+    "no_repetition": "form",
     "no_tool_errors": "trajectory",
     "number_answer": "math_answers",
-    "pairwise_judge": "judge_pairwise",
+    "pairwise_judge": "judges",
     "program_code": "code",
     "python_code": "code",
-    "reasoning_steps": "reasoning",
+    "reasoning_steps": "form",
     "regex_format": "form",
     "same_language": "languages",
-    "shortest_in_group": "length_scaling",
+    "shortest_in_group": "lengths",
     "sql_result": "sql",
     "tag_format": "form",
     "tool_calls_match": "tool_calls",
     "weighted": "combining",
 }
 """The module of each reward."""
-
 __all__ = sorted(HOMES)
-
 __getattr__, __dir__ = lazy_names(__name__, HOMES)

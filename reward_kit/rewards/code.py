@@ -9,22 +9,28 @@ arXiv:2403.07974); where theirs let a wrong program pass, ours do not.
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult
+<<<<<<< HEAD
 from reward_kit.reward_calls import checks_options
+=======
+from reward_kit.reward_options import checks_options
+from reward_kit.rewards.code_tests import CallTest, Rules, RunTest, Stdout, Suite, shown_answer, suite_of
+>>>>>>> main
 from reward_kit.rewards.option_types import Closeness, Megabytes, Seconds, check_closeness
-from reward_kit.rewards.programs.hidden_tests import CallTest, RunTest, Suite, suite_of
-from reward_kit.rewards.programs.languages import ALIASES, language_of
-from reward_kit.rewards.programs.sandbox import CodeSandboxes
-from reward_kit.rewards.programs.values import Rules, Stdout, shown_answer
-from reward_kit.rewards.reading.fenced import Choice, block_of
-from reward_kit.rewards.reading.texts import last_answer, needed
+from reward_kit.rewards.replies import Choice, block_of, last_answer, needed
+from reward_kit.sandbox.host import Sandbox
 from reward_kit.sandbox.outcome import Outcome
 from reward_kit.sandbox.program import SOURCE_LIMIT, Limits, Program
 from reward_kit.typed_interface import reward_function
@@ -32,7 +38,7 @@ from reward_kit.typed_interface import reward_function
 PassRate = Literal["fraction", "all"]
 Runs = Literal["fresh", "together"]
 _PYTHON = frozenset({"python", "py", "python3", "py3", "ipython", "sage"})
-_INSIDE = "reward_kit.rewards.programs.inside"
+_INSIDE = "reward_kit.rewards.code_inside"
 _LEAST_KB = 256
 _TIMED_OUT = ("wall", "cpu")
 
@@ -59,6 +65,79 @@ def _check_order(options: Mapping[str, Any]) -> None:
         raise ConfigError(
             "option 'unordered': tolerance excludes it: what is close to what would depend on the order; leave out one"
         )
+
+
+_REFUSAL = "what a model wrote is run in a sandbox only"
+_SLOTS_PER_CPU = 2
+"""Programs that sleep leave the processor to others; with more than two, wall limits would meet honest ones."""
+
+
+class CodeSandboxes:
+    """The sandbox of one worker, for the length of an `async with`. It never runs anything unconfined."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._sandbox: Sandbox | None = None
+        self._refusal = ""
+        self._opening: asyncio.Lock | None = None
+
+    async def __aenter__(self) -> CodeSandboxes:
+        self._opening = asyncio.Lock()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sandbox = None
+        await self._stack.aclose()
+
+    @classmethod
+    async def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Reject, before the first rollout, a machine on which nothing could be scored.
+
+        Raises:
+            ConfigError: this machine cannot confine code.
+        """
+        async with cls() as sandboxes:
+            await sandboxes._opened()
+
+    async def ask(self, program: Program, inputs: Sequence[Any], limits: Limits) -> list[Outcome]:
+        """As `Sandbox.ask`. What is lost for reasons of the sandbox is asked once more.
+
+        Raises:
+            ConfigError: this machine cannot confine code; the rollout is unscored, its class `refused`.
+            RewardError: it was lost again; the rollout is unscored.
+        """
+        sandbox = await self._opened()
+        outcomes = await sandbox.ask(program, inputs, limits=limits)
+        if _lost(outcomes):
+            outcomes = await sandbox.ask(program, inputs, limits=limits)
+        for outcome in outcomes:
+            if outcome.kind == "setup" and outcome.failure is not None:
+                raise ConfigError(outcome.failure.message)
+        if lost := _lost(outcomes):
+            raise RewardError(f"the sandbox lost the program twice: {lost}")
+        return outcomes
+
+    async def _opened(self) -> Sandbox:
+        if self._opening is None:
+            raise ConfigError("the sandboxes of code rewards are used outside of their `async with`")
+        async with self._opening:
+            if self._sandbox is None and not self._refusal:
+                sandbox = Sandbox(slots=_SLOTS_PER_CPU * len(os.sched_getaffinity(0)))
+                try:
+                    self._sandbox = await self._stack.enter_async_context(sandbox)
+                # Nothing has changed when the next rollout comes, and finding out takes a while: the reason is kept.
+                except ConfigError as error:
+                    self._refusal = f"{_REFUSAL}: {error}; or serve the reward from a Linux container and name its URL"
+                except OSError as error:
+                    self._refusal = (
+                        f"{_REFUSAL}, and none can be set up ({error}); a reward that brings its own sandbox runs at "
+                        "the level in_process, not inside another sandbox"
+                    )
+        if self._sandbox is None:
+            raise ConfigError(self._refusal)
+        return self._sandbox
 
 
 @reward_function(resources={"sandbox": CodeSandboxes})
@@ -354,3 +433,90 @@ def _reason(verdicts: Sequence[_Verdict], summary: str, tell_expected: bool) -> 
             asked, wanted = (verdict.asked, verdict.wanted) if tell_expected else ("", "")
             return f"{summary}; test {number}: {asked}{verdict.problem}{wanted}"
     return summary
+
+
+_WHERE = "/usr/local/bin:/usr/bin:/bin"
+_HEADERS = ("/usr/include", "/usr/local/include", "/usr/libexec/gcc", "/etc/alternatives")
+_PROCESSES = 40
+ALIASES: dict[str, frozenset[str]] = {
+    "c": frozenset({"c", "c99", "c11", "c17"}),
+    "cpp": frozenset({"cpp", "c++", "cc", "cxx", "c++11", "c++14", "c++17", "c++20", "cpp17", "cpp20"}),
+    "javascript": frozenset({"javascript", "js", "node", "nodejs", "mjs"}),
+    "bash": frozenset({"bash", "sh", "shell"}),
+}
+"""Tags of fenced blocks, by language."""
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """How programs of a language are run.
+
+    Attributes:
+        tool: the compiler or interpreter, looked for in the folders that the sandbox shows.
+        filename: what the program is called.
+        compile_command: [] where there is nothing to compile.
+        run_command: for each run.
+        install: how Debian installs the tool.
+    """
+
+    tool: str
+    filename: str
+    compile_command: tuple[str, ...]
+    run_command: tuple[str, ...]
+    install: str
+
+    def limits(self, limits: Limits, compile_s: float, runs: int) -> Limits:
+        """The limits of compiling and of all runs, from those of one run."""
+        if not 0 < compile_s <= 600:
+            raise ConfigError(f"option 'compile_s': it is more than 0 and at most 600, not {compile_s}")
+        return replace(
+            limits,
+            wall_s=min(86_400.0, compile_s + limits.wall_s * runs + 1),
+            cpu_s=max(limits.cpu_s, compile_s),
+            processes=_PROCESSES,
+            disk_mb=max(64, 4 * limits.disk_mb),
+            result_kb=2 * limits.result_kb,
+        )
+
+    def program(self, text: str, limits: Limits, time_s: float, compile_s: float) -> Program:
+        """What the sandbox runs: it compiles the text once and runs it for each input."""
+        told = {"compile_s": compile_s, "run_s": 3 * time_s + 1, "cpu_s": time_s, "output": limits.output_bytes}
+        given = (text, self.filename, [*self.compile_command], [*self.run_command], told)
+        source = f"from {_INSIDE} import compiled\nask = compiled(*{given!r})\n"
+        paths = tuple(path for path in _HEADERS if os.path.isdir(path))  # noqa: PTH112
+        imports = (_INSIDE, "subprocess", "tempfile")
+        return Program(source, "ask", "<harness>", form="plain", imports=imports, read_paths=paths)
+
+
+LANGUAGES = {
+    "c": Language(
+        "gcc", "main.c", ("gcc", "-O2", "-std=gnu17", "-o", "main", "main.c", "-lm"), ("./main",), "gcc libc6-dev"
+    ),
+    "cpp": Language("g++", "main.cpp", ("g++", "-O2", "-std=gnu++17", "-o", "main", "main.cpp"), ("./main",), "g++"),
+    "javascript": Language("node", "main.js", (), ("node", "main.js"), "nodejs"),
+    "bash": Language("bash", "main.sh", (), ("bash", "main.sh"), "bash"),
+}
+
+
+def missing_tool(language: str) -> str:
+    """Why programs of a language cannot be run on this machine; "" where they can."""
+    found = LANGUAGES[language]
+    if shutil.which(found.tool, path=_WHERE):
+        return ""
+    return f"{found.tool} is not in {_WHERE}, where the sandbox looks; on Debian: apt-get install {found.install}"
+
+
+def language_of(name: str) -> Language:
+    """How programs of a language are run.
+
+    Raises:
+        ConfigError: its tool is to be on this machine and is not.
+    """
+    if problem := missing_tool(name):
+        raise ConfigError(f"program_code, language {name!r}: {problem}")
+    return LANGUAGES[name]
+
+
+def _lost(outcomes: Sequence[Outcome]) -> str:
+    messages = (one.failure.message for one in outcomes if one.kind == "zygote" and one.failure is not None)
+    return next(messages, "")

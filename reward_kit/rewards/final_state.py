@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+import base64
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 from reward_kit.environments.snapshots import CompositeState, FilesState, SqliteState
-from reward_kit.errors import ConfigError, RewardError, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, EnvironmentFailure, RewardError, did_you_mean, kind_of
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.rewards.comparing.json_values import as_json, read_json
-from reward_kit.rewards.comparing.state_parts import (
-    Checking,
-    Finding,
-    Match,
-    file_findings,
-    json_findings,
-    table_findings,
-)
+from reward_kit.rewards.json_answers import Comparing, as_json, difference, in_short, read_json
 from reward_kit.rewards.option_types import Closeness, check_closeness
-from reward_kit.rewards.reading.texts import needed, shown
+from reward_kit.rewards.replies import needed, shown
+from reward_kit.rewards.sql import Result, same_rows
 from reward_kit.typed_interface import reward_function
 
 _MOST_METRICS = 100
+Match = Literal["equal", "subset", "paths"]
 
 
 @reward_function(sandbox="warm")
@@ -131,3 +129,223 @@ def _result(findings: list[Finding], partial: str) -> EvaluateResult:
     }
     score = right / len(findings) if partial == "things" else float(not wrong)
     return EvaluateResult(score=score, reason=reason, metrics=metrics)
+
+
+MOST_ROWS: Final = 100_000
+"""Rows of a table or query that are looked at."""
+_CELL_TYPES = (int, float, str, bytes, type(None))
+_AUTHORS_MISTAKE: Final = re.compile(r'.{,30}state: (?:near "|incomplete input|unrecognized token|You can)')
+"""What the agent's tables and views cannot bring about, since SQLite has read them before."""
+_QUERY: Final = re.compile(r"\s*(?:\(|--|/\*|(?:select|with|values)\b\s*\S)", re.IGNORECASE | re.DOTALL)
+
+
+class Checking(NamedTuple):
+    """How states are compared; see `final_state_matches` for what each means."""
+
+    match: Match = "equal"
+    tolerance: float = 0.0
+    ordered: bool = False
+    globs: bool = False
+    texts: Literal["exact", "lines"] = "exact"
+
+
+class Finding(NamedTuple):
+    """One thing that was compared; `problem` says what is wrong with it, "" where it is right."""
+
+    name: str
+    problem: str
+
+
+def json_findings(expected: Any, found: Any, how: Checking) -> Iterator[Finding]:
+    """A JSON state as a whole, or the values at JSON pointers (RFC 6901)."""
+    try:
+        as_json(found)
+    except ValueError as error:
+        yield Finding("state", f"the state cannot be compared: {error}")
+        return
+    comparing = Comparing(how.tolerance, subset=how.match == "subset")
+    if how.match != "paths":
+        yield Finding("state", difference(expected, found, comparing).removeprefix(": ").lstrip())
+        return
+    if not isinstance(expected, Mapping):
+        raise RewardError('final_state_matches: with match="paths" the ground_truth is {"/a/0/b": value}')
+    for pointer, value in expected.items():
+        is_there, at_pointer = _follow(found, pointer)
+        problem = difference(value, at_pointer, comparing) if is_there else f": {in_short(value)} is expected, missing"
+        yield Finding(pointer, problem.removeprefix(": ").lstrip())
+
+
+def file_findings(expected: Any, found: FilesState, how: Checking) -> Iterator[Finding]:
+    """Files by path or pattern; where sets are compared, also those that nothing speaks of."""
+    if not isinstance(expected, Mapping):
+        raise RewardError(f"final_state_matches: files are expected as {{path: text}}, not as {kind_of(expected)}")
+    spoken_of: set[str] = set()
+    for path, content in expected.items():
+        places = [path] if path in found else _matching(path, found) if how.globs else []
+        spoken_of.update(places)
+        yield Finding(path, _file_problem(content, {place: found[place] for place in places}, how))
+    if how.match == "equal":
+        if not expected and not found:
+            yield Finding("files", "")
+        yield from (Finding(place, "this file is not expected") for place in found if place not in spoken_of)
+
+
+def table_findings(expected: Any, found: SqliteState, how: Checking) -> Iterator[Finding]:
+    """The rows of tables and of queries."""
+    if not isinstance(expected, Mapping):
+        raise RewardError(
+            f"final_state_matches: rows are expected as {{table or query: rows}}, not {kind_of(expected)}"
+        )
+    for source, rows in expected.items():
+        yield Finding(source, _rows_problem(source, rows, found, how))
+
+
+def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
+    """Whether a JSON pointer leads somewhere, and where to."""
+    if pointer and not pointer.startswith("/"):
+        raise RewardError(f"final_state_matches: {pointer!r} is no JSON pointer; write '/a/0/b', or '' for the whole")
+    for part in pointer.split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif (
+            isinstance(value, list) and part.isascii() and part.isdigit() and len(part) < 10 and int(part) < len(value)
+        ):
+            value = value[int(part)]
+        else:
+            return False, None
+    return True, value
+
+
+def _file_problem(content: Any, found: Mapping[str, str | bytes], how: Checking) -> str:
+    if content is None:
+        return f"{shown(next(iter(found)))} is there, and no such file is expected" if found else ""
+    if not found:
+        return "no such file is there"
+    if content is True:
+        return ""
+    wanted = _content(content)
+    for place, text in found.items():
+        if isinstance(wanted, bytes) and isinstance(text, str):
+            text = text.encode("utf-8", "surrogatepass")
+        if _as_read(text, how.texts) != _as_read(wanted, how.texts):
+            return f"{shown(place)} holds {_excerpt(text, wanted)}"
+    return ""
+
+
+def _content(content: Any) -> str | bytes:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Mapping) and content.keys() == {"base64"}:
+        try:
+            return base64.b64decode(content["base64"], validate=True)
+        except (ValueError, TypeError):
+            raise RewardError("final_state_matches: an expected file's base64 cannot be decoded") from None
+    raise RewardError(
+        f"final_state_matches: a file is expected as {kind_of(content)}; write its text, null for none, true for any "
+        'content, or {"base64": …}'
+    )
+
+
+def _as_read(content: str | bytes, texts: str) -> str | bytes:
+    """With "lines", a text without blanks at the ends of lines and without empty lines at its end."""
+    if texts == "exact" or isinstance(content, bytes):
+        return content
+    return "\n".join(line.rstrip() for line in content.split("\n")).rstrip("\n")
+
+
+def _excerpt(found: str | bytes, wanted: str | bytes) -> str:
+    """The first line in which two contents differ."""
+    if isinstance(found, bytes) or isinstance(wanted, bytes):
+        return f"{kind_of(found)} of length {len(found)}, expected {kind_of(wanted)} of length {len(wanted)}"
+    pairs = zip(found.splitlines(keepends=True), wanted.splitlines(keepends=True), strict=False)
+    for number, (line, other) in enumerate(pairs, start=1):
+        if line != other:
+            return f"{shown(line)} in line {number}, expected {shown(other)}"
+    return f"{len(found.splitlines())} lines, expected {len(wanted.splitlines())}"
+
+
+def _matching(pattern: str, paths: Mapping[str, Any]) -> list[str]:
+    return [path for path in paths if _matches(pattern.split("/"), path.split("/"))]
+
+
+def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether a path matches segment by segment; `**` stands for any number of folders."""
+    reached = {0}
+    for part in pattern:
+        if part == "**":
+            reached = set(range(min(reached, default=len(path) + 1), len(path) + 1))
+        else:
+            reached = {at + 1 for at in reached if at < len(path) and fnmatch.fnmatchcase(path[at], part)}
+    return len(path) in reached
+
+
+def _rows_problem(source: str, rows: Any, found: SqliteState, how: Checking) -> str:
+    wanted, columns = _wanted_rows(source, rows)
+    try:
+        got = found.query(_select(source, columns))
+    except EnvironmentFailure as error:
+        if _AUTHORS_MISTAKE.match(str(error)):
+            raise RewardError(f"final_state_matches: {error}") from None
+        return f"the rows cannot be read: {shown(str(error), 120)[1:-1]}"
+    if len(got) > MOST_ROWS:
+        return f"there are more than {MOST_ROWS:,} rows"
+    width = len(wanted[0]) if wanted else len(got[0]) if got else 0
+    if how.match != "subset":
+        result = Result(len(got[0]) if got else width, got)
+        return same_rows([Result(width, wanted)], result, how.ordered, "in_order", how.tolerance) and _first_row(
+            wanted, got, how.ordered
+        )
+    if how.tolerance or how.ordered:
+        raise RewardError('final_state_matches: rows with match="subset" have neither tolerance nor order')
+    missing = Counter(map(_key, wanted)) - Counter(map(_key, got))
+    return f"there is no row {_shown_row(next(row for row in wanted if _key(row) in missing))}" if missing else ""
+
+
+def _wanted_rows(source: str, rows: Any) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """The expected rows, and their columns where they name them."""
+    if not isinstance(rows, list | tuple) or not all(isinstance(row, list | tuple | Mapping) for row in rows):
+        raise RewardError(f"final_state_matches: the rows of {source!r} are a list of lists, or of objects by column")
+    columns = list(rows[0]) if rows and isinstance(rows[0], Mapping) else []
+    if any(
+        (list(row) != columns and set(row) != set(columns)) if isinstance(row, Mapping) else columns for row in rows
+    ):
+        raise RewardError(f"final_state_matches: the rows of {source!r} do not all name the same columns")
+    found = [tuple(row[column] for column in columns) if columns else tuple(row) for row in rows]
+    if len({len(row) for row in found}) > 1:
+        raise RewardError(f"final_state_matches: the rows of {source!r} are not of one length")
+    for cell in (cell for row in found for cell in row):
+        if isinstance(cell, bool) or not isinstance(cell, _CELL_TYPES):
+            raise RewardError(f"final_state_matches: a row of {source!r} holds {kind_of(cell)}; SQLite has 0 and 1")
+    return found, columns
+
+
+def _select(source: str, columns: Sequence[str]) -> str:
+    """The query for a table's rows, or a query's; a view without end is cut off."""
+    names = ", ".join(map(_quoted, columns)) or "*"
+    inner = f"({source.strip().rstrip(';')}\n)" if _QUERY.match(source) else _quoted(source)
+    return f"SELECT {names} FROM {inner} LIMIT {MOST_ROWS + 1}"
+
+
+def _quoted(name: str) -> str:
+    """A name in backticks: in double quotes SQLite takes an unknown one for a text."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _key(row: Sequence[Any]) -> tuple[Any, ...]:
+    """A row as a key: 1 and 1.0 are the same, "1" is not."""
+    return tuple(("number" if isinstance(cell, int | float) else type(cell).__name__, cell) for cell in row)
+
+
+def _first_row(wanted: Sequence[Sequence[Any]], got: Sequence[Sequence[Any]], is_ordered: bool) -> str:
+    """The first row that is missing or too much, for rows that are not the same."""
+    missing = Counter(map(_key, wanted)) - Counter(map(_key, got))
+    extra = Counter(map(_key, got)) - Counter(map(_key, wanted))
+    told = [f"no row {_shown_row(row)} is there" for row in wanted if _key(row) in missing][:1]
+    told += [f"the row {_shown_row(row)} is not expected" for row in got if _key(row) in extra][:1]
+    return "; ".join(told) or "the rows are in another order"
+
+
+def _shown_row(row: Sequence[Any]) -> str:
+    cells = [in_short(cell) if not isinstance(cell, bytes) else f"{len(cell)} bytes" for cell in row[:6]]
+    return f"({', '.join(cells)}{', …' if len(row) > 6 else ''})"

@@ -1,20 +1,38 @@
-"""Rewards for the form of a reply: tags that stand as they must, and a regular expression that it fits."""
+"""Rewards for the form of a reply: tags, a regular expression, keywords, repetition, and visible reasoning steps."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
 
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message, StepOutput
+<<<<<<< HEAD
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.reading.replies import Part, last_reply, own_messages
 from reward_kit.rewards.reading.texts import passed, shown
+=======
+from reward_kit.reward_options import checks_options
+from reward_kit.rewards.replies import (
+    Part,
+    composed,
+    last_reply,
+    lines_without_code,
+    own_messages,
+    passed,
+    shown,
+    word_count,
+)
+>>>>>>> main
 from reward_kit.typed_interface import reward_function
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]*")
-
 Flag = Literal["ascii", "dotall", "ignorecase", "multiline", "verbose"]
 
 
@@ -221,3 +239,311 @@ def _compiled(pattern: str, flags: Sequence[Flag]) -> re.Pattern[str]:
         return re.compile(pattern, sum(getattr(re, flag.upper()) for flag in set(flags)))
     except (re.error, OverflowError, RecursionError) as error:
         raise ConfigError(f"option 'pattern': {pattern!r} is no regular expression: {error}") from None
+
+
+# Written without blanks, so that words have no ends that could be seen: Thai to Khmer, kana, Han.
+_UNSPACED = (range(0x0E00, 0x0F00), range(0x1000, 0x10A0), range(0x1780, 0x1800), range(0x3040, 0xA000))
+
+
+def _check_keywords(options: Mapping[str, Any]) -> None:
+    # Without any, that they are required is told with the rollout's values.
+    if "keywords" in options:
+        _checked(options["keywords"])
+
+
+@reward_function
+@checks_options(_check_keywords)
+def contains_all(
+    messages: list[Message],
+    assistant_turns: list[int] | None = None,
+    *,
+    keywords: tuple[str, ...],
+    whole_words: bool = True,
+    ignore_case: bool = True,
+    partial: bool = False,
+    of: Part = "answer",
+) -> EvaluateResult:
+    """1 where the agent's last message holds every keyword, else 0.
+
+    It is satisfied by a bare list of the keywords, and says nothing of what is said of them.
+
+    Args:
+        messages: the conversation.
+        assistant_turns: the positions of the agent's own messages; left out, every assistant message is one.
+        keywords: words or phrases; white space in them fits any white space.
+        whole_words: "cat" is not held by "category". Next to scripts without blanks, such as Chinese, a word has no
+            visible end, and any place counts.
+        ignore_case: as Unicode folds it, so that "STRASSE" is "Straße".
+        partial: earn the share of the keywords that are held.
+        of: the "whole" reply, its "thought", or its "answer".
+
+    Raises:
+        ConfigError: there are no keywords, or an empty one.
+
+    Example:
+        ```python
+        with_options(contains_all, keywords=("Paris", "Seine"))
+        ```
+    """
+    wanted = _checked(keywords)
+    text = _plain(last_reply(messages, assistant_turns, of), ignore_case)
+    missing = [word for word in wanted if not _holds(text, _plain(word, ignore_case), whole_words)]
+    share = 1.0 - len(missing) / len(wanted)
+    told = f"{len(wanted) - len(missing)} of {len(wanted)} keywords are there"
+    reason = f"{told}; missing: {', '.join(shown(word, 20) for word in missing[:5])}" if missing else told
+    return EvaluateResult(score=share if partial else float(not missing), reason=reason)
+
+
+@reward_function
+@checks_options(_check_keywords)
+def contains_none(
+    messages: list[Message],
+    assistant_turns: list[int] | None = None,
+    *,
+    keywords: tuple[str, ...],
+    whole_words: bool = True,
+    ignore_case: bool = True,
+    of: Part = "answer",
+) -> EvaluateResult:
+    """1 where the agent's last message says something and holds none of the keywords, else 0.
+
+    A reply that says nothing earns nothing. A word that is misspelt on purpose, or written with letters of another
+    script, is not found.
+
+    Args:
+        messages, assistant_turns, whole_words, ignore_case, of: as for `contains_all`.
+        keywords: the words or phrases that must not be there.
+
+    Raises:
+        ConfigError: there are no keywords, or an empty one.
+
+    Example:
+        ```python
+        with_options(contains_none, keywords=("as an AI", "I cannot"))
+        ```
+    """
+    unwanted = _checked(keywords)
+    text = _plain(last_reply(messages, assistant_turns, of), ignore_case)
+    if not text:
+        return passed(False, "there is no reply")
+    found = [word for word in unwanted if _holds(text, _plain(word, ignore_case), whole_words)]
+    told = ", ".join(shown(word, 20) for word in found[:5])
+    return passed(not found, f"it holds {told}" if found else f"it holds none of {len(unwanted)} keywords")
+
+
+def _checked(keywords: Sequence[str]) -> Sequence[str]:
+    if not keywords or not all(_plain(word, ignore_case=True) for word in keywords):
+        raise ConfigError(f"option 'keywords': write at least one, and none that is empty, not {keywords!r:.80}")
+    return tuple(dict.fromkeys(keywords))
+
+
+def _plain(text: str, ignore_case: bool) -> str:
+    """Composed characters, one blank for each white space, and one case where that is ignored."""
+    folded = composed(text, "NFC").casefold() if ignore_case else text
+    return " ".join(composed(folded, "NFC").split())
+
+
+def _holds(text: str, word: str, whole_words: bool) -> bool:
+    """Whether a word stands in a text; linear in their length."""
+    start = text.find(word)
+    while start >= 0:
+        end = start + len(word)
+        if not whole_words or not (_joined(text, start) or _joined(text, end)):
+            return True
+        start = text.find(word, start + 1)
+    return False
+
+
+def _joined(text: str, place: int) -> bool:
+    """Whether the characters before and after a place belong to one word."""
+    if not 0 < place < len(text):
+        return False
+    return all(_is_of_word(char) for char in text[place - 1 : place + 1])
+
+
+def _is_of_word(char: str) -> bool:
+    if char.isascii():
+        return char.isalnum() or char == "_"
+    if any(ord(char) in block for block in _UNSPACED):
+        return False
+    return char.isalnum() or unicodedata.category(char)[0] == "M"
+
+
+_LONGEST_WORD, _PIECE = 40, 10
+
+
+@reward_function
+def no_repetition(
+    messages: list[Message],
+    assistant_turns: list[int] | None = None,
+    *,
+    ngram: Annotated[int, Field(ge=1, le=1000)] = 3,
+    unit: Literal["words", "characters"] = "words",
+    max_penalty: Annotated[float, Field(ge=0, le=1)] = 1.0,
+    of: Part = "whole",
+) -> EvaluateResult:
+    """1 less `max_penalty` times the share of n-grams that stand earlier in the reply already.
+
+    That share is 1 - different n-grams / all n-grams, as in Appendix C.2 of "Demystifying Long Chain-of-Thought
+    Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373); the published reward is this one less 1. A reply that is
+    shorter than an n-gram repeats nothing and earns 1; one without anything earns 0.
+
+    Args:
+        messages: the conversation.
+        assistant_turns: the positions of the agent's own messages; left out, every assistant message is one.
+        ngram: how many units are compared at a time. Small ones punish ordinary language: 3 words are "one of the".
+        unit: "words" between white space, or "characters" for languages without blanks, for which 10 to 20 is a good
+            `ngram`. Case counts for nothing. A word of more than 40 characters counts as pieces of 10, so that leaving
+            out blanks hides nothing.
+        max_penalty: what a reply of nothing but repetition loses.
+        of: the "whole" reply, its "thought", or its "answer".
+
+    Example:
+        ```python
+        with_options(no_repetition, ngram=20, of="thought")
+        ```
+    """
+    text = last_reply(messages, assistant_turns, of).casefold()
+    units = _words(text) if unit == "words" else [char for char in text if not char.isspace()]
+    if not units:
+        return passed(False, "there is no reply")
+    total = max(0, len(units) - ngram + 1)
+    different = _different(units, ngram) if total else 0
+    share = 1.0 - different / total if total else 0.0
+    reason = f"{total - different} of {total} {ngram}-grams of {unit} stand there already"
+    return EvaluateResult(score=1.0 - max_penalty * share, reason=reason)
+
+
+def _words(text: str) -> list[str]:
+    words: list[str] = []
+    for word in text.split():
+        if len(word) <= _LONGEST_WORD:
+            words.append(word)
+        else:
+            words.extend(word[start : start + _PIECE] for start in range(0, len(word), _PIECE))
+    return words
+
+
+def _different(units: list[str], ngram: int) -> int:
+    """How many different n-grams there are.
+
+    A run of units gets a number, equal for equal runs; numbers of longer runs are made of those of two shorter ones
+    that overlap, twice as long each time. That takes O(n log n) for each doubling, and no n-gram is ever held.
+    """
+    known: dict[str, int] = {}
+    numbers: NDArray[np.int64] = np.array([known.setdefault(unit, len(known)) for unit in units], dtype=np.int64)
+    length = 1
+    while length < ngram:
+        step = min(length, ngram - length)
+        pairs = numbers[:-step] * len(units) + numbers[step:]
+        numbers = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
+        length += step
+    return int(np.unique(numbers).size)
+
+
+OPENERS = (
+    *("first", "firstly", "first of all", "second", "secondly", "third", "thirdly", "fourth", "fifth"),
+    *("next", "then", "after that", "finally", "lastly"),
+)
+"""What opens a step where a comma follows."""
+_DECORATION = re.compile(r"[\s>#*_]*")
+_BULLET = re.compile(r"[-*+•–](?=[ \t])")
+_NUMBER = re.compile(r"(?:\(\d{1,3}\)|\d{1,3}[.)])(?:\*\*|__)?(?=\s|$)")
+_STEP = r"step[ \t]{1,3}\d{1,3}\b"
+_SENTENCE = r"(?:^[\s>#*_]{0,8}|(?<=[.!?:;,][ \t]))"
+_TAG = re.compile(r"</?[A-Za-z]{1,20}>")
+_WORDS = re.compile(r"\w+")
+
+
+@reward_function
+def reasoning_steps(
+    messages: list[Message],
+    assistant_turns: list[int] | None = None,
+    *,
+    at_least: Annotated[int, Field(ge=1)] = 3,
+    min_words: Annotated[int, Field(ge=1)] = 3,
+    openers: tuple[str, ...] = OPENERS,
+    of: Part = "whole",
+) -> EvaluateResult:
+    """The number of explicit steps over `at_least`, and 1 from there on.
+
+    A step begins with a number ("1.", "2)", "(3)") or a bullet at the beginning of a line, with "Step 4", or with an
+    opener such as "First," at the beginning of a sentence or behind a comma. It counts where it says something, and
+    once where it is repeated word for word. It measures form: steps that say nothing true count like others.
+
+    After the reward of this name of Open-R1 (Hugging Face 2025), which counts bare markers, rules and repetitions.
+
+    Args:
+        messages: the conversation.
+        assistant_turns: the positions of the agent's own messages; left out, every assistant message is one.
+        at_least: steps that earn 1.
+        min_words: words or numbers that a step has, after its marker.
+        openers: phrases, in any case, that open a step before a comma.
+        of: the "whole" reply, its "thought", or its "answer". Fenced code has no steps.
+
+    Example:
+        ```python
+        with_options(reasoning_steps, at_least=5, of="thought")
+        ```
+    """
+    text = _TAG.sub("\n", "\n".join(lines_without_code(last_reply(messages, assistant_turns, of))))
+    steps = _steps(text, _inline(openers), min_words)
+    said = {tuple(_WORDS.findall(step.casefold())) for step in steps if word_count(step) >= min_words}
+    reason = f"{len(said)} different steps with words, of {len(steps)} markers; {at_least} are wanted"
+    return EvaluateResult(score=min(1.0, len(said) / at_least), reason=reason)
+
+
+class _Marker(NamedTuple):
+    start: int
+    end: int
+
+
+def _inline(openers: Sequence[str]) -> re.Pattern[str]:
+    """What opens a step in a line: "Step 4", or an opener and a comma."""
+    phrases = "|".join(re.escape(phrase.strip()) for phrase in openers if phrase.strip())
+    opened = rf"|(?:{phrases})[ \t]?[,，、]" if phrases else ""
+    return re.compile(rf"{_SENTENCE}(?:{_STEP}[ \t]?[:.)\-–—]?{opened})", re.IGNORECASE)
+
+
+def _steps(text: str, inline: re.Pattern[str], min_words: int) -> list[str]:
+    """What follows each marker: the rest of its line, or, where that says too little, all up to the next marker."""
+    markers = _markers(text, inline)
+    ends = [*(marker.start for marker in markers), len(text)][1:]
+    steps = []
+    for marker, end in zip(markers, ends, strict=True):
+        whole = text[marker.end : end]
+        line = whole.partition("\n")[0]
+        steps.append(line if word_count(line) >= min_words else whole)
+    return steps
+
+
+def _markers(text: str, inline: re.Pattern[str]) -> list[_Marker]:
+    """Every marker. Markers that follow one another with nothing between, as in "- Step 1:", are one."""
+    markers: list[_Marker] = []
+    position = 0
+    for line in text.split("\n"):
+        found = [_Marker(position + start, position + end) for start, end in _in_line(line, inline)]
+        for marker in found:
+            if markers and markers[-1].start >= position and not text[markers[-1].end : marker.start].strip("*_ \t"):
+                markers[-1] = _Marker(markers[-1].start, marker.end)
+            else:
+                markers.append(marker)
+        position += len(line) + 1
+    return markers
+
+
+def _in_line(line: str, inline: re.Pattern[str]) -> list[tuple[int, int]]:
+    """Where markers begin and end in a line: at most one at its beginning, and any number in its sentences."""
+    if not line or line.isspace():
+        return []
+    found: list[tuple[int, int]] = []
+    begins = len(line) - len(line.lstrip())
+    bullet = _BULLET.match(line, begins)
+    after = bullet.end() if bullet else begins
+    decoration = _DECORATION.match(line, after)
+    number = _NUMBER.match(line, decoration.end() if decoration else after)
+    if last := number or bullet:
+        found.append((begins, last.end()))
+        after = last.end()
+    rest = line[after:]
+    return found + [(after + match.start(), after + match.end()) for match in inline.finditer(rest)]

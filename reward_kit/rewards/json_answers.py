@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import re
-from collections.abc import Mapping
-from typing import Any, Final, Literal
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from reward_kit.errors import ConfigError, RewardError
+from reward_kit.errors import ConfigError, RewardError, how_to_install
 from reward_kit.models import EvaluateResult, Message, MetricResult
+<<<<<<< HEAD
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.comparing.json_schemas import check_schema, why_not_conforming
 from reward_kit.rewards.comparing.json_values import (
@@ -20,18 +24,22 @@ from reward_kit.rewards.comparing.json_values import (
     leaves,
     read_json,
 )
+=======
+from reward_kit.reward_options import checks_options
+>>>>>>> main
 from reward_kit.rewards.option_types import Closeness, check_closeness, check_extra
-from reward_kit.rewards.reading.fenced import fenced_blocks
-from reward_kit.rewards.reading.texts import last_answer, needed, passed, shown
+from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, passed, shown
+from reward_kit.safe_input import Pairs, strict_decoder
 from reward_kit.typed_interface import reward_function
+
+if TYPE_CHECKING:
+    import jsonschema  # type: ignore[import-untyped, unused-ignore]
 
 LONGEST: Final = 1_000_000
 """Characters of a reply that is read."""
-
 _MOST_FAILURES: Final = 1_000
 _BRACKET: Final = re.compile(r"[{\[]")
 _TAGS = frozenset({"json", "jsonc", "json5", ""})
-
 Where = Literal["any", "whole", "fenced"]
 
 
@@ -205,3 +213,290 @@ def _truth(ground_truth: Any, reward: str) -> Any:
         return read_json(ground_truth) if isinstance(ground_truth, str) else as_json(ground_truth)
     except ValueError as error:
         raise RewardError(f"{reward}: the ground_truth cannot be read: {error}") from None
+
+
+DEEPEST: Final = 50
+"""Levels of a value. What is deeper was not meant, and comparing it would end in Python's own limit."""
+
+"""Characters of a text that is read as JSON."""
+
+
+class Comparing(NamedTuple):
+    """How two values are compared.
+
+    Attributes:
+        tolerance: how far two numbers may lie apart, relative or absolute.
+        any_order: the order of an array's items does not count.
+        subset: an object may have more fields than are expected.
+    """
+
+    tolerance: float = 0.0
+    any_order: bool = False
+    subset: bool = False
+
+
+def read_json(text: str) -> Any:
+    """The value of a JSON text (RFC 8259).
+
+    Raises:
+        ValueError: it is none, names a field of one object twice, has a number beyond every float, or is too long or
+            too deep; the message says so.
+    """
+    if len(text) > LONGEST:
+        raise ValueError(f"it is longer than {LONGEST:,} characters")
+    try:
+        value = decoder.decode(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON: {error.msg} in line {error.lineno}") from None
+    except RecursionError:
+        raise ValueError(f"it nests deeper than {DEEPEST} levels") from None
+    return as_json(value)
+
+
+def as_json(value: Any) -> Any:
+    """The value itself.
+
+    Raises:
+        ValueError: it is not made of what JSON is made of, or too deep.
+    """
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [item for outer in level for item in _inside(outer)]
+        if not level:
+            return value
+    raise ValueError(f"it nests deeper than {DEEPEST} levels")
+
+
+def difference(expected: Any, found: Any, how: Comparing, path: str = "") -> str:
+    """Where and how two values first differ, such as " at .a[0]: expected 3, found 4"; "" where they are the same.
+
+    1 and 1.0 are the same number; true is none. Fields of an object have no order.
+    """
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        return _field_difference(expected, found, how, path)
+    if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
+        return _item_difference(expected, found, how, path)
+    if _same_scalar(expected, found, how.tolerance):
+        return ""
+    return f"{_place(path)}expected {in_short(expected)}, found {in_short(found)}"
+
+
+def key_of(value: Any, any_order: bool = False) -> Hashable:
+    """A value as a key: equal for values between which `difference` without tolerance finds none."""
+    if isinstance(value, Mapping):
+        return "object", frozenset((name, key_of(item, any_order)) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return array_key([key_of(item, any_order) for item in value], any_order)
+    if is_number(value):
+        return "number", value
+    return type(value).__name__, value
+
+
+def array_key(items: Sequence[Hashable], any_order: bool) -> Hashable:
+    """The key of an array whose items have these keys."""
+    return "array", frozenset(Counter(items).items()) if any_order else tuple(items)
+
+
+def leaves(value: Any) -> int:
+    """How many fields and items a value has that hold no others; an empty object or array counts as one."""
+    inner = list(_inside(value))
+    return sum(map(leaves, inner)) if inner else 1
+
+
+def common_leaves(expected: Any, found: Any, how: Comparing) -> int:
+    """How many of the leaves of two values stand in the same place with the same value."""
+    if isinstance(expected, Mapping) and isinstance(found, Mapping) and (expected or found):
+        return sum(common_leaves(item, found[name], how) for name, item in expected.items() if name in found)
+    if isinstance(expected, list | tuple) and isinstance(found, list | tuple) and (expected or found):
+        if how.any_order:
+            shared = Counter(key_of(item, True) for item in expected) & Counter(key_of(item, True) for item in found)
+            sizes = {key_of(item, True): leaves(item) for item in expected}
+            return sum(sizes[key] * count for key, count in shared.items())
+        return sum(common_leaves(one, other, how) for one, other in zip(expected, found, strict=False))
+    return int(not difference(expected, found, how))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a JSON number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def in_short(value: Any) -> str:
+    """A value in a few words, for a reason."""
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, Mapping):
+        return f"an object of {_count(len(value), 'field')}"
+    if isinstance(value, list | tuple):
+        return f"an array of {_count(len(value), 'item')}"
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return "a number of more than 30 digits"
+    return json.dumps(value)
+
+
+def _field_difference(expected: Mapping[str, Any], found: Mapping[str, Any], how: Comparing, path: str) -> str:
+    for name, item in expected.items():
+        if name not in found:
+            return f"{_place(_field(path, name))}expected {in_short(item)}, and it is missing"
+        if differs := difference(item, found[name], how, _field(path, name)):
+            return differs
+    extra = next((name for name in found if name not in expected), None)
+    if extra is None or how.subset:
+        return ""
+    return f"{_place(_field(path, extra))}{in_short(found[extra])} is not expected"
+
+
+def _item_difference(expected: Sequence[Any], found: Sequence[Any], how: Comparing, path: str) -> str:
+    if len(expected) != len(found):
+        return f"{_place(path)}expected {in_short(expected)}, found {in_short(found)}"
+    if not how.any_order:
+        pairs = enumerate(zip(expected, found, strict=True))
+        differences = (difference(one, other, how, f"{path}[{index}]") for index, (one, other) in pairs)
+        return next((differs for differs in differences if differs), "")
+    left = Counter(key_of(item, True) for item in found)
+    for item in expected:
+        key = key_of(item, True)
+        if not left[key]:
+            return f"{_place(path)}no item is {in_short(item)} as expected"
+        left[key] -= 1
+    return ""
+
+
+def _same_scalar(expected: Any, found: Any, tolerance: float) -> bool:
+    if is_number(expected) and is_number(found):
+        return bool(expected == found) or (tolerance > 0 and _is_close(expected, found, tolerance))
+    return type(expected) is type(found) and bool(expected == found)
+
+
+def _is_close(one: float, other: float, tolerance: float) -> bool:
+    try:
+        return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        if not all(isinstance(name, str) for name in value):
+            raise ValueError("the names of an object's fields are texts")
+        yield from value.values()
+    elif isinstance(value, list | tuple):
+        yield from value
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is no JSON")
+    elif value is not None and not isinstance(value, str | int):
+        raise ValueError(f"{type(value).__name__} is no JSON")
+
+
+def _field(path: str, name: str) -> str:
+    return f"{path}.{name}" if name.isidentifier() and len(name) <= 60 else f"{path}[{shown(name)}]"
+
+
+def _place(path: str) -> str:
+    return f" at {path}: " if path else ": "
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _without_twins(pairs: Pairs) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twin = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"it names the field {shown(twin)} twice")
+    return fields
+
+
+decoder: Final = strict_decoder(_without_twins)
+"""Reads strictly, and refuses a field that stands twice with a ValueError."""
+LONGEST_MATCHED: Final = 10_000
+"""Characters of a text or name that a schema's regular expressions are run on."""
+
+
+def why_not_conforming(value: Any, schema: Any, formats: bool) -> str:
+    """The first thing in which a value does not conform to a schema; "" where it conforms.
+
+    Args:
+        value: as `json_values.read_json` gives it.
+        schema: of the draft that its `$schema` names, else 2020-12.
+        formats: whether `format` is checked as well, as far as the library can.
+
+    Raises:
+        RewardError: jsonschema is not installed, or the schema refers to another document or to itself without end.
+        ValueError: the schema is none.
+    """
+    text = json.dumps(as_json(schema), sort_keys=True)
+    validator = _validator(text, formats)
+    if '"pattern' in text and _longest(value) > LONGEST_MATCHED:
+        return f"a text is longer than {LONGEST_MATCHED:,} characters, and patterns are not matched with that"
+    import referencing.exceptions
+
+    try:
+        error = next(validator.iter_errors(value), None)
+    except referencing.exceptions.Unresolvable as unknown:
+        raise RewardError(f"the schema refers to {unknown.ref!r}, which is not in it; nothing is fetched") from None
+    except RecursionError:
+        if _depth(value) > DEEPEST // 2:
+            return "it nests too deeply"
+        raise RewardError("the schema refers to itself without end") from None
+    if error is None:
+        return ""
+    return f"{shown(error.json_path)}: {shown(error.message, 120)[1:-1]}"
+
+
+def check_schema(schema: Any) -> None:
+    """Refuse what is no schema, without a value.
+
+    Raises:
+        RewardError: jsonschema is not installed.
+        ValueError: it is none.
+    """
+    _validator(json.dumps(as_json(schema), sort_keys=True), formats=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
+    """The validator of a schema's text. Its registry has the drafts' own schemas and fetches nothing."""
+    try:
+        import jsonschema.validators  # type: ignore[import-untyped, unused-ignore]
+        import jsonschema_specifications  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        raise RewardError(f"json_schema_answer needs jsonschema; {how_to_install('json')}") from None
+    schema = json.loads(text)
+    draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        draft.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ValueError(f"{shown(error.json_path)}: {shown(error.message, 120)[1:-1]}") from None
+    bounded = jsonschema.validators.extend(draft, {"uniqueItems": _unique_items})
+    checker = draft.FORMAT_CHECKER if formats else None
+    return bounded(schema, registry=jsonschema_specifications.REGISTRY, format_checker=checker)
+
+
+def _unique_items(_validator: Any, is_asked: Any, items: Any, _schema: Any) -> Iterator[jsonschema.ValidationError]:
+    """As the library's, whose time grows with the square of the number of items."""
+    import jsonschema
+
+    if is_asked is True and isinstance(items, list):
+        seen: set[Hashable] = set()
+        for item in items:
+            key = key_of(item)
+            if key in seen:
+                yield jsonschema.ValidationError("two items are the same")
+                return
+            seen.add(key)
+
+
+def _longest(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return max((max(len(name), _longest(item)) for name, item in value.items()), default=0)
+    return max(map(_longest, value), default=0) if isinstance(value, list) else 0
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)

@@ -1,22 +1,36 @@
-"""The reward for a reply of the right length."""
+"""Rewards for length: within bounds, scaling a correct answer by a cosine, or relative to the group's shortest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
+<<<<<<< HEAD
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.reading.replies import Part, last_reply
 from reward_kit.rewards.reading.texts import passed
 from reward_kit.typed_interface import reward_function
+=======
+from reward_kit.errors import ConfigError, RewardError, RewardKitError, boundary
+from reward_kit.models import EvaluateResult, Message, MetricResult
+from reward_kit.reward_calls import BATCH_NAMES, Caller, OpenReward
+from reward_kit.reward_options import checks_options, with_options
+from reward_kit.rewards.combining import Call, Reward, asked, combined, copies, loads_beside
+from reward_kit.rewards.judge_questions import as_text, first_request, shown_messages
+from reward_kit.rewards.replies import Part, last_reply, passed
+from reward_kit.typed_interface import RewardSpec, as_function, reward_function, reward_spec
+>>>>>>> main
 
 Unit = Literal["characters", "words"]
 """What a length counts: characters of Unicode, or words between white space."""
-
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -95,3 +109,246 @@ def length_of(messages: Sequence[Message], assistant_turns: Sequence[int] | None
     """The length of the agent's last message, or of a part of it."""
     text = last_reply(messages, assistant_turns, of)
     return len(text) if unit == "characters" else len(text.split())
+
+
+Form = Literal["share", "kimi"]
+"""How a length beside those of a group changes a score."""
+
+
+def cosine_length(
+    reward: Reward,
+    *,
+    max_length: int,
+    unit: Unit = "characters",
+    of: Part = "whole",
+    correct: tuple[float, float] = (1.0, 0.5),
+    wrong: tuple[float, float] = (0.0, 0.0),
+    exceed: float = 0.0,
+    at_least: float = 1.0,
+    id: str = "cosine_length",
+) -> Reward:
+    """A reward of correctness, scaled over the length of the reply by half a wave of the cosine.
+
+    For a reply of length L below L_max the score is r_L + (r_0 - r_L) · (1 + cos(π L / L_max)) / 2, where r_0 and r_L
+    are those of `correct` or `wrong`; from L_max on it is `exceed`, and does not rise again. "Demystifying Long
+    Chain-of-Thought Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373), where r_0 and r_L are 2 and 1 for what is
+    correct, -10 and 0 for what is wrong, and the reward for exceeding is -10. As long as nothing else is said, the
+    score is in [0, 1], and what is wrong earns nothing.
+
+    Args:
+        reward: tells what is correct; where it is unscored, so is the whole.
+        max_length: L_max, in `unit`.
+        unit, of: what is counted, as for `length_within`.
+        correct, wrong: the scores at length 0 and at L_max.
+        exceed: the score from L_max on.
+        at_least: `reward` scores at least so much for what is correct.
+        id: names the reward in files.
+
+    Raises:
+        ConfigError: `max_length` is below 1, or a number is not finite.
+
+    Example:
+        ```python
+        evaluate = cosine_length(math_answer, max_length=8000)
+        ```
+    """
+    if max_length < 1:
+        raise ConfigError(f"cosine_length(): max_length is at least 1, not {max_length!r}")
+    if not all(map(math.isfinite, (*correct, *wrong, exceed, at_least))):
+        raise ConfigError("cosine_length(): correct, wrong, exceed and at_least are finite numbers")
+
+    async def combine(call: Call) -> EvaluateResult:
+        result = await call("reward")
+        length = int((await call("length")).score)
+        is_correct = result.score >= at_least
+        score = exceed if length >= max_length else _cosine(length / max_length, correct if is_correct else wrong)
+        reason = f"{'correct' if is_correct else 'wrong'}, {length} {unit} of {max_length}: {result.reason or ''}"
+        metrics = {**result.metrics, "correct": MetricResult(score=float(is_correct), reason=result.reason or "")}
+        return result.model_copy(update={"score": score, "reason": reason, "metrics": metrics})
+
+    return combined(id, {"reward": reward, "length": with_options(measured_length, unit=unit, of=of)}, combine)
+
+
+def _cosine(progress: float, ends: tuple[float, float]) -> float:
+    first, last = ends
+    return last + (first - last) * (1.0 + math.cos(math.pi * progress)) / 2
+
+
+def shortest_in_group(
+    reward: Reward,
+    *,
+    unit: Unit = "characters",
+    of: Part = "whole",
+    form: Form = "share",
+    weight: float = 0.5,
+    at_least: float = 1.0,
+    id: str = "shortest_in_group",
+) -> Reward:
+    """A batch reward: what is correct earns more, the shorter it is beside the other rollouts of its group.
+
+    Rollouts with the same request (all before the first assistant message) and the same ground truth are one group; a
+    batch may hold several. With p = (length - shortest) / (longest - shortest), and p = 0 where all are equally long:
+
+    - "share": a correct reply earns its score times 1 - weight · p, where p is taken among the correct ones; a wrong
+      one earns 0. With `weight` below 1 the longest correct reply still earns more than a wrong one.
+    - "kimi": weight · λ is added to the score, where λ = 0.5 - p for a correct reply and min(0, 0.5 - p) for a wrong
+      one, p is taken among all, and λ = 0 where all are equally long. The length reward of Kimi k1.5 (2025, arXiv
+      2501.12599), in [-weight / 2, 1 + weight / 2].
+
+    A rollout that `reward` leaves unscored stays unscored and counts for no other one. Called with one rollout at a
+    time, as batch rewards are today, a group has one member and only `reward` speaks.
+
+    Args:
+        reward: a pointwise reward that tells what is correct.
+        unit, of: what is counted, as for `length_within`.
+        form: "share" or "kimi".
+        weight: how much the length counts; at most 1 for "share".
+        at_least: `reward` scores at least so much for what is correct.
+        id: names the reward in files.
+
+    Raises:
+        ConfigError: `reward` is a batch reward, `weight` is negative or too large, or another argument is unknown.
+
+    Example:
+        ```python
+        evaluate = shortest_in_group(math_answer, unit="words")
+        ```
+    """
+    part = reward_spec(reward)
+    if part.mode == "batch":
+        raise ConfigError(f"{id}: {part.id!r} is a batch reward; only pointwise rewards can be combined")
+    if form not in get_args(Form):
+        raise ConfigError(f"{id}: form {form!r} is unknown; it is {' or '.join(map(repr, get_args(Form)))}")
+    if not 0 <= weight <= 1 and (form == "share" or not 0 <= weight < math.inf):
+        raise ConfigError(f"{id}: weight {weight!r} is not in [0, 1], or for 'kimi' a finite number of at least 0")
+    with_options(measured_length, unit=unit, of=of)  # refuses what it does not know
+    rule = _Rule(unit, of, form, weight, at_least)
+    kind = type(id, (GroupReward,), {"part": part, "rule": rule})
+    spec = reward_spec(reward_function(mode="batch", id=id, requirements=part.requirements, sandbox=part.sandbox)(kind))
+    return as_function(replace(spec, origin=None, **_parameters(part)))
+
+
+class _Rule(NamedTuple):
+    """How the length of a group's members changes their scores."""
+
+    unit: Unit
+    of: Part
+    form: Form
+    weight: float
+    at_least: float
+
+    def applied(self, results: Sequence[EvaluateResult], lengths: Sequence[int]) -> list[EvaluateResult]:
+        """The results of one group, all of which are scored."""
+        correct = [result.score >= self.at_least for result in results]
+        compared = [length for length, ok in zip(lengths, correct, strict=True) if ok or self.form == "kimi"]
+        low, high = (min(compared), max(compared)) if compared else (0, 0)
+        return [
+            self._one(result, ok, length, (low, high))
+            for result, ok, length in zip(results, correct, lengths, strict=True)
+        ]
+
+    def _one(self, result: EvaluateResult, ok: bool, length: int, ends: tuple[int, int]) -> EvaluateResult:
+        low, high = ends
+        place = (length - low) / (high - low) if high > low else 0.0
+        if self.form == "share":
+            score = result.score * (1.0 - self.weight * place) if ok else 0.0
+        else:
+            gain = 0.5 - place if high > low else 0.0
+            score = result.score + self.weight * (gain if ok else min(0.0, gain))
+        verdict = "correct" if ok else "wrong"
+        reason = f"{verdict}, {length} {self.unit} where {low} to {high} are: {result.reason or ''}"
+        metrics = {**result.metrics, "correct": MetricResult(score=float(ok), reason=result.reason or "")}
+        return result.model_copy(update={"score": score, "reason": reason, "metrics": metrics})
+
+
+class GroupReward:
+    """The instance behind `shortest_in_group`: its part, opened where it runs."""
+
+    part: RewardSpec
+    rule: _Rule
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._opened: OpenReward | None = None
+
+    async def open_parts(self, load: Callable[[str], Any], run: Caller) -> None:
+        """Open the part."""
+        opened = OpenReward(self.part, loads_beside(self.part, load), run)
+        await opened.open()
+        self._stack.push_async_callback(opened.close)
+        self._opened = opened
+
+    async def score(
+        self, rollouts_messages: list[list[Message]], ground_truths: Sequence[Any] | None = None, **values: Any
+    ) -> list[EvaluateResult]:
+        """The scores of a batch.
+
+        Args:
+            rollouts_messages: the conversations.
+            ground_truths: one for each.
+            values: further values of the rollouts by name, each a list.
+        """
+        lists = {name: value for name, value in values.items() if value is not None}
+        if ground_truths is not None:
+            lists["ground_truths"] = ground_truths
+        rollouts = [
+            {"messages": messages, **{_pointwise(name): value[index] for name, value in lists.items()}}
+            for index, messages in enumerate(rollouts_messages)
+        ]
+        results = [await self._called(rollout, alone=len(rollouts) == 1) for rollout in rollouts]
+        for members in _groups(rollouts, results):
+            lengths = [self._length(rollouts[index]) for index in members]
+            scaled = self.rule.applied([results[index] for index in members], lengths)
+            for index, result in zip(members, scaled, strict=True):
+                results[index] = result
+        return results
+
+    async def close(self) -> None:
+        """Close the part."""
+        await self._stack.aclose()
+
+    async def _called(self, rollout: Mapping[str, Any], alone: bool) -> EvaluateResult:
+        """What the part says of a rollout; an unscored result where it fails and others may not have."""
+        assert self._opened is not None, "open_parts comes first"
+        try:
+            with boundary(RewardError, f"reward {self.part.id!r}"):
+                return await self._opened.call(copies(rollout))
+        except ConfigError:
+            raise
+        except RewardKitError as error:
+            if alone:
+                raise
+            return EvaluateResult(score=0.0, is_score_valid=False, error=f"{type(error).__name__}: {error}")
+
+    def _length(self, rollout: Mapping[str, Any]) -> int:
+        return length_of(rollout["messages"], rollout.get("assistant_turns"), self.rule.unit, self.rule.of)
+
+
+def _groups(rollouts: Sequence[Mapping[str, Any]], results: Sequence[EvaluateResult]) -> list[list[int]]:
+    """Where the members of each group stand in the batch, without those that are unscored."""
+    groups: dict[str, list[int]] = {}
+    for index, (rollout, result) in enumerate(zip(rollouts, results, strict=True)):
+        if result.is_score_valid and result.error is None:
+            messages, turns = rollout["messages"], rollout.get("assistant_turns")
+            request = first_request(messages) if turns is None else messages[: turns[0] if turns else None]
+            key = json.dumps([shown_messages(request), as_text(rollout.get("ground_truth"))])
+            groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+def _pointwise(name: str) -> str:
+    return {batch: pointwise for pointwise, batch in BATCH_NAMES.items()}.get(name, name)
+
+
+def _parameters(part: RewardSpec) -> dict[str, Any]:
+    """What the batch reward is given: what its part asks for, and what tells groups and lengths."""
+    required = part.required - part.resources.keys() - part.options.keys()
+    names = None if part.parameters is None else asked(part) | {"messages", "ground_truth", "assistant_turns"}
+    return {
+        "parameters": None if names is None else _batch_names(names),
+        "required": _batch_names(required | {"messages"}),
+    }
+
+
+def _batch_names(names: frozenset[str]) -> frozenset[str]:
+    return frozenset(BATCH_NAMES.get(name, name) for name in names)

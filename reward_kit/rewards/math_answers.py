@@ -1,24 +1,57 @@
-"""Rewards for answers that are mathematics: any expression, or a plain number."""
+r"""Rewards for answers that are mathematics: any expression, by math-verify, or a plain number.
+
+Numbers with units are read here, exactly. So is the structure of an answer, on which graders differ most: several
+values, brackets, the sides of equations, words. What is left are expressions, and math-verify compares those. Each is
+bounded before: texts that could make SymPy work out something huge never reach it, and its calls are counted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from reward_kit.errors import RewardError
+from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message
+<<<<<<< HEAD
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.mathematics.equality import Terms, Units, same
 from reward_kit.rewards.mathematics.forms import Form, quick_number, read_form
 from reward_kit.rewards.mathematics.numbers import check_tolerances, close
+=======
+from reward_kit.reward_options import checks_options
+from reward_kit.rewards.answers import Found, Unmarked, find_answer, last_number, truth_text
+>>>>>>> main
 from reward_kit.rewards.option_types import Tolerance, check_extra
-from reward_kit.rewards.reading.found_answers import Found, Unmarked, find_answer, last_number, truth_text
-from reward_kit.rewards.reading.texts import last_answer, needed, passed, shown
+from reward_kit.rewards.quantities import (
+    FUNCTIONS,
+    LONGEST_TEXT,
+    Quantity,
+    Unit,
+    clean,
+    close,
+    read_number,
+    read_quantity,
+)
+from reward_kit.rewards.replies import last_answer, needed, passed, shown
 from reward_kit.typed_interface import reward_function
+
+if TYPE_CHECKING:
+    from reward_kit.rewards.symbolic import BoundedComparison
+
+Units = Literal["ignore", "require"]
 
 
 def _check_packages(_options: Mapping[str, Any]) -> None:
-    check_extra("math", "math_verify", "mpmath", "sympy")
+    check_extra("math", "math_verify", "sympy")
+
+
+def _check_tolerances(absolute: float, relative: float) -> None:
+    for name, value in (("absolute_tolerance", absolute), ("relative_tolerance", relative)):
+        if not math.isfinite(value) or value < 0:
+            raise ConfigError(f"option {name!r}: it is a number of at least 0, such as 0.001, not {value}")
 
 
 @reward_function(sandbox="warm")
@@ -38,12 +71,11 @@ def math_answer(
     `<answer>`; else the whole reply where it is one short line. Boxes that are offered together ("\boxed{3} or
     \boxed{4}") are several values, and so not any one of them.
 
-    It is read and compared exactly: LaTeX and plain notation, fractions, roots, powers, functions, variables,
-    percentages, thousands (1,000), mixed numbers, tuples and intervals (by their brackets), sets, lists in any order,
-    ±, matrices, equations (x = 5 is 5), inequalities as intervals, units, words. 3.14 is not π, and 0.333 not 1/3,
-    without a tolerance. Notation that the reader does not know (integrals, sums, set operations) is put to math-verify.
-    What would be huge to work out, such as 9^{9^9}, is not worked out and earns nothing unless it is spelled as
-    expected.
+    Numbers with units are compared as fractions; several values, tuples, intervals and sets part for part, by their
+    brackets; equations by their sides (x = 5 is 5); words as text; and expressions by math-verify. 3.14 is not π, and
+    0.333 not 1/3, without a tolerance. What could be huge to work out, such as 9^{9^9}, is not worked out and earns
+    nothing unless it is spelled as expected; neither does what math-verify cannot decide within a bounded number of
+    calls.
 
     Args:
         messages: the conversation; its last assistant message is read.
@@ -56,7 +88,7 @@ def math_answer(
         relative_tolerance: the same as a share of the expected one; the larger of the two counts.
 
     Raises:
-        ConfigError: a tolerance is negative; when it is loaded, also where the extra `math` is not installed.
+        ConfigError: a tolerance is negative; when it is loaded, also if the extra `math` is not installed.
         RewardError: there is no ground truth, so that the rollout is unscored.
 
     Example:
@@ -64,15 +96,15 @@ def math_answer(
         math_answer(messages, r"\frac{1}{2}")  # 1 for "The answer is 0.5." and for r"\boxed{\tfrac{2}{4}}"
         ```
     """
-    check_tolerances(absolute_tolerance, relative_tolerance)
+    _check_tolerances(absolute_tolerance, relative_tolerance)
     truths = _truths(ground_truth, "math_answer")
     found = find_answer(last_answer(messages), unmarked)
     if not found.text:
         return passed(False, f"no answer: {found.why}")
+    if len(found.text) > LONGEST_TEXT:
+        return passed(False, f"the answer is longer than {LONGEST_TEXT} characters")
     terms = Terms(units, absolute_tolerance, relative_tolerance)
-    is_right = any(_is_equal(truth, found.text, terms) for truth in truths)
-    why = "" if is_right else _why_unread(found.text)
-    return _verdict(is_right, found, truths, why)
+    return _verdict(any(is_equal(truth, found.text, terms) for truth in truths), found, truths)
 
 
 @reward_function
@@ -108,19 +140,20 @@ def number_answer(
         number_answer(messages, 72)  # 1 for "… so #### 72", "The answer is $72.00." and r"\boxed{72}"
         ```
     """
-    check_tolerances(absolute_tolerance, relative_tolerance)
+    _check_tolerances(absolute_tolerance, relative_tolerance)
     truths = _truths(ground_truth, "number_answer")
-    forms = [_number_form(truth) for truth in truths]
-    if unread := [truth for truth, form in zip(truths, forms, strict=True) if form is None]:
+    if unread := [truth for truth in truths if not _is_number(truth)]:
         raise RewardError(f"number_answer compares with a number, and the ground_truth is {shown(unread[0])}")
     found = find_answer(last_answer(messages), unmarked)
     if not found.text:
         return passed(False, f"no answer: {found.why}")
-    form = _number_form(found.text) or (_number_form(last_number(found.text)) if unmarked == "last_number" else None)
-    if form is None:
+    text = found.text
+    if unmarked == "last_number" and not _is_number(text):
+        text = last_number(text)
+    if not _is_number(text):
         return passed(False, f"the answer {shown(found.text)} is not one number")
-    terms = Terms(units, absolute_tolerance, relative_tolerance)
-    return _verdict(any(truth is not None and same(truth, form, terms) for truth in forms), found, truths)
+    terms = Terms(units, absolute_tolerance, relative_tolerance, numbers_only=True)
+    return _verdict(any(is_equal(truth, text, terms) for truth in truths), found, truths)
 
 
 def _truths(ground_truth: Any, reward: str) -> list[str]:
@@ -136,47 +169,347 @@ def _truths(ground_truth: Any, reward: str) -> list[str]:
     return texts
 
 
-def _is_equal(truth: str, answer: str, terms: Terms) -> bool:
-    """Plain numbers at once; else by reading both, and by asking math-verify where one is in a notation of its own."""
-    left, right = quick_number(truth), quick_number(answer)
-    if left is not None and right is not None:
-        return close(left, right, terms.absolute, terms.relative)
-    expected, given = read_form(truth), read_form(answer)
-    if expected.kind != "words" and expected.text == given.text and expected.text:
-        return True
-    if same(expected, given, terms):
-        return True
-    if expected.kind == "several" and given.kind == "value" and "," in given.text:
-        return same(expected, read_form(answer, thousands=False), terms)
-    return _needs_second_opinion(expected, given) and _second_opinion(expected, given)
-
-
-def _needs_second_opinion(truth: Form, answer: Form) -> bool:
-    kinds = {truth.kind, answer.kind}
-    return "words" not in kinds and ("unread" in kinds or kinds & {"union", "relation"} != set())
-
-
-def _second_opinion(truth: Form, answer: Form) -> bool:
-    from reward_kit.rewards.mathematics.second_opinion import agrees
-
-    return agrees(truth.text, answer.text)
-
-
-def _why_unread(text: str) -> str:
-    form = read_form(text)
-    return f"; it could not be read as mathematics: {form.why}" if form.kind == "unread" else ""
-
-
-def _number_form(text: str) -> Form | None:
-    """A text as one number; None where it is anything else."""
-    if (number := quick_number(text)) is not None:
-        return Form("value", text, number=number)
-    form = read_form(text)
-    members = {"equation": form.parts[1:] if form.name else form.parts, "several": form.parts}.get(form.kind, (form,))
-    return form if all(part.kind == "value" and part.number is not None for part in members) else None
-
-
-def _verdict(is_right: bool, found: Found, truths: list[str], why: str = "") -> EvaluateResult:
+def _verdict(is_right: bool, found: Found, truths: list[str]) -> EvaluateResult:
     expected = " or ".join(shown(truth) for truth in truths[:3])
     equal = "is" if is_right else "is not"
-    return passed(is_right, f"the answer {shown(found.text)} ({found.how}) {equal} {expected}{why}")
+    return passed(is_right, f"the answer {shown(found.text)} ({found.how}) {equal} {expected}")
+
+
+class Terms(NamedTuple):
+    """What counts as equal: the policy for units, the largest differences of real numbers, and what is compared."""
+
+    units: Units = "ignore"
+    absolute: float = 0.0
+    relative: float = 0.0
+    numbers_only: bool = False
+
+
+def is_equal(truth: str, answer: str, terms: Terms) -> bool:
+    """Whether an answer says what the truth says; both as they were written. Never raises on what a model wrote."""
+    left, right = _plain_number(truth), _plain_number(answer)
+    if left is not None and right is not None:
+        return close(left, right, terms.absolute, terms.relative)
+    if max(len(truth), len(answer)) > LONGEST_TEXT:
+        return False
+    truth, answer = clean(truth), clean(answer)
+    comparison = _Comparison(terms)
+    try:
+        if comparison.equal(truth, answer):
+            return True
+        # A pair that was read as one number: "1,234" if "1, 234" is expected.
+        pair = _values(answer, thousands=False)
+        return len(_values(answer)) < len(pair) and comparison.several(_values(truth), pair)
+    except RecursionError:
+        return False
+
+
+def _plain_number(text: str) -> Fraction | None:
+    number = read_number(text)
+    return read_number(text[1:-1]) if number is None and len(text) > 2 and text[0] == text[-1] == "$" else number
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text states numbers and nothing else: "5", "x = 10/2", "3 or 4"."""
+    if _plain_number(text) is not None:
+        return True
+    if len(text) > LONGEST_TEXT:
+        return False
+    members = [side for value in _values(clean(text)) for side in _members(_sides(value) or [value])]
+    return bool(members) and all(read_quantity(member).number is not None for member in members)
+
+
+_MOST_PARTS: Final = 100
+_DEEPEST: Final = 12
+
+
+class _Comparison:
+    """Compares cleaned texts part for part, down to quantities and expressions; bounds all work of math-verify."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._symbolic: BoundedComparison | None = None
+
+    def equal(self, truth: str, answer: str, depth: int = 0) -> bool:
+        """Whether two texts say the same."""
+        if depth > _DEEPEST or not truth or not answer:
+            return False
+        if _is_words(truth) or _is_words(answer):
+            return _compact(truth) == _compact(answer) != ""
+        if truth == answer:
+            return True
+        left, right = _values(truth), _values(answer)
+        if len(left) > 1 or len(right) > 1:
+            return self.several(left, right, depth)
+        truth, answer = _bare(truth), _bare(answer)
+        one, other = _bracket(truth), _bracket(answer)
+        if one and other:
+            return self._brackets(one, other, depth)
+        truth, answer = (_as_matrix(one) if one else truth), (_as_matrix(other) if other else answer)
+        if _sides(truth) or _sides(answer):
+            return self._equations(truth, answer, depth)
+        return self._quantities(read_quantity(truth), read_quantity(answer))
+
+    def several(self, left: Sequence[str], right: Sequence[str], depth: int = 0) -> bool:
+        """Values in any order. With braces on one side, how often each is named does not matter."""
+        if max(len(left), len(right)) > _MOST_PARTS:
+            return False
+        left, right = self._collapsed(left, depth), self._collapsed(right, depth)
+        if len(left) == len(right) == 1:
+            return self.equal(left[0], right[0], depth + 1)
+        sets = [_bracket(side[0]) if len(side) == 1 else None for side in (left, right)]
+        for index, bracket in enumerate(sets):
+            if bracket and bracket[0] == "\\{":
+                parts = [part for part in split_commas(bracket[1], bracketed=True) if part]
+                return self._same_set(parts if not index else left, right if not index else parts, depth)
+        names = [{_name(sides[0]) for value in side if (sides := _sides(value))} - {""} for side in (left, right)]
+        if len(left) != len(right) or (len(names[0]) > 1 and not names[1]):
+            return False
+        free = list(right)
+        for part in left:
+            fit = next((index for index, other in enumerate(free) if self.equal(part, other, depth + 1)), None)
+            if fit is None:
+                return False
+            del free[fit]
+        return True
+
+    def _collapsed(self, values: Sequence[str], depth: int) -> Sequence[str]:
+        """Several values that are exactly the same as the one value that they are: "3 or 6/2"."""
+        terms, self._terms = self._terms, Terms("require", numbers_only=self._terms.numbers_only)
+        try:
+            same = len(values) > 1 and all(self.equal(values[0], value, depth + 1) for value in values[1:])
+        finally:
+            self._terms = terms
+        return values[:1] if same else values
+
+    def _same_set(self, left: Sequence[str], right: Sequence[str], depth: int) -> bool:
+        return all(any(self.equal(part, other, depth + 1) for other in right) for part in left) and all(
+            any(self.equal(other, part, depth + 1) for other in left) for part in right
+        )
+
+    def _brackets(self, one: tuple[str, str, str], other: tuple[str, str, str], depth: int) -> bool:
+        if (one[0], one[2]) != (other[0], other[2]):
+            return False
+        left, right = split_commas(one[1], bracketed=True), split_commas(other[1], bracketed=True)
+        if max(len(left), len(right)) > _MOST_PARTS:
+            return False
+        if one[0] == "\\{":
+            return self._same_set([part for part in left if part], [part for part in right if part], depth)
+        return len(left) == len(right) and all(map(self.equal, left, right, [depth + 1] * len(left)))
+
+    def _equations(self, truth: str, answer: str, depth: int) -> bool:
+        """x = 5 against 5, and against x = 10/2; other pairs of equations by math-verify.
+
+        In a chain each member must be right: 9 = 10 is no way to say 10. A name counts if both sides have one.
+        """
+        left, right = _sides(truth), _sides(answer)
+        if not left:
+            return all(self.equal(truth, member, depth + 1) for member in _members(right))
+        if not right:
+            return bool(_name(left[0])) and self.equal(left[-1], answer, depth + 1)
+        if _name(left[0]) and _name(left[0]) == _name(right[0]):
+            return all(self.equal(left[-1], member, depth + 1) for member in right[1:])
+        return len(left) == len(right) == 2 and self._expressions(truth, answer)
+
+    def _quantities(self, truth: Quantity, answer: Quantity) -> bool:
+        for left, right in _scales(truth.unit, answer.unit, self._terms.units):
+            if truth.number is not None and answer.number is not None:
+                if close(truth.number * left, answer.number * right, self._terms.absolute, self._terms.relative):
+                    return True
+            elif self._expressions(_scaled(truth.value, left), _scaled(answer.value, right)):
+                return True
+        return False
+
+    def _expressions(self, truth: str, answer: str) -> bool:
+        """Whether math-verify finds two texts equal; False if it cannot decide, or it would be too much work."""
+        if self._terms.numbers_only:
+            return False
+        if self._symbolic is None:
+            from reward_kit.rewards.symbolic import BoundedComparison  # it is slow to import
+
+            self._symbolic = BoundedComparison()
+        return self._symbolic.equal(truth, answer, self._terms.absolute, self._terms.relative)
+
+
+def _scaled(value: str, factor: Fraction) -> str:
+    return value if factor == 1 else rf"\frac{{{factor.numerator}}}{{{factor.denominator}}} * ({value})"
+
+
+def _scales(truth: Unit | None, answer: Unit | None, policy: Units) -> list[tuple[Fraction, Fraction]]:
+    """By what truth and answer are multiplied before they are compared; each pair is one reading, none is no match.
+
+    A unit on both sides must fit, and is converted. One that is left out, or unknown, is no difference if units are
+    ignored. A percentage is also the number that it stands for, under either policy.
+    """
+    one, plain = Fraction(1), (Fraction(1), Fraction(1))
+    if truth is None and answer is None:
+        return [plain]
+    if truth is not None and answer is not None:
+        if truth.dimension is None or answer.dimension is None:
+            return [plain] if policy == "ignore" or truth.text == answer.text else []
+        return [(truth.factor, answer.factor)] if truth.dimension == answer.dimension else []
+    unit = truth or answer
+    scale = (truth.factor if truth else one, answer.factor if answer else one)
+    readings = [scale] if unit is not None and unit.dimension == () else []
+    return [plain, *readings] if policy == "ignore" else readings
+
+
+# The structure of a cleaned text: what stands in no bracket, and what is one bracket as a whole.
+
+_SIGN: Final = re.compile(r"\\(?:[A-Za-z]+|.)|.", re.DOTALL)
+_OPENING: Final = frozenset({"(", "[", "{", "\\{", "\\langle", "\\lfloor", "\\lceil"})
+_CLOSING: Final = frozenset({")", "]", "}", "\\}", "\\rangle", "\\rfloor", "\\rceil"})
+_AND_OR: Final = re.compile(
+    r"\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\s&\s", re.IGNORECASE
+)
+_RELATION: Final = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|<=|>=|!=|==|=|<|>")
+_THOUSANDS: Final = re.compile(r"[-+＄$€£¥₹]{0,2}\s*[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?(?![0-9,]).*", re.DOTALL)
+_SURE_THOUSANDS: Final = re.compile(r"[^,]*,0[0-9]{2}(?![0-9]).*|[^,]*,[0-9]{3}\.[0-9].*", re.DOTALL)
+_NAME: Final = re.compile(
+    r"(?:\\[A-Za-z]+|[A-Za-z])\s*(?:_\s*(?:\{\s*\w{1,8}\s*\}|\w))?'{0,2}(?:\s*\(\s*[A-Za-z]\s*\))?"
+)
+_SEGMENT: Final = re.compile(r"(?:m\s*)?(?:\\(?:angle|overline|triangle)\s*\{?\s*)?[A-Z]{1,4}\s*\}?")
+_MEMBER: Final = re.compile(rf"{_NAME.pattern}\s*\\in(?![A-Za-z])\s*(?P<set>.*)", re.DOTALL)
+_TEXT: Final = re.compile(r"\\text\s*\{([^{}]*)\}")
+_WORD: Final = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
+_FUNCTION_WORD: Final = re.compile(rf"(?:{FUNCTIONS}|frac|binom|floor|ceil|[a-z]?gcd|lcm)[A-Za-z]{{0,2}}|infinity")
+_SHORT_WORDS: Final = frozenset({"yes", "no", "odd", "none", "dne", "one", "two", "six", "ten"})
+
+
+def _is_words(text: str) -> bool:
+    """Whether an answer says something in words: a word of four letters that is no function, or text in `\\text`."""
+    inner = _TEXT.fullmatch(text)
+    if (inner and re.search(r"[A-Za-z]{2,}", inner[1])) or text.casefold() in _SHORT_WORDS:
+        return True
+    if re.search(r"[0-9=<>]", text) or len(_split(text, _AND_OR)) > 1:
+        return False
+    return any(not _FUNCTION_WORD.fullmatch(word) for word in _WORD.findall(text))
+
+
+def _compact(text: str) -> str:
+    """`text` for a comparison as words: without \\text, spaces, case and punctuation around it."""
+    words = text.replace("\\text", "").replace("{", "").replace("}", "").strip(" .,;:!\"'*_()")
+    return "".join(words.split()).casefold()
+
+
+def _bare(text: str) -> str:
+    """`text` without "x ∈", \\text and parentheses around the whole of it."""
+    for _ in range(_DEEPEST):
+        bracket = enclosed(text)
+        if match := _MEMBER.fullmatch(text):
+            text = match["set"]
+        elif match := _TEXT.fullmatch(text):
+            text = match[1].strip()
+        elif bracket and bracket[0] == "(" and bracket[2] == ")" and len(split_commas(bracket[1], bracketed=True)) == 1:
+            text = bracket[1]
+        else:
+            break
+    return text
+
+
+def _bracket(text: str) -> tuple[str, str, str] | None:
+    """Opening, content and closing of a set, tuple, interval or array."""
+    bracket = enclosed(text)
+    return bracket if bracket and bracket[0] in ("(", "[", "\\{", "\\langle") else None
+
+
+def _as_matrix(bracket: tuple[str, str, str]) -> str:
+    """[[1, 2], [3, 4]] as LaTeX; any other bracket as it was."""
+    rows = [enclosed(row) for row in split_commas(bracket[1], bracketed=True)]
+    if bracket[0] != "[" or not all(row and row[0] == "[" for row in rows):
+        return "".join(bracket)
+    return r"\begin{pmatrix}" + r"\\ ".join(row[1].replace(",", "&") for row in rows if row) + r"\end{pmatrix}"
+
+
+def _sides(text: str) -> list[str]:
+    """The sides of a chain of equations; [] if the text is none."""
+    outside = _outside(text)
+    signs = [match for match in _RELATION.finditer(text) if match.start() in outside]
+    if not signs or any(match[0] not in ("=", "==") for match in signs):
+        return []
+    ends = [*(match.start() for match in signs), len(text)]
+    return [text[a:b].strip() for a, b in zip([0, *(match.end() for match in signs)], ends, strict=True)]
+
+
+def _members(sides: Sequence[str]) -> Sequence[str]:
+    """The sides that state a value: all but a name before the first sign."""
+    return sides[1:] if len(sides) > 1 and _name(sides[0]) else sides
+
+
+def _name(side: str) -> str:
+    """The variable, pair of variables or label in words that a side of an equation is; "" if it is more."""
+    bracket = enclosed(side)
+    if bracket and bracket[0] == "(":
+        names = [_name(part) for part in split_commas(bracket[1], bracketed=True)]
+        return f"({','.join(names)})" if len(names) > 1 and all(names) else ""
+    if _NAME.fullmatch(side) or _SEGMENT.fullmatch(side) or _is_words(side):
+        return "".join(side.split()).replace("{", "").replace("}", "")
+    return ""
+
+
+def _values(text: str, thousands: bool = True) -> list[str]:
+    """The values that a text names, between commas, "and" and "or" outside of brackets; ± stands for two values."""
+    pieces = [piece for part in _split(text, _AND_OR) for piece in split_commas(part.strip(" ,;"), False, thousands)]
+    found: list[str] = []
+    for piece in filter(None, pieces):
+        if "\\pm" in piece or "\\mp" in piece:
+            upper, lower = piece.replace("\\pm", "+").replace("\\mp", "-"), piece.replace("\\pm", "-")
+            found += [upper, lower.replace("\\mp", "+")]
+        else:
+            found.append(piece)
+    return found
+
+
+def _outside(text: str) -> dict[int, str]:
+    """Positions and signs of `text` that stand in no bracket and no environment."""
+    found: dict[int, str] = {}
+    depth = environments = 0
+    for match in _SIGN.finditer(text):
+        environments += (match[0] == "\\begin") - (match[0] == "\\end")
+        if match[0] in _OPENING:
+            depth += 1
+        elif match[0] in _CLOSING:
+            depth = max(0, depth - 1)
+        elif not depth and not environments:
+            found[match.start()] = match[0]
+    return found
+
+
+def _split(text: str, separator: re.Pattern[str]) -> list[str]:
+    """`text` cut at each separator outside of brackets, stripped."""
+    outside = _outside(text)
+    cuts = [match for match in separator.finditer(text) if match.start() in outside]
+    ends = [*(match.start() for match in cuts), len(text)]
+    return [text[a:b].strip() for a, b in zip([0, *(match.end() for match in cuts)], ends, strict=True)]
+
+
+_COMMA, _SPACED_COMMA, _SEMICOLON = re.compile(","), re.compile(r",(?=\s)"), re.compile(";")
+
+
+def split_commas(text: str, bracketed: bool, thousands: bool = True) -> list[str]:
+    """`text` cut at its commas and semicolons, those of 1,000 left in place.
+
+    In the open, 1,234 is one number. In brackets it is two, unless commas between values have a space behind them, or a
+    group begins with 0, as no value would.
+    """
+    found: list[str] = []
+    for half in _split(text, _SEMICOLON):
+        spaced = re.search(r",\s", half) is not None
+        for group in _split(half, _SPACED_COMMA) if spaced else [half]:
+            sure = not bracketed or spaced or _SURE_THOUSANDS.fullmatch(group) is not None
+            is_one = thousands and sure and _THOUSANDS.fullmatch(group) is not None
+            found.extend([group] if is_one else _split(group, _COMMA))
+    return found
+
+
+def enclosed(text: str) -> tuple[str, str, str] | None:
+    """Opening, content and closing of a text that is one bracket as a whole; None if it is not."""
+    signs = [(match.start(), match[0]) for match in _SIGN.finditer(text)]
+    if len(signs) < 2 or signs[0][1] not in _OPENING or signs[-1][1] not in _CLOSING:
+        return None
+    depth = 0
+    for position, sign in signs:
+        depth += (sign in _OPENING) - (sign in _CLOSING)
+        if not depth and position != signs[-1][0]:
+            return None
+    opening, closing = signs[0][1], signs[-1][1]
+    return (opening, text[len(opening) : -len(closing)].strip(), closing) if not depth else None

@@ -11,16 +11,12 @@ from reward_kit.errors import ConfigError, how_to_install
 
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """The largest difference, or share of one."""
-
 Closeness = Annotated[float, Field(ge=0, lt=1)]
 """How far numbers may lie apart, as share and as difference."""
-
 Seconds = Annotated[float, Field(gt=0, le=28_000)]
 """Of CPU time. Three times as many of wall time, and one more, are no more than a day."""
-
 Megabytes = Annotated[int, Field(ge=16, le=1 << 20)]
 """As `sandbox.limits` allows."""
-
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 

@@ -9,12 +9,14 @@ there, calls in any order are paired for the best total and not greedily, and te
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from reward_kit.errors import ConfigError, RewardError, boundary
+from reward_kit.errors import ConfigError, RewardError, boundary, kind_of
 from reward_kit.models import EvaluateResult, Message, MetricResult
+<<<<<<< HEAD
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.comparing.assignment import best_in_order, best_pairs
 from reward_kit.rewards.comparing.json_values import as_json, read_json
@@ -29,17 +31,19 @@ from reward_kit.rewards.comparing.tool_truths import (
 )
 from reward_kit.rewards.reading.fenced import fenced_blocks
 from reward_kit.rewards.reading.texts import last_answer, needed, passed, shown
+=======
+from reward_kit.reward_options import checks_options
+from reward_kit.rewards.json_answers import array_key, as_json, in_short, is_number, read_json
+from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, passed, shown
+>>>>>>> main
 from reward_kit.typed_interface import reward_function
 
 MOST_CALLS: Final = 256
 """Calls that are compared. A rollout with more of them is wrong."""
-
 LONGEST: Final = 1_000_000
 """Characters of all arguments together, and of a message that is searched for calls."""
-
 _OPENS, _CLOSES = "<tool_call>", "</tool_call>"
 _TOOL_FIELDS = ("tools", "functions", "function")
-
 Extra = Literal["wrong", "ignore"]
 Partial = Literal["none", "calls", "arguments"]
 
@@ -50,6 +54,25 @@ class _Written(NamedTuple):
     name: str
     arguments: str
     problem: str = ""
+
+
+Strings = Literal["exact", "casefold", "bfcl"]
+"""How texts are compared: as they are; ignoring case; or as the Berkeley Function-Calling Leaderboard does, which also
+drops blanks and the characters ,./-_*^ and takes both quotes for one."""
+
+
+class Same(NamedTuple):
+    """What counts as the same argument.
+
+    Attributes:
+        strings: how texts are compared.
+        coerce: a text that spells a number or truth value is one where the schema wants one.
+        any_order: no array's order counts; else only that of arrays whose schema says `uniqueItems` does not.
+    """
+
+    strings: Strings = "exact"
+    coerce: bool = False
+    any_order: bool = False
 
 
 def _check_tools(options: Mapping[str, Any]) -> None:
@@ -293,3 +316,514 @@ def _by_name(given: Any, same: Same, error: type[Exception], where: str) -> dict
             raise error(f"{where}[{index}].parameters: {problem}") from None
         found[name] = ToolSchema(True if schema is None else schema, same, name)
     return found
+
+
+def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
+    """For each row the column that it is paired with, so that the weights of all pairs add up to the most.
+
+    No column is used twice; where there are fewer columns than rows, some rows get None. The Hungarian method with
+    potentials (Kuhn 1955, Munkres 1957), in rows² · columns steps.
+
+    Args:
+        weights: a rectangle of numbers of at least 0.
+    """
+    if not weights or not weights[0]:
+        return [None] * len(weights)
+    if len(weights) <= len(weights[0]):
+        return list(_columns_of_rows(weights))
+    rows_of_columns = _columns_of_rows(list(zip(*weights, strict=True)))
+    placed: list[int | None] = [None] * len(weights)
+    for column, row in enumerate(rows_of_columns):
+        placed[row] = column
+    return placed
+
+
+def best_in_order(weights: Sequence[Sequence[float]]) -> list[int | None]:
+    """As `best_pairs`, where the columns of later rows stand behind those of earlier ones: an alignment."""
+    width = len(weights[0]) if weights else 0
+    best = [[0.0] * (width + 1)]
+    for row in weights:
+        above, line = best[-1], [0.0]
+        for column, weight in enumerate(row):
+            line.append(max(above[column] + weight, above[column + 1], line[column]))
+        best.append(line)
+    placed: list[int | None] = [None] * len(weights)
+    row_index, column = len(weights), width
+    while row_index and column:
+        if best[row_index][column] == best[row_index - 1][column]:
+            row_index -= 1
+        elif best[row_index][column] == best[row_index][column - 1]:
+            column -= 1
+        else:
+            row_index, column = row_index - 1, column - 1
+            placed[row_index] = column
+    return placed
+
+
+def _columns_of_rows(weights: Sequence[Sequence[float]]) -> list[int]:
+    """Each row's column; there are at least as many columns as rows. Row and column 0 stand for "none yet"."""
+    height, width = len(weights), len(weights[0])
+    row_price, column_price = [0.0] * (height + 1), [0.0] * (width + 1)
+    row_of = [0] * (width + 1)
+    for row in range(1, height + 1):
+        row_of[0] = row
+        for column, before in _shortest_path(weights, row_price, column_price, row_of):
+            row_of[column] = row_of[before]
+    columns = [0] * height
+    for column in range(1, width + 1):
+        if row_of[column]:
+            columns[row_of[column] - 1] = column - 1
+    return columns
+
+
+def _shortest_path(
+    weights: Sequence[Sequence[float]], row_price: list[float], column_price: list[float], row_of: list[int]
+) -> list[tuple[int, int]]:
+    """The cheapest way from the row at column 0 to a free column: pairs (column, the one before), the free one first.
+
+    Dijkstra's search over columns; it updates the prices so that no reduced cost falls below 0.
+    """
+    width = len(weights[0])
+    slack, before, is_used = [float("inf")] * (width + 1), [0] * (width + 1), [False] * (width + 1)
+    column = 0
+    while row_of[column]:
+        is_used[column] = True
+        row = row_of[column]
+        for other in range(1, width + 1):
+            if not is_used[other]:
+                cost = -weights[row - 1][other - 1] - row_price[row] - column_price[other]
+                if cost < slack[other]:
+                    slack[other], before[other] = cost, column
+        nearest = min((other for other in range(1, width + 1) if not is_used[other]), key=slack.__getitem__)
+        step = slack[nearest]
+        for other in range(width + 1):
+            if is_used[other]:
+                row_price[row_of[other]] += step
+                column_price[other] -= step
+            else:
+                slack[other] -= step
+        column = nearest
+    path = []
+    while column:
+        path.append((column, before[column]))
+        column = before[column]
+    return path
+
+
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "dict": (dict,),  # this one and the next are what the leaderboard's schemas write
+    "tuple": (list,),
+}
+_NUMBERS: Final = frozenset({"number", "integer", "float"})
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,30}")
+_DECIMAL: Final = re.compile(r"[+-]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,2})?")
+_BFCL_DROPS: Final = str.maketrans("'", '"', " ,./-_*^")
+_ABSENT: Final = object()
+
+
+class ToolSchema:
+    """The schema of one tool's arguments.
+
+    Of JSON Schema it reads types, required, properties, additionalProperties, items, enum, const, default, uniqueItems,
+    `$ref` inside of the schema, allOf, anyOf and oneOf. Patterns, formats and bounds are not checked.
+    """
+
+    def __init__(self, schema: Any, same: Same, tool: str = "") -> None:
+        self._root, self._same, self._tool = schema, same, tool
+        # By the identity of value and schema, which outlive the comparison.
+        self._known: dict[tuple[int, int], str] = {}
+        self._keys: dict[tuple[int, int], dict[str, Hashable]] = {}
+
+    @property
+    def root(self) -> Any:
+        """The schema itself."""
+        return self._root
+
+    def problem(self, value: Any) -> str:
+        """Why a value does not fit, in a few words; "" where it does."""
+        self._known.clear()
+        return self._problem(value, self._root, "")
+
+    def missing_or_unknown(self, arguments: Mapping[str, Any]) -> str:
+        """As `problem`, for the names of a call's arguments alone."""
+        for schema in self._facets(self._root, arguments):
+            if found := self._required(arguments, schema, "") or self._additional(arguments, schema, ""):
+                return found
+        return ""
+
+    def key(self, value: Any, schema: Any) -> Hashable:
+        """A value as a key that is equal for values that are the same under a schema."""
+        types = self._types(schema)
+        if isinstance(value, str):
+            value = self._coerced(value, types)
+        if is_number(value):
+            is_free = not types.isdisjoint(_NUMBERS)
+            return ("number" if is_free else type(value).__name__), value
+        if isinstance(value, str):
+            return "str", self._text(value)
+        if isinstance(value, Mapping):
+            return "object", frozenset(self.field_keys(value, schema).items())
+        if isinstance(value, list | tuple):
+            facets = list(self._facets(schema, value))
+            items: Any = next((facet["items"] for facet in facets if "items" in facet), True)
+            is_set = self._same.any_order or any(facet.get("uniqueItems") is True for facet in facets)
+            return array_key([self.key(item, items) for item in value], is_set)
+        return type(value).__name__, value
+
+    def field_keys(self, fields: Mapping[str, Any], schema: Any) -> dict[str, Hashable]:
+        """The keys of an object's fields; those that it leaves out have their default where there is one."""
+        pair = (id(fields), id(schema))
+        if pair in self._keys:
+            return self._keys[pair]
+        properties = self.properties(fields, schema)
+        keys = {name: self.key(item, properties.get(name, True)) for name, item in fields.items()}
+        for name, of_field in properties.items():
+            default = self.default(of_field)
+            if name not in keys and default is not _ABSENT:
+                keys[name] = self.key(default, of_field)
+        self._keys[pair] = keys
+        return keys
+
+    def properties(self, fields: Mapping[str, Any], schema: Any) -> dict[str, Any]:
+        """The schemas of an object's fields, by name."""
+        found: dict[str, Any] = {}
+        for facet in self._facets(schema, fields):
+            inner = facet.get("properties")
+            found.update(inner if isinstance(inner, Mapping) else {})
+        return found
+
+    def items(self, value: list[Any], schema: Any) -> Any:
+        """The schema of an array's items."""
+        return next((facet["items"] for facet in self._facets(schema, value) if "items" in facet), True)
+
+    def default(self, schema: Any) -> Any:
+        """The default of a field; a value of its own where it has none."""
+        return schema.get("default", _ABSENT) if isinstance(schema, Mapping) else _ABSENT
+
+    def has_default(self, schema: Any) -> bool:
+        """Whether a field has a default."""
+        return self.default(schema) is not _ABSENT
+
+    def _problem(self, value: Any, schema: Any, path: str) -> str:
+        """Each value is held against each schema once, so that unions of unions take no longer than their parts."""
+        if not isinstance(schema, Mapping):
+            return f"{path or 'it'} is not allowed" if schema is False else ""
+        pair = (id(value), id(schema))
+        if pair not in self._known:
+            self._known[pair] = ""  # what it is while it refers to itself
+            self._known[pair] = self._found(value, schema, path)
+        return self._known[pair]
+
+    def _found(self, value: Any, schema: Mapping[str, Any], path: str) -> str:
+        if not self._has_type(value, schema.get("type")):
+            return f"{_named(path)} is {in_short(value)} and no {_listed(schema['type'])}"
+        if "enum" in schema and not any(self._is_choice(value, choice, schema) for choice in schema["enum"]):
+            return f"{_named(path)} is {in_short(value)}, which is none of its values"
+        if "const" in schema and not self._is_choice(value, schema["const"], schema):
+            return f"{_named(path)} is {in_short(value)} and not {in_short(schema['const'])}"
+        parts = [self._at(schema["$ref"])] if "$ref" in schema else []
+        parts += schema.get("allOf") or []
+        for found in (self._problem(value, part, path) for part in parts):
+            if found:
+                return found
+        for union in (schema[word] for word in ("anyOf", "oneOf") if schema.get(word)):
+            if all(problems := [self._problem(value, branch, path) for branch in union]):
+                return problems[0]
+        if isinstance(value, Mapping):
+            return self._field_problem(value, schema, path)
+        return self._item_problem(value, schema, path) if isinstance(value, list | tuple) else ""
+
+    def _field_problem(self, fields: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> str:
+        if found := self._required(fields, schema, path) or self._additional(fields, schema, path):
+            return found
+        properties, others = schema.get("properties") or {}, schema.get("additionalProperties", True)
+        for name, item in fields.items():
+            if found := self._problem(item, properties.get(name, others), f"{path}.{name}" if path else name):
+                return found
+        return ""
+
+    def _item_problem(self, items: Any, schema: Mapping[str, Any], path: str) -> str:
+        inner = schema.get("items", True)
+        found = (self._problem(item, inner, f"{path}[{index}]") for index, item in enumerate(items))
+        return next((problem for problem in found if problem), "")
+
+    def _required(self, fields: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> str:
+        missing = [name for name in schema.get("required") or [] if name not in fields]
+        return f"{_named(f'{path}.{missing[0]}' if path else missing[0])} is missing" if missing else ""
+
+    def _additional(self, fields: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> str:
+        if schema.get("additionalProperties") is not False or "patternProperties" in schema:
+            return ""
+        unknown = [name for name in fields if name not in (schema.get("properties") or {})]
+        return f"{_named(f'{path}.{unknown[0]}' if path else unknown[0])} is none that it takes" if unknown else ""
+
+    def _is_choice(self, value: Any, choice: Any, schema: Mapping[str, Any]) -> bool:
+        of_choice = {"type": schema.get("type", ["number", "string"])}
+        return self.key(value, of_choice) == self.key(choice, of_choice)
+
+    def _has_type(self, value: Any, wanted: Any) -> bool:
+        names = [wanted] if isinstance(wanted, str) else wanted
+        if not isinstance(names, list | tuple) or not names:
+            return True
+        if isinstance(value, str):
+            value = self._coerced(value, frozenset(filter(_is_text, names)))
+        return any(_is_of(value, name) for name in names)
+
+    def _facets(self, schema: Any, value: Any, seen: tuple[int, ...] = ()) -> Iterator[Mapping[str, Any]]:
+        """The schemas that speak of a value together: the schema, what it refers to, and the branch that fits."""
+        if not isinstance(schema, Mapping) or id(schema) in seen:
+            return
+        seen = (*seen, id(schema))
+        yield schema
+        parts = [self._at(schema["$ref"])] if "$ref" in schema else []
+        parts += schema.get("allOf") or []
+        for word in ("anyOf", "oneOf"):
+            parts += [branch for branch in schema.get(word) or [] if not self._problem(value, branch, "")][:1]
+        for part in parts:
+            yield from self._facets(part, value, seen)
+
+    def _types(self, schema: Any, seen: tuple[int, ...] = ()) -> frozenset[str]:
+        """The names of all types that a schema allows anywhere, as far as it says."""
+        if not isinstance(schema, Mapping) or id(schema) in seen:
+            return frozenset()
+        wanted = schema.get("type")
+        names = {wanted} if isinstance(wanted, str) else set(filter(_is_text, wanted or []))
+        parts = [self._at(schema["$ref"])] if "$ref" in schema else []
+        for word in ("allOf", "anyOf", "oneOf"):
+            parts += schema.get(word) or []
+        return frozenset(names).union(*(self._types(part, (*seen, id(schema))) for part in parts))
+
+    def _at(self, reference: Any) -> Any:
+        """The part of the schema that `#/a/b` names."""
+        found = self._root
+        path = str(reference)
+        try:
+            if path != "#" and not path.startswith("#/"):
+                raise KeyError(path)
+            for part in path.split("/")[1:]:
+                part = part.replace("~1", "/").replace("~0", "~")
+                found = found[int(part)] if isinstance(found, list) else found[part]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise RewardError(
+                f"the schema of tool {self._tool!r} refers to {path!r}, which is not in it; write that part into the "
+                "schema itself, since nothing is fetched"
+            ) from None
+        return found
+
+    def _coerced(self, text: str, types: frozenset[str]) -> Any:
+        """A text as the number or truth value that it spells, where that is asked for and texts are not wanted."""
+        if not self._same.coerce or "string" in types:
+            return text
+        plain = text.strip()
+        if "boolean" in types and plain.lower() in ("true", "false"):
+            return plain.lower() == "true"
+        if not types.isdisjoint(_NUMBERS) and _INTEGER.fullmatch(plain):
+            return int(plain)
+        is_number_wanted = not types.isdisjoint(_NUMBERS - {"integer"})
+        return float(plain) if is_number_wanted and _DECIMAL.fullmatch(plain) else text
+
+    def _text(self, text: str) -> str:
+        if self._same.strings == "casefold":
+            return text.casefold()
+        return text.translate(_BFCL_DROPS).lower() if self._same.strings == "bfcl" else text
+
+
+def _is_of(value: Any, name: Any) -> bool:
+    if name in ("number", "float"):
+        return is_number(value)
+    if name == "integer":
+        return is_number(value) and (isinstance(value, int) or value.is_integer())
+    return not isinstance(name, str) or name not in _TYPES or isinstance(value, _TYPES[name])
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _listed(wanted: Any) -> str:
+    return str(wanted) if isinstance(wanted, str) else " or ".join(map(str, wanted))
+
+
+def _named(path: str) -> str:
+    return f"argument {shown(path)}" if path else "the call"
+
+
+MOST_EXPECTED: Final = 64
+_KEYS: Final = {"function", "name", "arguments", "id", "type", "index"}
+_FORMS: Final = (
+    'write {"name": …, "arguments": {…}}, {"type": "function", "function": {…}}, {"tool_calls": […]}, a list of these, '
+    'or [{"name of the function": {"argument": [allowed values…]}}]'
+)
+
+
+class ExpectedCall(NamedTuple):
+    """A call that is expected.
+
+    Attributes:
+        name: of the tool.
+        arguments: by name its value, or a list of allowed ones.
+        has_choices: they are lists of allowed values; "" among them says that the argument may be left out.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    has_choices: bool = False
+
+
+class MadeCall(NamedTuple):
+    """A call that was made; `problem` says why it is none that could be carried out, else it is ""."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    problem: str = ""
+
+
+class Agreement(NamedTuple):
+    """How far a call is the expected one.
+
+    Attributes:
+        right: how many arguments are.
+        of: how many were expected or given.
+        is_call: it is a call of that tool, and one that could be carried out.
+    """
+
+    right: int
+    of: int
+    is_call: bool = True
+
+    @property
+    def is_right(self) -> bool:
+        """It is the expected call."""
+        return self.is_call and self.right == self.of
+
+    @property
+    def share(self) -> float:
+        """Of the arguments that are right; 0 where it is no such call."""
+        return 0.0 if not self.is_call else self.right / self.of if self.of else 1.0
+
+
+def read_expected(ground_truth: Any) -> list[ExpectedCall]:
+    """The calls of a ground truth in any of its forms.
+
+    Raises:
+        RewardError: it is none of them; the message names the place.
+    """
+    value = ground_truth
+    try:
+        value = read_json(value) if isinstance(value, str) else as_json(value)
+    except ValueError as error:
+        raise RewardError(f"tool_calls_match: the ground_truth cannot be read: {error}") from None
+    if isinstance(value, Mapping):
+        value = value["tool_calls"] or [] if "tool_calls" in value else [value]
+    if not isinstance(value, list | tuple):
+        raise RewardError(f"tool_calls_match: the ground_truth is {kind_of(value)}; {_FORMS}")
+    if len(value) > MOST_EXPECTED:
+        raise RewardError(f"tool_calls_match: the ground_truth has {len(value)} calls; at most {MOST_EXPECTED} are")
+    return [_expected(item, f"ground_truth[{index}]") for index, item in enumerate(value)]
+
+
+def agreement(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> Agreement:
+    """How far a call is the expected one; a call that could not be carried out, or of another tool, not at all."""
+    if made.problem or made.name != expected.name:
+        return Agreement(0, 1, is_call=False)
+    return Agreement(
+        len(_same_arguments(expected, made, schema)), len(expected.arguments.keys() | made.arguments.keys())
+    )
+
+
+def first_wrong(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> str:
+    """What is wrong with a call of the expected tool, in words."""
+    if made.problem:
+        return made.problem
+    same = _same_arguments(expected, made, schema)
+    wrong = (name for name in (*expected.arguments, *made.arguments) if name not in same)
+    return next((_differs(name, expected.arguments, made.arguments) for name in wrong), "it is right")
+
+
+def _expected(item: Any, where: str) -> ExpectedCall:
+    if not isinstance(item, Mapping):
+        raise RewardError(f"tool_calls_match: {where} is {kind_of(item)}; {_FORMS}")
+    if len(item) == 1:
+        ((name, choices),) = item.items()
+        if isinstance(choices, Mapping) and _are_choices(choices) and (choices or name not in _KEYS):
+            return ExpectedCall(name, choices, has_choices=True)
+    call = item.get("function", item)
+    if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
+        raise RewardError(f"tool_calls_match: {where} names no function; {_FORMS}")
+    unknown = sorted((call.keys() | item.keys()) - _KEYS)
+    if unknown:
+        raise RewardError(f"tool_calls_match: {where} has the unknown key {unknown[0]!r}; {_FORMS}")
+    return ExpectedCall(call["name"], _arguments(call.get("arguments"), where))
+
+
+def _arguments(given: Any, where: str) -> Mapping[str, Any]:
+    try:
+        value = (read_json(given) if given.strip() else {}) if isinstance(given, str) else given or {}
+    except ValueError as error:
+        raise RewardError(f"tool_calls_match: {where}: its arguments cannot be read: {error}") from None
+    if not isinstance(value, Mapping):
+        raise RewardError(f"tool_calls_match: {where}: its arguments are {kind_of(value)}; write an object")
+    return value
+
+
+def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> set[str]:
+    """The names of the arguments that are right, of those that are expected or given."""
+    written = expected.arguments.keys() | made.arguments.keys()
+    if not expected.has_choices:
+        wanted = schema.field_keys(expected.arguments, schema.root)
+        given = schema.field_keys(made.arguments, schema.root)
+        return {name for name, key in given.items() if name in written and name in wanted and wanted[name] == key}
+    properties = schema.properties(made.arguments, schema.root)
+    return {
+        name
+        for name in written
+        if _is_allowed(name, expected.arguments, made.arguments, properties.get(name, True), schema)
+    }
+
+
+def _is_allowed(
+    name: str, expected: Mapping[str, Any], made: Mapping[str, Any], of_name: Any, schema: ToolSchema
+) -> bool:
+    """Whether an argument is one of its allowed values. One that is left out has its default."""
+    if name not in expected:
+        return schema.has_default(of_name) and schema.key(made[name], of_name) == schema.key(
+            of_name["default"], of_name
+        )
+    choices = expected[name]
+    if name in made:
+        return any(_fits_choice(choice, made[name], of_name, schema) for choice in choices)
+    if "" in choices:
+        return True
+    return schema.has_default(of_name) and any(
+        _fits_choice(choice, of_name["default"], of_name, schema) for choice in choices
+    )
+
+
+def _fits_choice(choice: Any, value: Any, of_value: Any, schema: ToolSchema) -> bool:
+    """Whether a value is an allowed one. In allowed objects each field has a list of allowed values in its turn."""
+    if isinstance(choice, Mapping) and isinstance(value, Mapping) and _are_choices(choice):
+        properties = schema.properties(value, of_value)
+        names = dict.fromkeys((*choice, *value))
+        return all(_is_allowed(name, choice, value, properties.get(name, True), schema) for name in names)
+    if isinstance(choice, list | tuple) and isinstance(value, list) and any(isinstance(one, Mapping) for one in choice):
+        inner = schema.items(value, of_value)
+        return len(choice) == len(value) and all(
+            _fits_choice(one, other, inner, schema) for one, other in zip(choice, value, strict=True)
+        )
+    return schema.key(choice, of_value) == schema.key(value, of_value)
+
+
+def _are_choices(value: Mapping[str, Any]) -> bool:
+    return all(isinstance(choices, list | tuple) for choices in value.values())
+
+
+def _differs(name: str, expected: Mapping[str, Any], made: Mapping[str, Any]) -> str:
+    if name not in made:
+        return f"argument {shown(name)} is missing, {in_short(expected[name])} was expected"
+    wanted = f"{in_short(expected[name])} was expected" if name in expected else "it was not expected"
+    return f"argument {shown(name)} is {in_short(made[name])}, {wanted}"

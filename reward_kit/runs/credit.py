@@ -21,8 +21,7 @@ import pydantic
 from reward_kit.agent.models import StopReason
 from reward_kit.credit.diagnostics import credit_diagnostics
 from reward_kit.episodes.json_codec import TAG
-from reward_kit.episodes.latest_attempts import LatestAttempts
-from reward_kit.episodes.record import attempt_of, episode_from_record
+from reward_kit.episodes.record import LatestAttempts, attempt_of, episode_from_record
 from reward_kit.errors import ConfigError, EpisodeError, Failure, StoreError, boundary
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.scoring import Scored

@@ -10,8 +10,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.providers.keys import NO_KEY
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, key_variable_for
 from reward_kit.reward_agent.scoring import Reward
-from reward_kit.rewards.judging.client import JudgeClients
-from reward_kit.rewards.judging.options import client_options
+from reward_kit.rewards.judge_client import JudgeClients, client_options
 from reward_kit.runs.overrides import keys_of_user
 from reward_kit.typed_interface import RewardSpec
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from reward_kit.agent.models import StopReason
-from reward_kit.episodes.latest_attempts import LatestAttempts
-from reward_kit.episodes.record import attempt_of, episode_from_record
+from reward_kit.episodes.record import LatestAttempts, attempt_of, episode_from_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import EvaluateResult
 from reward_kit.notebook_html import Html, line, strong, whole

@@ -22,9 +22,8 @@ from typing import Any, Self
 
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.environments.snapshots import compose, decompose
-from reward_kit.episodes.json_text import compact_json
+from reward_kit.episodes.json_codec import compact_json
 from reward_kit.episodes.record import episode_from_record, episode_to_record
-from reward_kit.episodes.record_text import episode_to_text
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, StoreError, boundary
 from reward_kit.private_files import make_private_folder, private_opener
@@ -177,7 +176,7 @@ class RunStore:
         if self.redaction.has_hook:
             self._append("episodes.jsonl", episode_to_record(episode, final_state=kept))
         else:
-            self._append_line("episodes.jsonl", episode_to_text(episode, final_state=kept))
+            self._append_line("episodes.jsonl", compact_json(episode_to_record(episode, final_state=kept)))
 
     def append_score(self, record: Mapping[str, Any]) -> None:
         """Write one score."""

@@ -13,8 +13,7 @@ import pydantic
 from reward_kit.agent.conversations import episode_of
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.samples import make_group_id, make_rollout_id
-from reward_kit.episodes.latest_attempts import LatestAttempts
-from reward_kit.episodes.record import EpisodeFacts, attempt_of
+from reward_kit.episodes.record import EpisodeFacts, LatestAttempts, attempt_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.models import Message

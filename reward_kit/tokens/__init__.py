@@ -11,11 +11,8 @@ from reward_kit.tokens.connectors import (
     standardised_advantages,
     step_values,
 )
-from reward_kit.tokens.layout import PackedBatch, pack_rows, pad_rows
-from reward_kit.tokens.micro_batches import micro_batches, restored_order
-from reward_kit.tokens.names import verl_batch
-from reward_kit.tokens.pipeline import Connector, RowPipeline, default_pipeline
-from reward_kit.tokens.rows import build_rows, row_columns
+from reward_kit.tokens.layout import PackedBatch, micro_batches, pack_rows, pad_rows, restored_order, verl_batch
+from reward_kit.tokens.pipeline import Connector, RowPipeline, build_rows, default_pipeline, row_columns
 
 __all__ = [
     "Columns",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reward_kit.providers.cassette import Cassette
-from reward_kit.rewards.judging.cache import AnswerCache
+from reward_kit.rewards.judge_client import AnswerCache
 from reward_kit.runs.report import page
 from reward_kit.runs.report.page import write_report
 from tests.cli.project import Project

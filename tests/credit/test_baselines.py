@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.credit.baselines import first_of_each, relative, without_gaps
 from reward_kit.credit.options import check_normalization
+from reward_kit.credit.step_arrays import first_of_each, relative, without_gaps
 from reward_kit.errors import ConfigError
 from tests.credit.batches import eighths
 

@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.credit.edit_distance import indel_distance
-from reward_kit.credit.similarity import components, similar_groups
-from reward_kit.credit.text_sketches import TextSketches
+from reward_kit.credit.similarity import TextSketches, components, indel_distance, similar_groups
 
 texts = st.text("ab#\U0001f6aa", max_size=12)
 longer = st.text("abcd ", max_size=200)

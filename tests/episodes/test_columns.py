@@ -6,9 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.episodes.columns import Column, same_value
-from reward_kit.episodes.compaction import compact
-from reward_kit.episodes.storage import RaggedNumbers
-from reward_kit.episodes.texts import RaggedText
+from reward_kit.episodes.storage import RaggedNumbers, RaggedText, compact
 
 MISSING = object()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reward_kit.episodes.latest_attempts import LatestAttempts
+from reward_kit.episodes.record import LatestAttempts
 
 
 def test_the_latest_attempt_counts_and_stands_where_its_line_does() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from reward_kit.episodes.json_codec import compact_json
 from reward_kit.episodes.record import (
     Identity,
     SampleFacts,
@@ -39,3 +42,12 @@ async def test_the_return_is_none_where_no_step_had_a_reward(tmp_path: Path) -> 
     assert environment_return(read(tmp_path)) is None
     assert environment_return(await collected([call("cut")], resource_type=WORLD)) is None
     assert environment_return(await collected([call(by=0), call("cut")], resource_type=WORLD)) == 0.0
+
+
+def test_a_return_that_is_not_finite_is_refused() -> None:
+    episode = SingleAgentEpisode("r-1")
+    episode.add_env_reset("")
+    for _ in range(2):
+        episode.add_env_step("", 0, 1.7e308)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        compact_json(episode_to_record(episode))

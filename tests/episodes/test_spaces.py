@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from reward_kit.episodes.columns import dummy, one_hot
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.episodes.spaces import dummy, one_hot
 from reward_kit.errors import EpisodeError
 
 spaces = pytest.importorskip("gymnasium.spaces")

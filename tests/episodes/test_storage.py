@@ -8,10 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.episodes.columns import same_value
-from reward_kit.episodes.compaction import compact, joined
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.episodes.storage import MixedRecords, RaggedNumbers, Records, as_list, items_at, items_of, part_of
-from reward_kit.episodes.texts import FewTexts, RaggedText
+from reward_kit.episodes.storage import (
+    FewTexts,
+    MixedRecords,
+    RaggedNumbers,
+    RaggedText,
+    Records,
+    as_list,
+    compact,
+    items_at,
+    items_of,
+    joined,
+    part_of,
+)
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=3)
 record = (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.rewards.judging.client import JudgeClients
+from reward_kit.rewards.judge_client import JudgeClients
 from tests.chat_server import Behaviour, ChatServer, answer
 
 QUICK = {"max_attempts": 2, "retry_budget_s": 5.0, "retry_base_s": 0.001, "total_timeout_s": 5.0}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError, RewardError
-from reward_kit.rewards.choice_answers import choice_answer
+from reward_kit.rewards.answers import choice_answer
 from tests.profiles import examples
 from tests.rewards.answers import MEGABYTE, REPEATED, ask, histories, wild_text
 

@@ -15,10 +15,15 @@ from reward_kit.models import Message
 from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward
 from reward_kit.reward_agent.scoring import ScoringRequest
+<<<<<<< HEAD
 from reward_kit.reward_calls import with_options
 from reward_kit.rewards.code import program_code, python_code
 from reward_kit.rewards.programs.languages import LANGUAGES, missing_tool
 from reward_kit.rewards.programs.sandbox import CodeSandboxes
+=======
+from reward_kit.reward_options import with_options
+from reward_kit.rewards.code import LANGUAGES, CodeSandboxes, missing_tool, program_code, python_code
+>>>>>>> main
 from reward_kit.sandbox import Limits, Program, Sandbox
 from reward_kit.sandbox.outcome import Outcome
 from reward_kit.typed_interface import reward_spec
@@ -281,7 +286,7 @@ async def test_wrong_programs_of_other_languages(id: str) -> None:
 
 
 async def test_a_missing_compiler_leaves_the_rollout_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reward_kit.rewards.programs.languages._WHERE", "/nowhere")
+    monkeypatch.setattr("reward_kit.rewards.code._WHERE", "/nowhere")
     with pytest.raises(ConfigError, match="apt-get install"):
         await program_code(messages=CASES[0].messages, ground_truth=SUM)
 

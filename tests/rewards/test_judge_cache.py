@@ -10,7 +10,7 @@ import pytest
 from reward_kit.errors import ConfigError, ProviderError
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, Cassette, ProviderSession
 from reward_kit.rewards import llm_judge
-from reward_kit.rewards.judging.client import JudgeClients
+from reward_kit.rewards.judge_client import JudgeClients
 from tests.chat_server import ChatServer, answer, silent, slow, status
 from tests.rewards.judges import GOOD, QUALITY, QUICK, fair, grades, judged, said, talk
 

@@ -12,7 +12,7 @@ from reward_kit import with_options
 from reward_kit.errors import ConfigError, ProviderError, RewardError
 from reward_kit.models import Message
 from reward_kit.rewards import grounded_judge
-from reward_kit.rewards.judge_grounded import cited_in, sentences_of
+from reward_kit.rewards.judges import cited_in, sentences_of
 from tests.chat_server import status
 from tests.rewards.judges import block_of, fair, judged, talk
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from reward_kit.models import Message
 from reward_kit.rewards import grounded_judge, group_judge, llm_judge, pairwise_judge
-from reward_kit.rewards.judging.client import JudgeClients
-from reward_kit.rewards.judging.fencing import fenced
+from reward_kit.rewards.judge_client import JudgeClients
+from reward_kit.rewards.judge_questions import fenced
 from tests.chat_server import ChatServer
 from tests.profiles import examples
 from tests.rewards.injections import INJECTIONS

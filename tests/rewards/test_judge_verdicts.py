@@ -12,7 +12,7 @@ from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.reward_agent.levels import load_reward
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.rewards import llm_judge
-from reward_kit.rewards.judging.client import JudgeClients
+from reward_kit.rewards.judge_client import JudgeClients
 from reward_kit.typed_interface import reward_spec
 from tests.chat_server import ChatServer, answer, dropped, html, raw, silent, status
 from tests.rewards.judges import GOOD, QUALITY, QUICK, fair, grades, judged, said, talk

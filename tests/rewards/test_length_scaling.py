@@ -13,8 +13,8 @@ from reward_kit.errors import ConfigError, RewardError
 from reward_kit.reward_agent.in_process import score_one
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
 from reward_kit.reward_agent.scoring import ScoringRequest
-from reward_kit.rewards.exact_answers import exact_answer
-from reward_kit.rewards.length_scaling import cosine_length, shortest_in_group
+from reward_kit.rewards.answers import exact_answer
+from reward_kit.rewards.lengths import cosine_length, shortest_in_group
 from reward_kit.typed_interface import reward_spec
 from tests.rewards.forms import said
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_kit.errors import RewardError
-from reward_kit.rewards.list_answers import MOST_ITEMS, list_answer
+from reward_kit.rewards.answers import MOST_ITEMS, list_answer
 from tests.profiles import examples
 from tests.rewards.answers import MEGABYTE, REPEATED, ask, histories, wild_text
 

@@ -10,8 +10,13 @@ import pytest
 from reward_kit import EvaluateResult, Message, rewards, with_options
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward
+<<<<<<< HEAD
 from reward_kit.reward_calls import checks_options, fixed
 from reward_kit.rewards.reading.normalising import normalised
+=======
+from reward_kit.reward_options import checks_options, fixed
+from reward_kit.rewards.answers import normalised
+>>>>>>> main
 from reward_kit.typed_interface import reward_function, reward_spec
 
 REFUSED = [
@@ -101,10 +106,10 @@ def test_options_of_ones_own_reward_are_checked_together():
 @pytest.mark.parametrize(
     ("name", "package", "extra"),
     [
-        ("math_answer", "mpmath", "math"),
         ("math_answer", "sympy", "math"),
         ("math_answer", "math_verify", "math"),
         ("json_schema_answer", "jsonschema", "json"),
+        ("same_language", "py3langid", "languages"),
     ],
 )
 def test_a_reward_whose_package_is_missing_is_refused_and_says_what_to_install(monkeypatch, name, package, extra):

@@ -39,7 +39,8 @@ from reward_kit.environments.sokoban.resource import SokobanConfig
 from reward_kit.environments.sqlite import SqliteConfig
 from reward_kit.environments.textworld.options import TextworldConfig
 from reward_kit.environments.webshop.resource import WebshopConfig
-from reward_kit.episodes.record_text import episode_to_text
+from reward_kit.episodes.json_codec import compact_json
+from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.runs.tasks import LoadedTask, load_task, validated
@@ -305,7 +306,7 @@ async def played(task: LoadedTask, sample: Sample) -> list[str]:
     except RewardKitError as error:
         return [str(error)]
     state = episode.custom_data.get("final_state") or {}
-    return [episode_to_text(episode, final_state=None), bytes(state.get("payload") or b"").decode("utf-8", "replace")]
+    return [compact_json(episode_to_record(episode)), bytes(state.get("payload") or b"").decode("utf-8", "replace")]
 
 
 TASK_KEYS = sorted(TaskDefinitionModel.model_fields)

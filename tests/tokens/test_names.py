@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from reward_kit.errors import ConfigError
 from reward_kit.tokens import TokenBatch, build_rows, verl_batch
-from reward_kit.tokens.names import VERL_NAMES
+from reward_kit.tokens.layout import VERL_NAMES
 from tests.profiles import examples
 from tests.tokens.made_episodes import PAD, Played, batches, play
 

@@ -18,12 +18,11 @@ from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_processing import CreditBatch
 from reward_kit.tokens.columns import Array, Columns
-from reward_kit.tokens.rows import row_columns
+from reward_kit.tokens.pipeline import row_columns
 
 Segments = Literal["refuse", "last"]
 ADVANTAGES = "token_advantages"
 """The column of advantages: for each row a number per token of the completion, 0.0 off the actions."""
-
 _TOKENS = {"env_mask": "action_mask", "logprobs": "logprobs"}
 
 

@@ -17,15 +17,13 @@ from reward_kit.integrations.verl.step_columns import step_columns
 from reward_kit.rl.batch import to_tensors
 from reward_kit.rl.reward_manager import EpisodeRewardManager
 from reward_kit.tokens import TokenBatch, pad_rows, row_columns, verl_batch
+from reward_kit.tokens.batch import axis_of, joined, widths_of
 from reward_kit.tokens.columns import Array, Columns
 from reward_kit.tokens.pipeline import RowPer, RowPipeline
-from reward_kit.tokens.widths import axis_of, joined, widths_of
 
 Unscored = Literal["leave_out", "mask"]
-
 _NOT_VERLS = ("step_rewards", "values", "value_mask", "policy_versions")
 """What our rows have besides. verl's `values` are of tokens, and ours of actions; the rest it has in other forms."""
-
 logger = logging.getLogger("reward_kit.integrations.verl")
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reward_kit.episodes.json_codec import from_json_value
-from reward_kit.episodes.latest_attempts import LatestAttempts
-from reward_kit.episodes.record import attempt_of
+from reward_kit.episodes.record import LatestAttempts, attempt_of
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.reward_agent.stats import cost_of
-from reward_kit.rewards.judging.usage import METRIC
+from reward_kit.rewards.judge_questions import METRIC
 from reward_kit.runs.files import read_line
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.places import Place

@@ -26,7 +26,7 @@ from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.sharding import process_group, whole
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.tokens import TokenBatch, build_rows
-from reward_kit.tokens.widths import Padding
+from reward_kit.tokens.batch import Padding
 
 VOCABULARY = 61
 ROWS = 7

@@ -1,0 +1,433 @@
+"""Estimators other than GiGPO: one advantage per trajectory, or one per step.
+
+Per trajectory, its score among the scores of its group: GRPO, RLOO, REINFORCE++ with a baseline, OPO, GRPO pass@k, GPG.
+Per step: discounted returns, REINFORCE++, GAE and turn-level GRPO. `rl_helpers` has GiGPO and the list of all by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+
+from reward_kit.agent.models import StepData
+from reward_kit.credit.options import Normalization, check_choice, check_normalization, check_number, check_returns
+from reward_kit.credit.step_arrays import (
+    Batch,
+    Codes,
+    Floats,
+    StepArrays,
+    discounted,
+    first_of_each,
+    overflow_allowed,
+    relative,
+    without_gaps,
+)
+from reward_kit.credit.step_credit import StepCredit, episode_credit, step_credit
+from reward_kit.errors import ConfigError
+
+Length = Literal["recorded", "tokens", "steps"]
+
+
+def grpo_credit(
+    batch: Batch,
+    scores: Sequence[float | None],
+    *,
+    group_ids: Sequence[Hashable] | None = None,
+    normalization: Normalization = "std",
+    normalization_constant: float | None = None,
+    epsilon: float = 1e-6,
+    gamma: float = 1.0,
+    default_step_reward: float = 0.0,
+) -> StepCredit:
+    """Group-relative advantages: A = (score - mean(score)) / (std(score) + epsilon) over the trajectory's group.
+
+    With normalization "std" it is GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1.2), with "mean", which divides by
+    nothing, Dr. GRPO (Liu et al. 2025, "Understanding R1-Zero-Like Training"). `baselines.relative` has all four.
+
+    Args:
+        batch: B trajectories, S steps in all.
+        scores: (B,) None where unscored.
+        group_ids: (B,) as in `gigpo_credit`.
+        normalization: what the score is measured in.
+        normalization_constant: for "constant".
+        epsilon: added to each standard deviation.
+        gamma: the discount of G_k.
+        default_step_reward: what an unset base reward counts in G_k.
+
+    Raises:
+        ConfigError: the arguments contradict each other.
+        InvalidResultError: a score or a base reward is not finite.
+    """
+    check_returns(gamma, default_step_reward)
+    check_normalization(normalization, normalization_constant, epsilon)
+    arrays = StepArrays.of(batch, scores, group_ids)
+    advantages_B = relative(
+        arrays.scores_B, arrays.groups_B, normalization, epsilon, normalization_constant=normalization_constant
+    )
+    return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
+
+
+def rloo_credit(
+    batch: Batch,
+    scores: Sequence[float | None],
+    *,
+    group_ids: Sequence[Hashable] | None = None,
+    gamma: float = 1.0,
+    default_step_reward: float = 0.0,
+) -> StepCredit:
+    """REINFORCE leave-one-out (Ahmadian et al. 2024, "Back to Basics"): A = score - the mean score of the others.
+
+    The baseline does not contain the score that it is taken from, so the estimate of the gradient is unbiased. A group
+    of one has no others and gives zero. Arguments and errors as in `grpo_credit`.
+    """
+    return grpo_credit(
+        batch,
+        scores,
+        group_ids=group_ids,
+        normalization="leave_one_out",
+        gamma=gamma,
+        default_step_reward=default_step_reward,
+    )
+
+
+def reinforce_plus_plus_baseline_credit(
+    batch: Batch,
+    scores: Sequence[float | None],
+    *,
+    group_ids: Sequence[Hashable] | None = None,
+    epsilon: float = 1e-6,
+    gamma: float = 1.0,
+    default_step_reward: float = 0.0,
+) -> StepCredit:
+    """REINFORCE++ with a baseline (Hu et al. 2025): the group's mean taken away, then divided by the batch's scale.
+
+        A = (score - mean(score)) / (std + epsilon)
+
+    with std the unbiased standard deviation of score - mean(score) over all scored trajectories. Each trajectory counts
+    once: their mean is then zero as it stands, and a constant group keeps its exact zeros, which it would lose if the
+    batch were whitened over steps or tokens. Arguments and errors as in `grpo_credit`.
+    """
+    check_returns(gamma, default_step_reward)
+    check_normalization("std", None, epsilon)
+    arrays = StepArrays.of(batch, scores, group_ids)
+    centred_B = relative(arrays.scores_B, arrays.groups_B, "mean")
+    scored = centred_B[~np.isnan(centred_B)]
+    # `hypot` is the root of the sum of squares, also where no float holds a square.
+    scale = math.hypot(*scored.tolist()) / math.sqrt(max(len(scored) - 1, 1)) + epsilon
+    advantages_B = centred_B / scale if scale > 0 else centred_B
+    return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
+
+
+def opo_credit(
+    batch: Batch,
+    scores: Sequence[float | None],
+    *,
+    group_ids: Sequence[Hashable] | None = None,
+    length: Length = "recorded",
+    gamma: float = 1.0,
+    default_step_reward: float = 0.0,
+) -> StepCredit:
+    """Optimal reward baseline (Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline"), weighted by length.
+
+        A = score - sum(length score) / sum(length)      over the trajectory's group
+
+    Args:
+        batch: B trajectories, S steps in all.
+        scores: (B,) None where unscored.
+        group_ids: (B,) as in `gigpo_credit`.
+        length: "tokens", the sampled tokens (`policy_logprobs["token_ids"]`); "steps"; or "recorded", tokens in the
+            groups whose scored steps all record them and steps in the others.
+        gamma: the discount of G_k.
+        default_step_reward: what an unset base reward counts in G_k.
+
+    Raises:
+        ConfigError: the arguments contradict each other, or `length` is "tokens" and a step records none.
+        InvalidResultError: a score or a base reward is not finite.
+    """
+    check_returns(gamma, default_step_reward)
+    check_choice("length", length, get_args(Length))
+    arrays = StepArrays.of(batch, scores, group_ids)
+    weights_B = _lengths(arrays, length)
+    advantages_B = relative(arrays.scores_B, arrays.groups_B, "mean", weights_N=weights_B)
+    return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
+
+
+def grpo_passk_credit(
+    batch: Batch,
+    scores: Sequence[float | None],
+    *,
+    group_ids: Sequence[Hashable] | None = None,
+    gamma: float = 1.0,
+    default_step_reward: float = 0.0,
+) -> StepCredit:
+    """Pass@k (Tang et al. 2025, "Optimizing Language Models for Inference Time Objectives"), k the size of the group.
+
+    The best trajectory of a group gets what the group would lose without it, its score less the second best one; all
+    others get zero. Where several are best nothing would be lost, and so in a group of one, which has no second:
+    exact zeros. Arguments and errors as in `grpo_credit`.
+    """
+    check_returns(gamma, default_step_reward)
+    arrays = StepArrays.of(batch, scores, group_ids)
+    advantages_B = np.where(np.isnan(arrays.scores_B), np.nan, 0.0)
+    scored = np.flatnonzero(~np.isnan(arrays.scores_B))
+    # By group and then by score: the best of a group comes last, the second best right before it.
+    order = scored[np.lexsort((arrays.scores_B[scored], arrays.groups_B[scored]))]
+    groups = arrays.groups_B[order]
+    is_best = np.append(groups[1:] != groups[:-1], True)[: len(groups)]
+    has_second = np.insert(groups[1:] == groups[:-1], 0, False)[: len(groups)]
+    at = np.flatnonzero(is_best & has_second)
+    with overflow_allowed():
+        advantages_B[order[at]] = arrays.scores_B[order[at]] - arrays.scores_B[order[at - 1]]
+    return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
+
+
+def gpg_credit(
+    batch: Batch,
+    scores: Sequence[float | None],
+    *,
+    group_ids: Sequence[Hashable] | None = None,
+    gamma: float = 1.0,
+    default_step_reward: float = 0.0,
+) -> StepCredit:
+    """Group policy gradient (Chu et al. 2025, "GPG: A Simple and Strong Reinforcement Learning Baseline").
+
+        A = (score - mean(score)) B / B'
+
+    over the trajectory's group, with B the scored trajectories of the batch and B' those in groups whose scores
+    differ. The others give no gradient, and the factor keeps its length from depending on how many they are. It is
+    the one number that groups share. (A count of the scores that are not zero, which is in use too, is something else:
+    it takes a failed trajectory for one without a gradient.) Arguments and errors as in `grpo_credit`.
+    """
+    check_returns(gamma, default_step_reward)
+    arrays = StepArrays.of(batch, scores, group_ids)
+    centred_B = relative(arrays.scores_B, arrays.groups_B, "mean")
+    is_scored_B = ~np.isnan(centred_B)
+    differs_G = np.bincount(arrays.groups_B, is_scored_B & (centred_B != 0.0)) > 0
+    counting = int(np.sum(is_scored_B & differs_G[arrays.groups_B]))
+    with overflow_allowed():
+        advantages_B = centred_B * (int(np.sum(is_scored_B)) / counting) if counting else centred_B
+    return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
+
+
+def _lengths(arrays: StepArrays, length: str) -> Floats:
+    """(B,) how long each trajectory is, in one unit for each group."""
+    steps_B = arrays.lengths_B.astype(np.float64)
+    if length == "steps":
+        return steps_B
+    tokens_S = np.array([_sampled_tokens(step) for step in arrays.steps], dtype=np.float64)
+    is_missing_S = np.isnan(tokens_S) & arrays.is_scored_S
+    if length == "tokens" and is_missing_S.any():
+        where = arrays.name_of(int(np.argmax(is_missing_S)))
+        raise ConfigError(f"{where} records no policy_logprobs['token_ids']; give length 'steps' or 'recorded'")
+    tokens_B = arrays.sums_B(np.nan_to_num(tokens_S))
+    is_known_G = np.bincount(arrays.groups_B, arrays.sums_B(is_missing_S.astype(np.float64))) == 0
+    is_known_G &= np.bincount(arrays.groups_B, tokens_B) > 0
+    return np.where(is_known_G[arrays.groups_B], tokens_B, steps_B)
+
+
+def _sampled_tokens(step: StepData) -> float | None:
+    """How many tokens the policy sampled in a step; None where nobody counted."""
+    token_ids = (step.policy_logprobs or {}).get("token_ids")
+    return None if token_ids is None else float(len(token_ids))
+
+
+ReturnBaseline = Literal["none", "mean"]
+
+
+def discounted_returns_credit(
+    batch: Batch,
+    scores: Sequence[float | None],
+    *,
+    group_ids: Sequence[Hashable] | None = None,
+    gamma: float,
+    default_step_reward: float = 0.0,
+    baseline: ReturnBaseline = "none",
+) -> StepCredit:
+    """REINFORCE (Williams 1992) with reward-to-go: A = G_k = r_k + gamma G_{k+1}.
+
+    With `baseline` "mean", the mean of G over the scored steps of the group is taken away; it contains the step itself,
+    which shrinks the gradient a little in small groups. Without one nothing is relative: equal trajectories do not give
+    zeros, and groups do not matter.
+
+    Args:
+        batch: B trajectories, S steps in all.
+        scores: (B,) None where unscored.
+        group_ids: (B,) as in `gigpo_credit`.
+        gamma: in [0, 1].
+        default_step_reward: what an unset base reward counts, as in `gigpo_credit`.
+        baseline: "none" or "mean".
+
+    Raises:
+        ConfigError: the arguments contradict each other.
+        InvalidResultError: a score or a base reward is not finite.
+    """
+    check_returns(gamma, default_step_reward)
+    check_choice("baseline", baseline, get_args(ReturnBaseline))
+    arrays = StepArrays.of(batch, scores, group_ids)
+    returns_S = arrays.returns_S(gamma, default_step_reward)
+    advantages_S = returns_S.copy()
+    if baseline == "mean":
+        advantages_S = relative(returns_S, arrays.to_steps(arrays.groups_B), "mean")
+    return step_credit(arrays, advantages_S, returns_S)
+
+
+def reinforce_plus_plus_credit(
+    batch: Batch,
+    scores: Sequence[float | None],
+    *,
+    group_ids: Sequence[Hashable] | None = None,
+    gamma: float,
+    default_step_reward: float = 0.0,
+    epsilon: float = 1e-6,
+) -> StepCredit:
+    """REINFORCE++ (Hu et al. 2025): A = (G_k - mean(G)) / (std(G) + epsilon) over all scored steps of the batch.
+
+    The baseline is the batch's, so groups see each other, and `group_ids` is only checked. Arguments and errors as in
+    `discounted_returns_credit`; `epsilon` is added to the standard deviation.
+    """
+    check_returns(gamma, default_step_reward)
+    check_normalization("std", None, epsilon)
+    arrays = StepArrays.of(batch, scores, group_ids)
+    returns_S = arrays.returns_S(gamma, default_step_reward)
+    one_group_S = np.zeros(len(returns_S), dtype=np.int64)
+    return step_credit(arrays, relative(returns_S, one_group_S, "std", epsilon), returns_S)
+
+
+def gae_credit(
+    batch: Batch,
+    scores: Sequence[float | None],
+    *,
+    group_ids: Sequence[Hashable] | None = None,
+    gamma: float,
+    lam: float,
+    default_step_reward: float = 0.0,
+) -> StepCredit:
+    """Generalised advantage estimation (Schulman et al. 2016, equations 11 and 16), against the policy's own critic.
+
+        delta_k = r_k + gamma V_{k+1} - V_k
+        A_k     = delta_k + gamma lam A_{k+1}
+
+    V_k is the step's `policy_value_estimate`, r_k as in `gigpo_credit`. After the last step of a terminated trajectory
+    nothing follows: V = 0. One that was cut off would have gone on, and V is what its last step records as
+    `step_info["bootstrap_value"]`; where it records none, the last step's own V stands in, the nearest state that the
+    critic saw. What is relative here is relative to the critic: equal trajectories do not give zeros, and groups do
+    not matter. The advantages are not whitened, so that A + V is what the critic is trained towards.
+
+    Args:
+        batch: B trajectories, S steps in all.
+        scores: (B,) None where unscored.
+        group_ids: (B,) only checked.
+        gamma: in [0, 1].
+        lam: in [0, 1]; 0 trusts the critic after one step, 1 never.
+        default_step_reward: what an unset base reward counts, as in `gigpo_credit`.
+
+    Raises:
+        ConfigError: an option is out of range, or a step of a scored trajectory has no value.
+        InvalidResultError: a score or a base reward is not finite.
+    """
+    check_returns(gamma, default_step_reward)
+    check_number("lam", lam, 0.0, 1.0)
+    arrays = StepArrays.of(batch, scores, group_ids)
+    values_S = _checked_values(arrays)
+    has_steps_B = arrays.lengths_B > 0
+    lasts_B = np.cumsum(arrays.lengths_B)[has_steps_B] - 1
+    next_values_S = np.append(values_S[1:], 0.0)[: len(values_S)]
+    next_values_S[lasts_B] = 0.0
+    for last in lasts_B[arrays.is_truncated_B[has_steps_B]].tolist():
+        next_values_S[last] = _bootstrap_value(arrays, last, float(values_S[last]))
+    with overflow_allowed():
+        deltas_S = arrays.earned_S(default_step_reward) + gamma * next_values_S - values_S
+    advantages_S = discounted(deltas_S, arrays.lengths_B, gamma * lam)
+    return step_credit(arrays, advantages_S, arrays.returns_S(gamma, default_step_reward))
+
+
+def _checked_values(arrays: StepArrays) -> Floats:
+    """(S,) V of every step; a scored trajectory needs it on all of its steps."""
+    values_S = arrays.values_S
+    bad_S = ~np.isfinite(values_S) & arrays.is_scored_S
+    if bad_S.any():
+        position = int(np.argmax(bad_S))
+        value = arrays.steps[position].policy_value_estimate
+        raise ConfigError(
+            f"{arrays.name_of(position)} has the policy_value_estimate {value}; gae needs a finite one on every step: "
+            "take a policy with a critic, or another estimator"
+        )
+    return values_S
+
+
+def _bootstrap_value(arrays: StepArrays, last: int, own: float) -> float:
+    """V of what would have followed the last step of a trajectory that was cut off."""
+    recorded = arrays.steps[last].step_info.get("bootstrap_value")
+    if recorded is None:
+        return own
+    if isinstance(recorded, bool) or not isinstance(recorded, int | float | np.number) or not math.isfinite(recorded):
+        raise ConfigError(f"{arrays.name_of(last)}: step_info['bootstrap_value'] is a finite number; got {recorded!r}")
+    return float(recorded)
+
+
+def turn_level_grpo_credit(
+    batch: Batch,
+    scores: Sequence[float | None],
+    *,
+    group_ids: Sequence[Hashable] | None = None,
+    gamma: float,
+    default_step_reward: float = 0.0,
+) -> StepCredit:
+    """Turn-level group-relative advantages with the bias of the stopping time removed.
+
+        A_k = G_k - the mean over the other trajectories of the group of their G_k
+
+    where a trajectory that has already stopped takes part with G_k = 0: nothing is what it earns from turn k on.
+
+    The usual form (Wei et al. 2025, MT-GRPO) takes each turn's mean reward from each turn's reward and adds up to the
+    trajectory's end. How many means are taken away then depends on when the trajectory stopped, which its own actions
+    decided: every "go on" pays the mean reward of the turns that follow, and the gradient is biased towards stopping
+    (verl issue 7244). The mean over those who reached turn k, the trajectory itself among them, is no cure: it shrinks
+    the gradient of a turn the more, the fewer reach it.
+
+    Here the baseline of turn k is a function of the other trajectories alone. They are drawn independently of this one,
+    so it is independent of the action and of whether this trajectory reaches turn k, and
+    E[grad log pi(a_k) baseline] = E[baseline] E[grad log pi(a_k)] = 0: the gradient is unbiased for every length. A
+    group of one has no others and gives zero; one whose trajectories earn the same at every turn gives exact zeros.
+
+    Args:
+        batch: B trajectories, S steps in all.
+        scores: (B,) None where unscored.
+        group_ids: (B,) as in `gigpo_credit`.
+        gamma: in [0, 1].
+        default_step_reward: what an unset base reward counts, as in `gigpo_credit`.
+
+    Raises:
+        ConfigError: the arguments contradict each other.
+        InvalidResultError: a score or a base reward is not finite.
+    """
+    check_returns(gamma, default_step_reward)
+    arrays = StepArrays.of(batch, scores, group_ids)
+    returns_S = arrays.returns_S(gamma, default_step_reward)
+    starts_B = np.cumsum(arrays.lengths_B) - arrays.lengths_B
+    turns_S = np.arange(len(returns_S)) - arrays.to_steps(starts_B)
+    groups_S = arrays.to_steps(arrays.groups_B)
+    sizes_G = np.bincount(arrays.groups_B, ~np.isnan(arrays.scores_B))
+    cells_S = groups_S * (int(turns_S.max(initial=0)) + 1) + turns_S
+    is_scored_S = arrays.is_scored_S
+    advantages_S = np.full(len(returns_S), np.nan)
+    advantages_S[is_scored_S] = _less_the_others(
+        returns_S[is_scored_S], without_gaps(cells_S[is_scored_S]), sizes_G[groups_S[is_scored_S]]
+    )
+    return step_credit(arrays, advantages_S, returns_S)
+
+
+def _less_the_others(values_N: Floats, cells_N: Codes, sizes_N: Floats) -> Floats:
+    """(N,) each value less the mean of the others of its cell, filled up with zeros to the size of its group.
+
+    Counted from the cell's first value, as in `baselines.relative`, so that equal values give exact zeros.
+    """
+    first_N = values_N[first_of_each(cells_N)][cells_N]
+    present_N = np.bincount(cells_N)[cells_N]
+    with overflow_allowed():
+        centred_N = values_N - first_N
+        sums_N = np.bincount(cells_N, centred_N)[cells_N] - (sizes_N - present_N) * first_N
+        return np.divide(sizes_N * centred_N - sums_N, sizes_N - 1, out=np.zeros_like(values_N), where=sizes_N > 1)

@@ -1,0 +1,622 @@
+"""Rewards for final answers: one of some texts, one of several options, or a list; and where an answer stands.
+
+1. The last `\\boxed{…}` (also `\\fbox`) that says something. Boxes with only "and", "or" or a comma between them are
+   one answer with several values, so that "\\boxed{3} or \\boxed{4}" is not 4.
+2. Else the last explicit mark: "#### 42", "the answer is …", "final answer: …", "<answer>…</answer>".
+3. Else the whole reply if it is one short line.
+4. Else, only if the author asks for it, the last number of the reply.
+
+In multiple choice a letter counts if it is stated as a choice: "A dog" and "I think" choose nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from reward_kit.errors import ConfigError, RewardError
+from reward_kit.models import EvaluateResult, Message, MetricResult
+from reward_kit.reward_options import checks_options
+from reward_kit.rewards.quantities import LONGEST_TEXT, read_number, unwrap
+from reward_kit.rewards.replies import composed, last_answer, last_text, needed, passed, shown
+from reward_kit.typed_interface import reward_function
+
+Unmarked = Literal["refuse", "last_number"]
+"""What is done with a reply that marks no answer."""
+LONGEST_LINE = 200
+_BOX = re.compile(r"\\f?boxed\s*(?:(\{)|([0-9]+|[A-Za-z])(?![0-9A-Za-z]))")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_GAP = re.compile(
+    r"(?:[\s$.:()\[\]\\*,;/&{}]|\b(?:text|mathrm|quad|and|or|either|also)\b|\b[a-z](?:_\{?[0-9]\}?)?\s*=)*",
+    re.IGNORECASE,
+)
+_CONNECTED = re.compile(r"[,;/&]|\b(?:and|or)\b|\\(?:lor|vee)\b", re.IGNORECASE)
+_OR = re.compile(r"\bor\b|\\(?:lor|vee)\b", re.IGNORECASE)
+_STOP = re.compile(r"[.?!](?=\s)|\n")
+_MARK = re.compile(
+    r"(?i)####[ \t]*|\b(?:final[ \t]+)?(?:answer|result|solution|option|choice)\b"
+    r"(?:[ \t]+(?:to|for|of)\b[^.\n:=]{0,60}?)?[ \t]*(?:\*\*)?[ \t]*"
+    r"(?:(?:is|are|equals|was|will be)\b(?:[ \t]+therefore|[ \t]+then)?[ \t]*:?|[:=])[ \t]*(?:\*\*(?=\s))?[ \t]*"
+)
+_TAG_OPEN, _TAG_CLOSE = "<answer>", "</answer>"
+_INLINE = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"), ("**", "**"), ("`", "`"))
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|[ \t]+(?:because|since|as|so|which|where|when)\b|\n")
+_NUMBER = re.compile(
+    r"(?:(?<![\w)\]}.,])[-+−]\s?)?(?<![\w.,])[$€£]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:\s?/\s?[0-9]+)?%?"
+)
+
+
+class Found(NamedTuple):
+    """A final answer: its text, how it was marked, and why there is none where there is none."""
+
+    text: str
+    how: Literal["box", "mark", "whole", "last_number", "none"]
+    why: str = ""
+
+
+def find_answer(text: str, unmarked: Unmarked = "refuse") -> Found:
+    """The final answer of a reply, as the module says. Linear in the length of `text`."""
+    boxed = _boxed(text)
+    if boxed is not None:
+        return boxed
+    marked = _marked(text)
+    if marked:
+        return Found(marked, "mark")
+    short = text.strip()
+    if short and len(short) <= LONGEST_LINE and "\n" not in short:
+        return Found(short, "whole")
+    if unmarked == "last_number" and (number := last_number(text)):
+        return Found(number, "last_number")
+    return Found("", "none", "the reply marks no final answer" if short else "the reply is empty")
+
+
+def last_number(text: str) -> str:
+    """The last number in `text`, as it is written; "" where there is none."""
+    last = ""
+    for match in _NUMBER.finditer(text):
+        last = match[0]
+    return "".join(last.split())
+
+
+def truth_text(text: str) -> str:
+    """The answer in a ground truth: after the last "####", or in the last box of a worked solution; else all of it."""
+    if "####" in text:
+        return text.rpartition("####")[2].strip()
+    boxed = _boxed(text)
+    return boxed.text if boxed is not None and boxed.text else text.strip()
+
+
+def _boxed(text: str) -> Found | None:
+    """The last boxes as one answer; None where nothing is boxed."""
+    boxes = list(_boxes(text))
+    if boxes and boxes[-1][2] is None:
+        return Found("", "none", "the last \\boxed{ is not closed")
+    told = [box for box in boxes if box[2] and box[2].strip(" .…")]
+    if not told:
+        return None
+    joined = [told[-1]]
+    for box in reversed(told[:-1]):
+        gap = text[box[1] : joined[0][0]]
+        if len(gap) > LONGEST_LINE or not _joins(gap):
+            break
+        joined.insert(0, box)
+    values = list(dict.fromkeys((box[2] or "").strip() for box in joined))
+    return Found(values[0] if len(values) == 1 else " and ".join(values), "box")
+
+
+def _joins(gap: str) -> bool:
+    """Whether what stands between two boxes makes them one answer with several values.
+
+    Within a sentence an "or" does, whatever else it says: a reply that offers a choice has not made it.
+    """
+    if _OR.search(gap) and not _STOP.search(gap):
+        return True
+    return _CONNECTED.search(gap) is not None and _GAP.fullmatch(gap) is not None
+
+
+def _boxes(text: str) -> list[tuple[int, int, str | None]]:
+    """Start, end and content of every outermost box, in order; the content is None where the brace never closes."""
+    found: list[tuple[int, int, str | None]] = []
+    position = 0
+    while match := _BOX.search(text, position):
+        if match[2]:
+            found.append((match.start(), match.end(), match[2]))
+            position = match.end()
+            continue
+        end = _closing(text, match.end())
+        if end is None:
+            found.append((match.start(), len(text), None))
+            return found
+        found.append((match.start(), end + 1, text[match.end() : end]))
+        position = end + 1
+    return found
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Where the brace that was opened before `start` closes."""
+    depth = 1
+    for match in _BRACE.finditer(text, start):
+        if match[0] == "{":
+            depth += 1
+        elif match[0] == "}":
+            depth -= 1
+            if not depth:
+                return match.start()
+    return None
+
+
+def _marked(text: str) -> str:
+    """What follows the last explicit mark, up to the end of its sentence; "" where there is none."""
+    closed = text.rfind(_TAG_CLOSE)
+    opened = text.rfind(_TAG_OPEN, 0, closed) if closed >= 0 else -1
+    position, hashes = -1, False
+    for match in _MARK.finditer(text):
+        position, hashes = match.end(), match[0].startswith("#")
+    if opened >= 0 and opened > position:
+        return text[opened + len(_TAG_OPEN) : closed].strip()
+    if position < 0:
+        return ""
+    rest = text[position:].lstrip()[:4_000]
+    if hashes:
+        return rest.partition("\n")[0].strip()
+    return _stated(rest)
+
+
+def _stated(rest: str) -> str:
+    """The answer at the start of `rest`: its inline mathematics or bold text, else the words of its sentence."""
+    line = _SENTENCE_END.split(rest, maxsplit=1)[0].strip()
+    if line.endswith("**") and line.count("**") == 1:
+        line = line[:-2].rstrip()
+    for start, end in _INLINE:
+        if rest.startswith(start):
+            inner, closed, after = rest[len(start) :].partition(end)
+            if closed and not _goes_on(after):
+                return inner.strip()
+            break
+    return line
+
+
+def _goes_on(after: str) -> bool:
+    """Whether an answer goes on behind its first formula: "$3$ or $4$", "$5$ cm", "**3**, **4**"."""
+    tail = _SENTENCE_END.split(after, maxsplit=1)[0].strip()
+    return bool(tail) and tail not in {".", "!", "**", "$"}
+
+
+def answer_region(text: str) -> str:
+    """Where an answer of several lines stands: the last box, `<answer>`, all behind the last mark; else everywhere."""
+    boxed = _boxed(text)
+    if boxed is not None and boxed.text:
+        return boxed.text
+    position, closed = -1, text.rfind(_TAG_CLOSE)
+    opened = text.rfind(_TAG_OPEN, 0, closed) if closed >= 0 else -1
+    for match in _MARK.finditer(text):
+        position = match.end()
+    if opened >= 0 and opened > position:
+        return text[opened + len(_TAG_OPEN) : closed].strip()
+    return text[max(position, 0) :].strip()
+
+
+LONGEST = 100_000
+"""Characters of an answer that is looked at. A longer one is not normalised, and is wrong."""
+Normalisation = Literal["strip", "casefold", "nfkc", "punctuation", "articles", "whitespace", "numbers"]
+SQUAD: Final[tuple[Normalisation, ...]] = ("casefold", "punctuation", "articles", "whitespace")
+"""As the evaluation of SQuAD 1.1 (Rajpurkar 2016) does, in its order."""
+_ARTICLES: Final = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
+
+
+def normalised(text: str, steps: tuple[Normalisation, ...]) -> str:
+    """`text` after these steps, in their order.
+
+    "strip" drops white space around it, "whitespace" also makes one blank of each run inside; "casefold" ignores case;
+    "nfkc" unites Unicode's compatible characters; "punctuation" drops every character of Unicode's classes P and S that
+    is punctuation in ASCII, and all of class P; "articles" drops a, an and the; "numbers" writes a plain number in one
+    way.
+    """
+    for step in steps:
+        text = _STEPS[step](text)
+    return text
+
+
+def _without_punctuation(text: str) -> str:
+    return "".join(char for char in text if not _is_punctuation(char))
+
+
+def _is_punctuation(char: str) -> bool:
+    kind = unicodedata.category(char)
+    return kind[0] == "P" or (kind[0] == "S" and char.isascii())
+
+
+def _one_spelling(text: str) -> str:
+    number = read_number(text)
+    return text if number is None else str(number)
+
+
+_STEPS: Final[dict[str, Callable[[str], str]]] = {
+    "strip": str.strip,
+    "casefold": str.casefold,
+    "nfkc": lambda text: composed(text, "NFKC"),
+    "punctuation": _without_punctuation,
+    "articles": lambda text: _ARTICLES.sub(" ", text),
+    "whitespace": lambda text: " ".join(text.split()),
+    "numbers": _one_spelling,
+}
+
+
+@reward_function
+def exact_answer(
+    messages: list[Message],
+    ground_truth: str | int | float | list[str | int | float],
+    *,
+    normalise: tuple[Normalisation, ...] = ("strip",),
+    answer: Literal["whole", "marked"] = "whole",
+) -> EvaluateResult:
+    """1 where the answer is one of the accepted texts, else 0.
+
+    Args:
+        messages: the conversation; its last assistant message is read, without what the model thought.
+        ground_truth: the accepted text, or a list of accepted texts.
+        normalise: what is done to both sides, in this order: "strip", "casefold", "nfkc", "punctuation", "articles",
+            "whitespace", "numbers". SQuAD's exact match is ("casefold", "punctuation", "articles", "whitespace").
+        answer: "whole": the reply is the answer; "marked": the answer is its last box, or what follows "the answer is"
+            or "####" or stands in `<answer>`, or a reply of one short line.
+
+    Raises:
+        RewardError: there is no ground truth, so that the rollout is unscored; or nothing is left of it.
+
+    Example:
+        ```python
+        exact_answer(messages, ["Paris", "City of Paris"], normalise=("casefold", "punctuation", "articles"))
+        ```
+    """
+    given = needed(ground_truth, "exact_answer")
+    accepted = [str(item) for item in (given if isinstance(given, list | tuple) else [given])]
+    wanted = {normalised(text, normalise) for text in accepted}
+    if not wanted:
+        raise RewardError("exact_answer compares with a ground_truth, and the sample's list of them is empty")
+    if "" in wanted and any(text.strip() for text in accepted):
+        raise RewardError(f"exact_answer: nothing is left of a ground_truth after {', '.join(normalise)}")
+    text = last_text(messages)
+    if "think>" in text:
+        text = last_answer(messages)
+    if answer == "marked":
+        found = find_answer(text)
+        if not found.text:
+            return passed(False, f"no answer: {found.why}")
+        text = found.text
+    if len(text) > LONGEST:
+        return passed(False, f"the answer is longer than {LONGEST} characters")
+    is_right = normalised(text, normalise) in wanted
+    expected = " or ".join(shown(item) for item in accepted[:3])
+    return passed(is_right, f"the answer {shown(text)} {'is' if is_right else 'is not'} {expected}")
+
+
+_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox|left|right)\b|[{}$`\"“”]|\*\*|__")
+_ALONE = re.compile(r"[(\[]?\s*([A-Za-z])\s*[)\].:]?")
+_LABELLED = re.compile(r"(?:[(\[]\s*([A-Za-z])\s*[)\]]|([A-Z])\s*[).:\]])\s*[-–—:.]?\s*(.*)", re.DOTALL)
+_PREFIX = re.compile(
+    r"(?i)(?:(?:both|either)\s+)?"
+    r"(?:(?:the\s+)?(?:correct\s+|right\s+|best\s+)?(?:option|choice|letter|answer)s?\b\s*(?:(?:is|are)\b)?\s*:?\s*)?"
+)
+# "C depends" behind an "or" is a second choice; "A dog" and "I think" are words.
+_LEADING = re.compile(r"([B-HJ-Z])\b.*", re.DOTALL)
+_BETWEEN = re.compile(r"\s*(?:,|;|/|&|\b(?:and|or)\b)\s*", re.IGNORECASE)
+_LAST = re.compile(r"(?:\(|\*\*\(?|\[)\s*([A-Z])\s*(?:\)?\*\*|\)|\])|^[ \t]*([A-Z])[).:]?[ \t]*\.?$", re.MULTILINE)
+_FOLD = ("nfkc", "casefold", "punctuation", "whitespace")
+
+
+class _Options(NamedTuple):
+    letters: str
+    texts: Mapping[str, str]
+
+
+def _check_letters(options: Mapping[str, Any]) -> None:
+    letters = options["letters"]
+    if len(set(letters)) != len(letters) or not re.fullmatch(r"[A-Z]+", letters):
+        raise ConfigError(f"option 'letters': write different capitals, such as 'ABCD', not {letters!r:.80}")
+
+
+@reward_function
+@checks_options(_check_letters)
+def choice_answer(
+    messages: list[Message],
+    ground_truth: Any,
+    sample: Any = None,
+    *,
+    letters: str = "ABCDEFGHIJ",
+    unmarked: Literal["refuse", "last_letter"] = "refuse",
+    zero_based: bool = True,
+) -> EvaluateResult:
+    r"""1 where the reply chooses the right option and no other, else 0. As in MMLU (Hendrycks 2021) and MMLU-Pro.
+
+    The choice is the last `\boxed{…}`, what follows the last "the answer is" or "answer:", or a reply of one short
+    line. It is a letter ("B", "(B)", "b", "**B**", "B) Paris", `\text{B}`, "option B") or the text of an option, where
+    the sample or the ground truth gives it. Several different choices earn nothing; neither does a letter with another
+    option's text.
+
+    Args:
+        messages: the conversation; its last assistant message is read.
+        ground_truth: a letter, "B) Paris", the text of an option of the sample, or the position of one as a whole
+            number.
+        sample: the row; its `choices` or `options` (a list of texts, a mapping from letters to texts, or ARC's mapping
+            of `label` and `text`) name the options.
+        letters: those that may be chosen, in order.
+        unmarked: what is done with a longer reply that marks no answer: "refuse" it, or take the "last_letter" that
+            stands in brackets, in bold type or alone on its line.
+        zero_based: a position counts from 0, as in MMLU; else from 1.
+
+    Raises:
+        ConfigError: letters are no different capital letters.
+        RewardError: the ground truth is missing or none of the letters and options, so that the rollout is unscored.
+
+    Example:
+        ```python
+        choice_answer(messages, "B) Paris")  # 1 for "The answer is (B).", "**B**" and "Paris"
+        ```
+    """
+    _check_letters({"letters": letters})
+    texts = _texts_of(sample, letters)
+    right, text = _right(needed(ground_truth, "choice_answer"), letters, texts, zero_based)
+    options = _Options(letters, {**texts, **({right: text} if text else {})})
+    chosen, where = _chosen(last_answer(messages), options, unmarked)
+    if not chosen:
+        return passed(False, f"no choice: {where}")
+    if len(chosen) > 1:
+        return passed(False, f"several choices, {', '.join(sorted(chosen))}, in {where}")
+    letter = next(iter(chosen))
+    return passed(letter == right, f"the choice {letter} {'is' if letter == right else 'is not'} {right}")
+
+
+def _chosen(reply: str, options: _Options, unmarked: str) -> tuple[set[str], str]:
+    """The letters that a reply chooses, and where it does, or why it chooses none."""
+    found = find_answer(reply)
+    if found.text:
+        chosen = _read(found.text[:LONGEST_TEXT], options)
+        if chosen or unmarked == "refuse":
+            return chosen, shown(found.text)
+    if unmarked == "last_letter":
+        last = [match[1] or match[2] for match in _LAST.finditer(reply)]
+        known = [letter for letter in last if letter in options.letters]
+        return set(known[-1:]), "no letter stands alone, in brackets or in bold type"
+    return set(), found.why
+
+
+def _read(text: str, options: _Options) -> set[str]:
+    """The letters that a stated answer names."""
+    plain = unwrap(_COMMAND.sub(" ", text).strip())
+    if whole := _one(plain, options):
+        return whole
+    pieces = [piece for piece in _BETWEEN.split(plain) if piece]
+    if len(pieces) < 2:
+        return set()
+    return set().union(*(_one(piece, options) or _leading(piece, options) for piece in pieces))
+
+
+def _leading(piece: str, options: _Options) -> set[str]:
+    match = _LEADING.fullmatch(piece)
+    return {match[1]} & set(options.letters) if match else set()
+
+
+def _one(piece: str, options: _Options) -> set[str]:
+    """The letter that a piece of text is, or is the option of. Two where letter and text contradict one another."""
+    piece = _PREFIX.sub("", piece.strip(), count=1).strip()
+    by_text = {letter for letter, text in options.texts.items() if _folded(text) == _folded(piece) != ""}
+    if by_text:
+        return by_text
+    if alone := _ALONE.fullmatch(piece):
+        return {alone[1].upper()} & set(options.letters)
+    labelled = _LABELLED.fullmatch(piece)
+    if labelled is None:
+        return set()
+    letter, rest = (labelled[1] or labelled[2]).upper(), labelled[3]
+    if letter not in options.letters:
+        return set()
+    other = {key for key, text in options.texts.items() if _folded(rest) and _folded(text) == _folded(rest)}
+    more = {
+        found
+        for between in _BETWEEN.split(rest)[1:]
+        if between
+        for found in _letters_of(between) & set(options.letters)
+    }
+    return {letter} | other | more
+
+
+def _letters_of(piece: str) -> set[str]:
+    match = _ALONE.fullmatch(piece.strip()) or re.fullmatch(r"[(\[]\s*([A-Za-z])\s*[)\]].*", piece.strip(), re.DOTALL)
+    return {match[1]} if match and match[1].isupper() else set()
+
+
+def _right(given: Any, letters: str, texts: Mapping[str, str], zero_based: bool) -> tuple[str, str]:
+    """The right letter, and the text that the ground truth gives with it."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        position = given - (not zero_based)
+        if 0 <= position < len(letters):
+            return letters[position], ""
+    text = str(given).strip()
+    by_text = [letter for letter, option in texts.items() if _folded(option) == _folded(text) != ""]
+    if len(by_text) == 1:
+        return by_text[0], ""
+    if (alone := _ALONE.fullmatch(text)) and alone[1].upper() in letters:
+        return alone[1].upper(), ""
+    if (labelled := _LABELLED.fullmatch(text)) and (letter := (labelled[1] or labelled[2]).upper()) in letters:
+        return letter, labelled[3].strip()
+    raise RewardError(f"choice_answer: the ground_truth {shown(text)} is none of {letters} and of the sample's options")
+
+
+def _texts_of(sample: Any, letters: str) -> dict[str, str]:
+    """The texts of the options by their letters, as the sample names them."""
+    row = sample if isinstance(sample, Mapping) else {}
+    given = row.get("choices", row.get("options"))
+    if isinstance(given, Mapping) and "label" in given and "text" in given:
+        given = dict(zip(given["label"], given["text"], strict=False))
+    if isinstance(given, Mapping):
+        return {str(key).upper(): str(text) for key, text in given.items() if str(key).upper() in letters}
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        pairs = zip(letters, (str(text) for text in given), strict=False)
+        return {letter: re.sub(rf"^\(?{letter}[).:]\s*", "", text) for letter, text in pairs}
+    return {}
+
+
+def _folded(text: str) -> str:
+    return normalised(text, _FOLD)  # type: ignore[arg-type]
+
+
+"""Characters of a reply's list. A longer one is not read."""
+MOST_ITEMS = 1_000
+_BULLET = re.compile(r"[ \t]*(?:[-*•‣–]|[0-9]{1,4}[.)])[ \t]+(\S.*)")
+_FENCE = re.compile(r"```[a-zA-Z]*[ \t]*\n(.*?)```", re.DOTALL)
+_QUOTES = ('"', "'", "`", "**", "“”")
+_LAST_AND = re.compile(r",?\s+(?:and|or)\s+", re.IGNORECASE)
+
+
+@reward_function
+def list_answer(
+    messages: list[Message],
+    ground_truth: Any,
+    *,
+    ordered: bool = False,
+    duplicates: Literal["count", "ignore"] = "count",
+    partial: Literal["none", "recall", "f1", "jaccard"] = "none",
+    normalise: tuple[Normalisation, ...] = ("strip", "nfkc", "casefold"),
+) -> EvaluateResult:
+    """1 where the reply lists exactly the expected items; else 0, or a share where `partial` asks for one.
+
+    The list is a JSON array, lines with bullets or numbers, plain lines, or items between commas or semicolons (the
+    last one may follow an "and"). It is looked for in the last box, in `<answer>`, behind the last "the answer is", and
+    else in the whole reply. The score's parts are metrics: recall, precision, f1 and jaccard.
+
+    Args:
+        messages: the conversation; its last assistant message is read.
+        ground_truth: a list, or a text that is read in the same way.
+        ordered: the order counts. Items in order are then those of the longest common subsequence.
+        duplicates: "count": an item that is expected twice is named twice; "ignore": once is as good as twice.
+        partial: what a list that is not right earns. "recall" pays a reply that lists everything it can think of; "f1"
+            and "jaccard" do not.
+        normalise: what is done to each item on both sides, in this order, as for `exact_answer`; "numbers" makes 1,000
+            and 1000.0 the same.
+
+    Raises:
+        RewardError: there is no ground truth, so that the rollout is unscored.
+
+    Example:
+        ```python
+        list_answer(messages, ["red", "blue"])  # 1 for "Answer: Blue, red" and for "- red\\n- blue"
+        ```
+    """
+    given = needed(ground_truth, "list_answer")
+    if isinstance(given, set | frozenset):
+        given = sorted(given, key=str)
+    wanted = given if isinstance(given, list | tuple) else read_list(str(given))
+    if wanted is None or len(wanted) > MOST_ITEMS:
+        raise RewardError(f"list_answer: the ground_truth is no list of at most {MOST_ITEMS} items")
+    found = read_list(answer_region(last_answer(messages)))
+    if found is None:
+        return EvaluateResult(score=0.0, reason="the reply lists nothing that can be read")
+    if len(found) > MOST_ITEMS:
+        return EvaluateResult(score=0.0, reason=f"the reply lists {len(found)} items; {MOST_ITEMS} are looked at")
+    expected, stated = ([_item(item, normalise) for item in items] for items in (wanted, found))
+    if duplicates == "ignore":
+        expected, stated = list(dict.fromkeys(expected)), list(dict.fromkeys(stated))
+    return _scored(expected, stated, ordered, partial)
+
+
+def read_list(text: str) -> list[Any] | None:
+    """The items of a list in a text; None where there is none, or it is too long to be read."""
+    text = text.strip()
+    if not text or len(text) > LONGEST:
+        return None
+    if (items := _json_list(text)) is not None:
+        return items
+    lines = [line for line in text.splitlines() if line.strip()]
+    bullets = _last_bullets(lines)
+    if bullets:
+        return [_bare(item) for item in bullets]
+    if len(lines) > 1:
+        return [_bare(line) for line in lines]
+    return _between_commas(lines[0])
+
+
+def _scored(expected: Sequence[str], stated: Sequence[str], ordered: bool, partial: str) -> EvaluateResult:
+    common = _in_order(expected, stated) if ordered else sum((Counter(expected) & Counter(stated)).values())
+    is_right = common == len(expected) == len(stated)
+    recall = common / len(expected) if expected else float(not stated)
+    precision = common / len(stated) if stated else float(not expected)
+    union = len(expected) + len(stated) - common
+    shares = {
+        "recall": recall,
+        "precision": precision,
+        "f1": 2 * recall * precision / (recall + precision) if common else float(is_right),
+        "jaccard": common / union if union else 1.0,
+    }
+    reason = f"{common} of {len(expected)} expected items, among {len(stated)} listed{', in order' if ordered else ''}"
+    metrics = {name: MetricResult(score=share, reason=reason) for name, share in shares.items()}
+    return EvaluateResult(score=shares.get(partial, float(is_right)), reason=reason, metrics=metrics)
+
+
+def _in_order(left: Sequence[str], right: Sequence[str]) -> int:
+    """Length of the longest common subsequence."""
+    row = [0] * (len(right) + 1)
+    for item in left:
+        diagonal = 0
+        for index, other in enumerate(right, start=1):
+            above = row[index]
+            row[index] = diagonal + 1 if item == other else max(above, row[index - 1])
+            diagonal = above
+    return row[-1]
+
+
+def _json_list(text: str) -> list[Any] | None:
+    """The text, its last code block, or its last bracket that opens a line, as a JSON array."""
+    fenced = _FENCE.findall(text)
+    candidates = [text, *fenced[-1:]]
+    if (opened := text.rfind("\n[")) >= 0 or (opened := text.find("[")) >= 0:
+        candidates.append(text[opened:].lstrip("\n")[: text.rfind("]") - opened + 1])
+    for candidate in candidates:
+        if not candidate.strip().startswith("["):
+            continue
+        try:
+            read = json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+        return list(read)
+    return None
+
+
+def _last_bullets(lines: Sequence[str]) -> list[str]:
+    """The items of the last block of lines with bullets."""
+    found: list[str] = []
+    for line in reversed(lines):
+        match = _BULLET.fullmatch(line)
+        if match:
+            found.append(match[1])
+        elif found:
+            break
+    return found[::-1]
+
+
+def _between_commas(line: str) -> list[str]:
+    line = line.strip().rstrip(".")
+    if len(line) > 1 and (line[0], line[-1]) in {("[", "]"), ("{", "}"), ("(", ")")}:
+        line = line[1:-1]
+    sign = ";" if ";" in line else ","
+    pieces = line.split(sign)
+    pieces = [*pieces[:-1], *_LAST_AND.split(pieces[-1].strip(), maxsplit=1)]
+    return [_bare(re.sub(r"^(?:and|or)\s+", "", piece.strip())) for piece in pieces if piece.strip()]
+
+
+def _bare(item: str) -> str:
+    """An item without the quotes or bold marks around it, and without a comma behind it."""
+    item = item.strip().rstrip(",;").strip()
+    for quote in _QUOTES:
+        start, end = (quote[0], quote[-1]) if quote == "“”" else (quote, quote)
+        if len(item) > len(start) + len(end) and item.startswith(start) and item.endswith(end):
+            return item[len(start) : -len(end)].strip()
+    return item
+
+
+def _item(item: Any, steps: tuple[Normalisation, ...]) -> str:
+    text = item if isinstance(item, str) else json.dumps(item, sort_keys=True, default=str)
+    return normalised(text, steps)

@@ -1,1 +1,0 @@
-"""What rewards read of a conversation: what the agent wrote, fenced blocks, final answers, texts made alike."""

@@ -1,0 +1,225 @@
+"""Equality of expressions by math-verify, bounded: what SymPy could be made to work out is checked and counted first.
+
+math-verify's own time limit needs signals, which a thread has not, and no limit interrupts one huge power. So texts
+that could make a number huge never reach it, and its calls of functions are counted, so that the verdict is the same on
+every machine. The sandbox's limits are the last resort.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from types import FrameType
+from typing import Any, Final
+
+from reward_kit.errors import RewardError, how_to_install
+from reward_kit.rewards.quantities import FUNCTIONS, close
+
+MOST_CALLS: Final = 3_000_000
+"""Calls of functions that all comparisons of one answer by math-verify may take; some seconds."""
+
+_LONGEST_EXPRESSION: Final = 300
+_MATHEMATICS: Final = ("sympy.", "mpmath.", "antlr4.", "latex2sympy2_extended.", "math_verify.")
+_NUMBERS: Final = re.compile(r"[0-9]+")
+_HARMFUL: Final = re.compile(
+    r"\*\*|!!|[^0-9a-zA-Z ]\s*!|[0-9]{3}\s*!|\\(?:Gamma|uparrow|prod|input|include|def)(?![A-Za-z])"
+    r"|\\binom[^A-Za-z]*(?:[0-9]{4}|!)"
+)
+_ITERATED: Final = re.compile(r"\\(?:sum|int|lim)(?![A-Za-z])")
+_GROWING: Final = re.compile(r"\\(?:exp|sinh|cosh)(?![A-Za-z])|(?<![A-Za-z\\])(?:exp|sinh|cosh)\b")
+_GROUP: Final = re.compile(r"(?<!\^)\{([^{}]*)\}")
+_POWER: Final = re.compile(
+    r"(?P<base>\S)\s*\^(?:\{(?P<braced>(?:[^{}^]|\^(?:[0-9A-Za-z]|\{[0-9A-Za-z]\})){0,40})\}"
+    r"|(?P<bare>-?[0-9]+|[A-Za-z]|\\[a-z]+))"
+)
+
+
+class BoundedComparison:
+    """Compares expressions; all comparisons of one instance may take `MOST_CALLS` calls together."""
+
+    def __init__(self) -> None:
+        self._calls_left = MOST_CALLS
+        self._parsed: dict[str, Any] = {}
+
+    def equal(self, truth: str, answer: str, absolute: float = 0.0, relative: float = 0.0) -> bool:
+        """Whether two cleaned texts are equal; False if that cannot be decided, or would be too much work.
+
+        Raises:
+            RewardError: math-verify is not installed.
+        """
+        if not (is_harmless(truth) and is_harmless(answer)):
+            return False
+        # math-verify takes x and X for one variable.
+        expected, found = (set(_VARIABLE.findall(text)) for text in (truth, answer))
+        if expected != found and {name.lower() for name in expected} == {name.lower() for name in found}:
+            return False
+        try:
+            import math_verify  # type: ignore[import-untyped, unused-ignore]
+        except ImportError:
+            raise RewardError(f"math_answer needs math-verify; {how_to_install('math')}") from None
+        try:
+            with self._bounded(), _quiet():
+                pair = self._parse(truth), self._parse(answer)
+                if not all(pair):
+                    return False
+                if math_verify.verify(*pair, float_rounding=12, allow_set_relation_comp=True, timeout_seconds=None):
+                    return True
+                if not absolute and not relative:
+                    return False
+                one, other = (_approximate(parsed[0]) for parsed in pair)
+        except (_TooMuchWork, RecursionError):
+            return False
+        return one is not None and other is not None and close(one, other, absolute, relative)
+
+    def _parse(self, text: str) -> Any:
+        import math_verify
+
+        if text not in self._parsed:
+            config = (math_verify.LatexExtractionConfig(boxed_match_priority=-1),)
+            parsed = math_verify.parse(f"${_latex(text)}$", config, "no_fallback", parsing_timeout=None)
+            self._parsed[text] = [_with_imaginary_unit(expression) for expression in parsed]
+        return self._parsed[text]
+
+    @contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """Stop after so many calls of functions in this thread: the same verdict on every machine, unlike a time limit.
+
+        It stops where a function of the mathematics begins, and nowhere else: the standard library may hold a lock.
+        """
+
+        def count(frame: FrameType, event: str, _argument: Any) -> None:
+            self._calls_left -= 1
+            if self._calls_left >= 0 or event != "call":
+                return
+            if frame.f_globals.get("__name__", "").startswith(_MATHEMATICS):
+                raise _TooMuchWork
+
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+
+class _TooMuchWork(BaseException):
+    """Not an `Exception`, since the parsers below swallow those."""
+
+
+def is_harmless(text: str) -> bool:
+    """Whether no number in a cleaned text can become huge: no towers of powers, large factorials or long numbers."""
+    if len(text) > _LONGEST_EXPRESSION or _HARMFUL.search(text) or text.count("{") + text.count("(") > 40:
+        return False
+    text = text.replace("^ ", "^")
+    for _ in range(10):
+        text = _GROUP.sub(r"(\1)", text)  # leaves braces around exponents only
+    numbers = _NUMBERS.findall(text)
+    is_iterated, grows = _ITERATED.search(text) is not None, len(_GROWING.findall(text))
+    longest = 2 if grows else 6 if is_iterated else 15
+    if grows > 1 or max(map(len, numbers), default=0) > longest:
+        return False
+    powers = list(_POWER.finditer(text))
+    if not sum(match[0].count("^") for match in powers) == text.count("^") <= 12:
+        return False
+    of_numbers = of_powers = 1
+    for match in powers:
+        exponent = match["braced"] or match["bare"]
+        digits = _NUMBERS.findall(exponent)
+        largest = max(map(int, digits), default=99 if is_iterated else 1)
+        if "^" in exponent and (is_iterated or exponent.count("^") > 1 or len(digits) > 3 or largest > 3):
+            return False
+        is_plain = match["base"].isdigit() and exponent.strip("-+ ").isdigit()
+        if "!" in exponent or len("".join(digits)) > (4 if is_plain else 2) or (grows and largest > 2):
+            return False
+        if is_plain:
+            of_numbers = max(of_numbers, largest)
+        if match["base"] in ")]|!":
+            of_powers *= largest or 1
+            if largest > 20 and len(set(_VARIABLE.findall(text))) > 2:
+                return False
+    return of_powers <= 10_000 and of_powers * of_numbers <= 100_000
+
+
+def _with_imaginary_unit(expression: Any) -> Any:
+    """The expression with √-1 for i, which math-verify takes for a variable."""
+    import sympy  # type: ignore[import-untyped, unused-ignore]
+
+    found = {symbol: sympy.I for symbol in getattr(expression, "free_symbols", ()) if symbol.name == "i"}
+    return expression.xreplace(found) if found else expression
+
+
+def _approximate(expression: Any) -> Fraction | None:
+    """The value of a real constant to 30 digits; None for anything else."""
+    if not getattr(expression, "is_number", False):
+        return None
+    try:
+        return Fraction(str(expression.evalf(30)))
+    except (ValueError, TypeError, ZeroDivisionError, OverflowError):
+        return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without math-verify's warning that its time limit is off, which is meant."""
+    loggers = [logging.getLogger(name) for name in ("math_verify.parser", "math_verify.grader")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+_FUNCTION: Final = re.compile(rf"(?<![\\A-Za-z])(?:{FUNCTIONS})(?![A-Za-z])")
+_DECIMAL: Final = re.compile(r"(?<![0-9])([0-9]*)\.([0-9]+)")
+_IMPLICIT: Final = re.compile(r"(?<=[0-9])\s*(?=\()")
+_ROOT: Final = re.compile(r"\\sqrt\s*\(")
+_ODD_ROOT: Final = re.compile(r"\\sqrt\s*\[\s*([0-9]*[13579])\s*\]\s*\{\s*-\s*([0-9.]+)\s*\}")
+_SIMPLE_FRACTION: Final = re.compile(r"(?<![\w.}])([0-9]+)\s*/\s*([0-9]+)(?=\s*[A-Za-z\\(])")
+_BARE_POWER: Final = re.compile(r"\^\s*(-?[0-9]+)")
+_VARIABLE: Final = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+
+
+def _latex(text: str) -> str:
+    """A cleaned text as LaTeX for math-verify: decimals as fractions, 2(3) as a product, functions as commands."""
+    text = re.sub(r"(\\(?:begin|end)) \{", r"\1{", _FUNCTION.sub(lambda match: f"\\{match[0]} ", text))
+    while match := _ROOT.search(text):
+        end = _closing(text, match.end())
+        text = f"{text[: match.start()]}\\sqrt{{{text[match.end() : end]}}}{text[end + 1 :]}"
+    text = _BARE_POWER.sub(r"^{\1}", _ODD_ROOT.sub(r"(-\\sqrt[\1]{\2})", text))
+    text = _SIMPLE_FRACTION.sub(r"\\frac{\1}{\2}", text)
+    text = _DECIMAL.sub(lambda match: rf"\frac{{{int(match[1] + match[2])}}}{{{10 ** len(match[2])}}}", text)
+    return _IMPLICIT.sub(r" \\cdot ", text)
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the parenthesis that was opened before `start` closes; the end of the text if it never does."""
+    depth = 1
+    for position in range(start, len(text)):
+        depth += (text[position] == "(") - (text[position] == ")")
+        if not depth:
+            return position
+    return len(text)
+
+
+def _use_once() -> None:
+    """Fill SymPy's and the parser's caches, so that a process that is forked from this one finds them full."""
+    comparison = BoundedComparison()
+    comparison._calls_left = 100 * MOST_CALLS
+    for truth, answer in (
+        (r"x^{2}-4", "(x-2)(x+2)"),
+        (r"\sin^2 x+\cos^2 x", "1"),
+        (r"\frac{1}{\sqrt{2}}", r"1\le x<2"),
+    ):
+        comparison.equal(truth, answer)
+
+
+if importlib.util.find_spec("math_verify") is not None:
+    _use_once()
