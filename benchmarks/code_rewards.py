@@ -28,14 +28,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-<<<<<<< HEAD
 from reward_kit.reward_calls import with_options  # noqa: E402
-from reward_kit.rewards.code import python_code  # noqa: E402
-from reward_kit.rewards.programs.sandbox import CodeSandboxes  # noqa: E402
-=======
-from reward_kit.reward_options import with_options  # noqa: E402
 from reward_kit.rewards.code import CodeSandboxes, python_code  # noqa: E402
->>>>>>> main
 
 TARGET = 150.0
 CPU_S, WALL_S = 0.1, 0.6

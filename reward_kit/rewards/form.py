@@ -13,12 +13,7 @@ from pydantic import Field
 
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message, StepOutput
-<<<<<<< HEAD
 from reward_kit.reward_calls import checks_options
-from reward_kit.rewards.reading.replies import Part, last_reply, own_messages
-from reward_kit.rewards.reading.texts import passed, shown
-=======
-from reward_kit.reward_options import checks_options
 from reward_kit.rewards.replies import (
     Part,
     composed,
@@ -29,7 +24,6 @@ from reward_kit.rewards.replies import (
     shown,
     word_count,
 )
->>>>>>> main
 from reward_kit.typed_interface import reward_function
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]*")

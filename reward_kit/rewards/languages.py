@@ -14,16 +14,9 @@ from pydantic import Field
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message
-<<<<<<< HEAD
 from reward_kit.reward_calls import checks_options
-from reward_kit.rewards.reading.language_words import LANGUAGES_OF_LETTER, LANGUAGES_OF_WORD, SCRIPTS
-from reward_kit.rewards.reading.replies import Part, composed, last_reply, lines_without_code, own_messages
-from reward_kit.rewards.reading.texts import passed
-=======
-from reward_kit.reward_options import checks_options
 from reward_kit.rewards.option_types import check_extra
 from reward_kit.rewards.replies import Part, composed, last_reply, lines_without_code, own_messages, passed
->>>>>>> main
 from reward_kit.typed_interface import reward_function
 
 if TYPE_CHECKING:

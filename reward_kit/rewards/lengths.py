@@ -11,23 +11,13 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
-<<<<<<< HEAD
-from reward_kit.errors import ConfigError
-from reward_kit.models import EvaluateResult, Message
-from reward_kit.reward_calls import checks_options
-from reward_kit.rewards.reading.replies import Part, last_reply
-from reward_kit.rewards.reading.texts import passed
-from reward_kit.typed_interface import reward_function
-=======
 from reward_kit.errors import ConfigError, RewardError, RewardKitError, boundary
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.reward_calls import BATCH_NAMES, Caller, OpenReward
-from reward_kit.reward_options import checks_options, with_options
+from reward_kit.reward_calls import BATCH_NAMES, Caller, OpenReward, checks_options, with_options
 from reward_kit.rewards.combining import Call, Reward, asked, combined, copies, loads_beside
 from reward_kit.rewards.judge_questions import as_text, first_request, shown_messages
 from reward_kit.rewards.replies import Part, last_reply, passed
 from reward_kit.typed_interface import RewardSpec, as_function, reward_function, reward_spec
->>>>>>> main
 
 Unit = Literal["characters", "words"]
 """What a length counts: characters of Unicode, or words between white space."""

@@ -16,26 +16,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError, RewardError, boundary, kind_of
 from reward_kit.models import EvaluateResult, Message, MetricResult
-<<<<<<< HEAD
 from reward_kit.reward_calls import checks_options
-from reward_kit.rewards.comparing.assignment import best_in_order, best_pairs
-from reward_kit.rewards.comparing.json_values import as_json, read_json
-from reward_kit.rewards.comparing.tool_schemas import Same, Strings, ToolSchema
-from reward_kit.rewards.comparing.tool_truths import (
-    Agreement,
-    ExpectedCall,
-    MadeCall,
-    agreement,
-    first_wrong,
-    read_expected,
-)
-from reward_kit.rewards.reading.fenced import fenced_blocks
-from reward_kit.rewards.reading.texts import last_answer, needed, passed, shown
-=======
-from reward_kit.reward_options import checks_options
 from reward_kit.rewards.json_answers import array_key, as_json, in_short, is_number, read_json
 from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, passed, shown
->>>>>>> main
 from reward_kit.typed_interface import reward_function
 
 MOST_CALLS: Final = 256

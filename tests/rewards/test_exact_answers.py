@@ -11,14 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError, RewardError
-<<<<<<< HEAD
 from reward_kit.reward_calls import with_options
-from reward_kit.rewards.exact_answers import exact_answer
-from reward_kit.rewards.reading.normalising import SQUAD
-=======
-from reward_kit.reward_options import with_options
 from reward_kit.rewards.answers import SQUAD, exact_answer
->>>>>>> main
 from tests.profiles import examples
 from tests.rewards.answers import MEGABYTE, ask, histories, wild_text
 
