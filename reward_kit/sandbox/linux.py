@@ -275,19 +275,19 @@ class ProcessLimits(NamedTuple):
                 raise SetupError(f"set resource limit {which} to {bound}", str(error)) from error
 
 
-def tasks_of(user: int) -> int:
+def count_tasks(user: int) -> int:
     """Processes and threads that this user id has now; 0 where /proc does not say."""
     count = 0
     try:
         for name in os.listdir("/proc"):  # noqa: PTH208
             if name.isdigit():
-                count += _tasks_of_process(f"/proc/{name}", user)
+                count += _count_tasks_of_process(f"/proc/{name}", user)
     except OSError:
         return 0
     return count
 
 
-def _tasks_of_process(folder: str, user: int) -> int:
+def _count_tasks_of_process(folder: str, user: int) -> int:
     try:
         return len(os.listdir(f"{folder}/task")) if os.stat(folder).st_uid == user else 0  # noqa: PTH116, PTH208
     except OSError:  # it has ended

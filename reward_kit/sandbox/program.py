@@ -100,7 +100,7 @@ class World:
     may_start_processes: bool
 
 
-def world_of(program: Program, *, may_start_processes: bool) -> World:
+def world_for(program: Program, *, may_start_processes: bool) -> World:
     """The world that `program` needs on this machine.
 
     Raises:
@@ -119,11 +119,6 @@ def world_of(program: Program, *, may_start_processes: bool) -> World:
     real = {path: os.path.realpath(path) for path in paths if os.path.exists(path)}  # noqa: PTH110
     sys_path = (*library, *own, *program.search_paths)
     return World(imports, sys_path, tuple(sorted(real.items())), may_start_processes)
-
-
-def needs_of(program: Program) -> tuple[object, ...]:
-    """Return the parts of a program that decide its world, as a key."""
-    return program.imports, program.read_paths, program.search_paths, program.is_async, program.library_path
 
 
 def library_path() -> list[str]:

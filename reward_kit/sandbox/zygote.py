@@ -283,7 +283,7 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
         statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if os.path.exists("/proc/self/statm") else -1  # noqa: PTH110
         if user is not None:
             linux.become_user(user, keep_read_search=config["keep_read_search"])
-    config["others"] = linux.tasks_of(os.getuid()) if config["shares_user"] else 0
+    config["others"] = linux.count_tasks(os.getuid()) if config["shares_user"] else 0
     if strength != "process":
         linux.prctl(linux.PR_SET_DUMPABLE, 0, "close this process to others")
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, "give up gaining rights")

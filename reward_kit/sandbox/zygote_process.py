@@ -26,7 +26,7 @@ from typing import Any, Literal
 from reward_kit.processes import remove_folder, temporary_folder, temporary_root
 from reward_kit.sandbox import zygote
 from reward_kit.sandbox.frames import HEADER, NONCE_BYTES, READY, FrameError, answer_end, pack, read_answer
-from reward_kit.sandbox.linux import SetupError
+from reward_kit.sandbox.linux import MEBIBYTE, SetupError
 from reward_kit.sandbox.outcome import Evidence, Strength
 from reward_kit.sandbox.program import Limits, Program, World
 from reward_kit.sandbox.zygote import BY_ITSELF, ENDED, KILL, TOO_MUCH_DISK, Ended, Spawn
@@ -48,7 +48,6 @@ _BOOT_S = 120.0
 BACKSTOP_S = 2.0
 """Time in which a zygote must end a child; afterwards it is ended itself."""
 _FIRST_UNUSED_ID = 1_900_000_000
-_MEBIBYTE = 1 << 20
 
 
 class ZygoteProcess:
@@ -119,7 +118,7 @@ class ZygoteProcess:
             cpu_s: until the kernel ends it.
             program: what it may have loaded already; by default nothing.
         """
-        wanted = spawn_of(limits, is_single=is_single, cpu_s=cpu_s)
+        wanted = spawn_record(limits, is_single=is_single, cpu_s=cpu_s)
         child, self._prepared = self._prepared, None
         if child is not None:
             if child.is_as(limits, wanted, program):
@@ -133,7 +132,7 @@ class ZygoteProcess:
     def prepare(self, limits: Limits, *, is_single: bool, cpu_s: float, program: Program | None = None) -> None:
         """Start and confine the next child, and load a program into it, ahead of its call."""
         if self.is_alive and self._prepared is None:
-            self._prepared = self._spawn(limits, spawn_of(limits, is_single=is_single, cpu_s=cpu_s))
+            self._prepared = self._spawn(limits, spawn_record(limits, is_single=is_single, cpu_s=cpu_s))
             if program is not None:
                 self._prepared.load(program)
 
@@ -240,14 +239,14 @@ class ZygoteProcess:
         return True
 
 
-def spawn_of(limits: Limits, *, is_single: bool, cpu_s: float) -> Spawn:
+def spawn_record(limits: Limits, *, is_single: bool, cpu_s: float) -> Spawn:
     """The record that asks for a child with these limits."""
     return Spawn(
         math.ceil(cpu_s),
-        limits.memory_mb * _MEBIBYTE,
+        limits.memory_mb * MEBIBYTE,
         limits.processes,
         limits.open_files,
-        limits.disk_mb * _MEBIBYTE,
+        limits.disk_mb * MEBIBYTE,
         limits.result_bytes,
         int(is_single),
     )
@@ -469,7 +468,7 @@ class Child:
             pages = int(Path(f"/proc/{self.pid}/statm").read_bytes().split()[1])
         except (OSError, IndexError):
             return 0.0
-        return pages * _PAGE / (1 << 20)
+        return pages * _PAGE / MEBIBYTE
 
     def _look(self) -> None:
         """Resolve `answered` as soon as the answer is complete, or cannot become one."""
@@ -523,7 +522,7 @@ class Child:
         evidence.how = hows.get(ended.how, "fault" if self.has_fault else "killed")
         evidence.exit = os.waitstatus_to_exitcode(ended.status)
         evidence.cpu_s = ended.user_s + ended.system_s
-        evidence.peak_memory_mb = ended.peak_memory / (1 << 20)
+        evidence.peak_memory_mb = ended.peak_memory / MEBIBYTE
 
     def close(self) -> None:
         """Let go of every descriptor. The child sees its channel close."""

@@ -19,8 +19,7 @@ from reward_kit.reward_agent import ScoringRequest
 from reward_kit.reward_agent.confined import ConfinedScorer
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
 from reward_kit.sandbox import host
-from reward_kit.sandbox.host import Availability
-from reward_kit.sandbox.worker import Session
+from reward_kit.sandbox.host import Availability, Session
 from tests.agent.worlds import WORLD, call, calls, worker_of
 from tests.profiles import examples
 

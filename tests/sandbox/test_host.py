@@ -323,11 +323,11 @@ async def test_large_requests_and_results_pass(sandbox):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"imports": ("os; evil",)}, "no name of a module"),
+        ({"imports": ("os; evil",)}, "is not a module name"),
         ({"read_paths": ("relative",)}, "absolute"),
         ({"read_paths": ("/",)}, "never shown"),
         ({"read_paths": ("/usr/../etc",)}, "plain"),
-        ({"function": "a b"}, "no name of a function"),
+        ({"function": "a b"}, "is not a function name"),
     ],
 )
 async def test_a_program_that_asks_for_what_cannot_be_is_refused(settings, message):

@@ -75,6 +75,32 @@ except BlockingIOError:
         assert outcome.wall_s < 3
 
 
+async def test_each_process_of_a_tree_has_the_memory_limit():
+    if missing("namespaces"):
+        pytest.skip(missing("namespaces"))
+    body = """
+held = []
+for _ in range(3):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        blocks = []
+        try:
+            while True:
+                blocks.append(bytearray(8 << 20))
+        except MemoryError:
+            count = len(blocks)
+            del blocks
+        os.write(writer, str(8 * count).encode())
+        os._exit(0)
+    os.close(writer)
+    held.append(int(os.read(reader, 20)))
+return held
+"""
+    async with Sandbox(strength="namespaces", slots=1) as sandbox:
+        outcome = await run(sandbox, body, limits=Limits(wall_s=20, cpu_s=20, memory_mb=128, processes=3))
+    assert len(outcome.value) == 3 and all(64 <= mb <= 128 for mb in outcome.value), outcome
+
+
 async def test_processes_need_namespaces():
     if missing("landlock"):
         pytest.skip(missing("landlock"))
