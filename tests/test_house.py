@@ -17,7 +17,7 @@ PACKAGE = Path(reward_kit.__file__).parent
 LAYERS = [
     ["errors", "lazy", "blocking", "private_files", "display_text", "notebook_html", "safe_input"],
     ["task_parts", "earlier_tasks", "validation", "models", "loading", "process_guardian"],
-    ["processes", "limited_yaml"],
+    ["processes", "limited_yaml", "torch_cpu"],
     ["findings", "typed_interface", "reward_calls", "providers", "episodes", "environments"],
     ["console", "agent", "sandbox"],
     ["rewards", "tokens", "reward_agent", "reward_checks", "credit", "rl_helpers", "rl_processing"],
@@ -26,7 +26,7 @@ LAYERS = [
     ["integrations", "cli"],
 ]
 HEAVY = {"torch", "transformers", "ray", "trl"}
-MAY_IMPORT_HEAVY = ("reward_kit.agent.policies.hf", "reward_kit.rl", "reward_kit.integrations")
+MAY_IMPORT_HEAVY = ("reward_kit.agent.policies.hf", "reward_kit.rl", "reward_kit.integrations", "reward_kit.torch_cpu")
 
 
 def modules() -> dict[str, ast.Module]:

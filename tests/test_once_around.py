@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from reward_kit.agent.groups import collect_group
 from reward_kit.agent.models import steps_of
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, collect_group
 from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel

@@ -1,22 +1,27 @@
-"""`StepData`, the view of one step that credit works on, its `History`, and `StopReason`, why an episode ended."""
+"""`StepData`, the view of a step for credit assignment, and `StopReason`, why an episode ended.
+
+The token facts of an action (`PolicyOutput.log_probs`) are written to an episode and read back here. Ids go to the
+episode's tokens, which keep only what is new of a prompt; usage and finish reason are facts of the step; facts that do
+not make a turn, such as sampled ids without their prompt, go to the step's outputs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, overload
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
-from reward_kit.agent.log_probs import read_log_probs
 from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.segments import REWRITTEN, UNKNOWN_VERSION, Turn
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. Each value is in exactly one of the two groups below."""
+    """Why an episode ended."""
 
     ANSWERED = "answered"
     """The policy gave a text action, and the task ends on text."""
@@ -29,23 +34,23 @@ class StopReason(StrEnum):
     ENVIRONMENT_TERMINATED = "environment_terminated"
     """The environment ended the task, for better or worse."""
     RECORDED = "recorded"
-    """The transcript was given to us, not collected."""
+    """The transcript was imported, not collected."""
     USER_STOPPED = "user_stopped"
     """The simulated user ended the conversation."""
     ENVIRONMENT_TRUNCATED = "environment_truncated"
     """The environment stopped for an outside reason, such as its own time limit, which its configuration may raise."""
     MAX_STEPS = "max_steps"
-    """The step limit was reached: raise `max_episode_steps`, or see why the agent does not come to an end."""
+    """The step limit was reached: raise `max_episode_steps`, or find out why the agent does not finish."""
     TOKEN_LIMIT = "token_limit"
-    """The episode used its tokens up: `limits.total_tokens`."""
+    """The episode used up its tokens: `limits.total_tokens`."""
     OUTPUT_LIMIT = "output_limit"
     """The closing answer was cut off by the model's own limit (`finish_reason` "length"): raise its `max_tokens`."""
     CONTEXT_LIMIT = "context_limit"
     """The conversation no longer fits the model: take fewer steps, or lower `limits.tool_output_chars`."""
     COST_LIMIT = "cost_limit"
-    """The episode used its money up: `limits.cost`."""
+    """The episode used up its money: `limits.cost`."""
     WALL_TIME_LIMIT = "wall_time_limit"
-    """The episode used its time up: `limits.wall_time_s`."""
+    """The episode used up its time: `limits.wall_time_s`."""
     RUN_LIMIT = "run_limit"
     """The run's budget was used up; the episode is not finished and runs again on resume."""
     ERROR = "error"
@@ -58,7 +63,7 @@ class StopReason(StrEnum):
 
     @property
     def is_limit(self) -> bool:
-        """A limit that somebody set was reached."""
+        """A configured limit was reached."""
         return self in _LIMITS
 
 
@@ -73,18 +78,7 @@ _TERMINAL = frozenset(
         StopReason.USER_STOPPED,
     }
 )
-_LIMITS = frozenset(
-    {
-        StopReason.MAX_STEPS,
-        StopReason.TOKEN_LIMIT,
-        StopReason.OUTPUT_LIMIT,
-        StopReason.CONTEXT_LIMIT,
-        StopReason.COST_LIMIT,
-        StopReason.WALL_TIME_LIMIT,
-        StopReason.RUN_LIMIT,
-        StopReason.ENVIRONMENT_TRUNCATED,
-    }
-)
+_LIMITS = frozenset(StopReason) - _TERMINAL - {StopReason.ERROR}
 
 
 class History(Sequence[Message]):
@@ -124,22 +118,22 @@ class History(Sequence[Message]):
 
 
 class StepData(BaseModel):
-    """One policy action and what came of it.
+    """One policy action and its results.
 
     Attributes:
         system_step_index: counts policy actions from 0.
-        observation_data: what was new to the policy in this step: the environment's observation.
+        observation_data: the environment's observation, new to the policy in this step.
         action_taken: the structured action.
         raw_policy_output: the text as the model wrote it.
         resulting_messages_history: the conversation after the step; a list, or a `History` that shares its messages.
-        policy_logprobs: what the policy said with its action (`PolicyOutput.log_probs`), each key absent where unknown.
-        policy_value_estimate: V(s) where the policy has a critic.
+        policy_logprobs: `PolicyOutput.log_probs` of the action; unknown keys are absent.
+        policy_value_estimate: V(s) if the policy has a critic.
         is_done: the last step of its episode.
         step_info: `assistant_turn_index`, `state_key`, `environment_reward`, `is_action_valid`, tool outcomes.
-        base_reward: the reward of this step; None where nobody gave one.
-        advantage: what the action was worth above its peers; None before credit is assigned and where unscored.
-        return_to_go: what a critic is trained towards: A + V where the policy gave a value, else G_k, the discounted
-            return from this step on; None where `advantage` is.
+        base_reward: the reward of this step; None if unrewarded.
+        advantage: of the action over its peers; None before credit is assigned and if unscored.
+        return_to_go: the critic's target: A + V if the policy gave a value, else G_k, the discounted return from this
+            step on; None if `advantage` is.
     """
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
@@ -167,31 +161,79 @@ class StepData(BaseModel):
 
 
 def steps_of(episode: SingleAgentEpisode) -> list[StepData]:
-    """The steps of an episode, as views: messages and tokens are shared, not copied for each step."""
+    """Return the steps of an episode, as views: messages and tokens are shared, not copied for each step."""
     turns, rewards = episode.tokens.turns(), episode.environment_rewards()
+    group_id = facts_of(episode).get("group_id")
+
+    def output(key: str, t: int) -> Any:
+        return episode.get_extra_model_outputs(key, t) if key in episode.extra_model_outputs else None
+
     steps = []
     for t in range(len(episode)):
         info = {**episode.get_infos(t + 1), "environment_reward": rewards[t], "assistant_turn_index": t}
         # The key names the state in which the action was taken; the next info holds the next state's.
-        info["state_key"] = episode.get_infos(t).get("state_key")
-        info["group_id"] = facts_of(episode).get("group_id")
-        if t == len(episode) - 1:
+        info |= {"state_key": episode.get_infos(t).get("state_key"), "group_id": group_id}
+        is_last = t == len(episode) - 1
+        if is_last:
             info |= {"terminated": episode.is_terminated, "truncated": episode.is_truncated}
         steps.append(
             StepData(
                 system_step_index=t,
                 observation_data=episode.get_observations(t),
                 action_taken=episode.get_actions(t),
-                raw_policy_output=_output(episode, "raw_policy_output", t),
+                raw_policy_output=output("raw_policy_output", t),
                 resulting_messages_history=History(episode.messages, episode.turn_end(t)) if episode.messages else [],
                 policy_logprobs=read_log_probs(episode, t, turns.get(t)),
-                policy_value_estimate=_output(episode, "value_estimate", t),
-                is_done=episode.is_done and t == len(episode) - 1,
+                policy_value_estimate=output("value_estimate", t),
+                is_done=episode.is_done and is_last,
                 step_info=info,
             )
         )
     return steps
 
 
-def _output(episode: SingleAgentEpisode, key: str, t: int) -> Any:
-    return episode.get_extra_model_outputs(key, t) if key in episode.extra_model_outputs else None
+_IN_OUTPUTS = ("prompt_ids", "token_ids", "logprobs", "policy_version")
+_IN_INFO = ("usage", "finish_reason")
+
+
+def write_log_probs(
+    log_probs: Mapping[str, Any] | None, episode: SingleAgentEpisode, info: dict[str, Any]
+) -> dict[str, Any]:
+    """Write the token facts of an episode's next action.
+
+    Args:
+        log_probs: of the policy's output.
+        episode: receives the tokens.
+        info: of the step; receives usage and finish reason.
+
+    Returns:
+        The step's outputs; values may be None.
+    """
+    if not log_probs:
+        return {}
+    info |= {key: log_probs[key] for key in _IN_INFO if log_probs.get(key)}
+    outputs = {key: log_probs.get(key) for key in _IN_OUTPUTS}
+    prompt_ids, token_ids, logprobs, version = outputs.values()
+    if prompt_ids is None or token_ids is None:
+        return outputs
+    version = UNKNOWN_VERSION if version is None else version
+    reason = log_probs.get("segment_reason") or REWRITTEN
+    allowed = log_probs.get("allowed_ids")
+    episode.tokens.add_turn(len(episode), prompt_ids, token_ids, logprobs, version, reason, allowed)
+    return {}
+
+
+def read_log_probs(episode: SingleAgentEpisode, t: int, turn: Turn | None) -> dict[str, Any] | None:
+    """Return the token facts of the t-th action; unknown keys are absent, None if all are.
+
+    Args:
+        episode: its record.
+        t: the action.
+        turn: `episode.tokens.turns().get(t)`; computed once for all steps.
+    """
+    facts = {key: episode.get_extra_model_outputs(key, t) for key in _IN_OUTPUTS if key in episode.extra_model_outputs}
+    if turn is not None:
+        facts |= turn._asdict()
+    info = episode.get_infos(t + 1)
+    facts |= {key: info.get(key) for key in _IN_INFO}
+    return {key: value for key, value in facts.items() if value is not None} or None

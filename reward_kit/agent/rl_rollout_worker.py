@@ -1,29 +1,28 @@
-"""`RLRolloutWorker`: drives a policy through one episode and records it.
+"""`RLRolloutWorker`: run a policy through an episode and record it.
 
-The worker turns (task, policy, environment) into an episode and knows nothing of rewards. Each action of the policy
-appends exactly one assistant message and is one step, however many tools it calls. Whatever fails is recorded on the
-episode; an episode never takes its siblings with it.
+An episode goes: start (`starts.py`), reset, then steps (ask the policy, execute its tool calls with
+`tool_execution.py`, let a simulated user answer, check whether the episode is over, record), final state, close. The
+worker knows nothing of rewards. Each action of the policy appends exactly one assistant message and is one step,
+however many tools it calls. A failure is recorded on its episode and does not affect the others.
 """
 
 from __future__ import annotations
 
+import datetime
 import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from reward_kit.agent.budget import RunBudget, Used
-from reward_kit.agent.chat_actions import assistant_message
-from reward_kit.agent.clock import EpisodeClock
-from reward_kit.agent.execution import Execution, Toolbox, answers_of
-from reward_kit.agent.live_episode import LiveEpisode
-from reward_kit.agent.models import History, StepData, StopReason, steps_of
-from reward_kit.agent.plain_json import as_text
+from reward_kit.agent.actions import as_text, assistant_message, plain
+from reward_kit.agent.limits import EpisodeClock, RunBudget, Used
+from reward_kit.agent.models import History, StepData, StopReason, steps_of, write_log_probs
 from reward_kit.agent.policy_interface import (
-    Action,
+    OWN_ACCOUNT,
     AgentPolicy,
     EpisodeContext,
     PolicyOutput,
@@ -32,17 +31,19 @@ from reward_kit.agent.policy_interface import (
     open_session,
 )
 from reward_kit.agent.samples import Prompt, Sample
-from reward_kit.agent.simulated_user import WHO, SimulatedUser, UserSession, UserTurn
-from reward_kit.agent.starts import GroupStart
-from reward_kit.agent.world_calls import CLOSE_SECONDS, close_quietly, environment_call
-from reward_kit.environments.base import ForkableResource, ToolSpec
+from reward_kit.agent.starts import CLOSE_SECONDS, EpisodeStart, GroupStart, close_quietly, environment_call
+from reward_kit.agent.tool_execution import Execution, Toolbox
+from reward_kit.environments.base import ForkableResource, ToolSpec, hash_key
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.record import EpisodeFacts, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, LimitError, PolicyError, RewardKitError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.providers.request_queue import WHILE_WAITING
+
+if TYPE_CHECKING:
+    from reward_kit.agent.simulated_user import SimulatedUser, UserSession, UserTurn
 
 logger = logging.getLogger("reward_kit.agent")
 
@@ -52,17 +53,17 @@ class RLRolloutWorker:
 
     Args:
         task_definition: the task.
-        agent_policy: who acts. The worker opens a session for each episode and closes it, not the policy.
+        agent_policy: the agent. The worker opens and closes a session for each episode; it does not close the policy.
         max_episode_steps: overrides the task's.
         environment: a resource that is set up already; episodes run in forks of it. By default the task's
             `resource_type` is built.
         tools: the task's own tools; `runs.tasks` loads those of `tools_module_path`.
-        user: who answers the agent's texts; `runs.users` makes the one of the task's `user`.
-        budget: what all episodes of a run may use together; by default there is no bound.
-        policy_label: names the policy in ids and records; by default its class.
+        user: answers the agent's texts; `runs.users` makes the one of the task's `user`.
+        budget: shared by all episodes of a run; unlimited by default.
+        policy_label: the policy's name in ids and records; by default its class.
 
     Raises:
-        ConfigError: the task names tools, a user or a server, and nobody has loaded them.
+        ConfigError: the task names tools, a user or a server that were not passed.
     """
 
     def __init__(
@@ -77,11 +78,11 @@ class RLRolloutWorker:
         budget: RunBudget | None = None,
         policy_label: str | None = None,
     ) -> None:
-        _refuse_what_is_not_loaded(task_definition, tools, user)
-        self.task_definition = task_definition
-        self.agent_policy = agent_policy
+        _check_everything_loaded(task_definition, tools, user)
         if max_episode_steps is not None and max_episode_steps < 1:
             raise ConfigError(f"max_episode_steps is at least 1, got {max_episode_steps}")
+        self.task_definition = task_definition
+        self.agent_policy = agent_policy
         self.max_episode_steps = max_episode_steps or task_definition.max_episode_steps
         self.environment = environment
         self.tools = tools
@@ -91,9 +92,9 @@ class RLRolloutWorker:
         self._prompt = Prompt(task_definition)
         self._regex = re.compile(task_definition.termination_regex) if task_definition.termination_regex else None
         self._environment_lock = anyio.Lock()
-        has_tools = bool(task_definition.resource_type or task_definition.terminate_tool)
-        goes_on = has_tools or environment is not None or tools is not None or user is not None
-        self._ends_on_text = (task_definition.on_text or ("continue" if goes_on else "end")) == "end"
+        has_tools = bool(task_definition.resource_type or task_definition.terminate_tool or tools is not None)
+        continues = has_tools or environment is not None or user is not None
+        self._ends_on_text = (task_definition.on_text or ("continue" if continues else "end")) == "end"
 
     async def run_episode(self, seed: int | None = None) -> tuple[list[StepData], list[Message], Any]:
         """Collect one episode of the task itself.
@@ -102,7 +103,7 @@ class RLRolloutWorker:
             seed: the run's seed, 0 by default.
 
         Returns:
-            The steps, the whole conversation, and the task's ground truth. A failure is logged and stands in the last
+            The steps, the whole conversation, and the task's ground truth. A failure is logged and stored in the last
             step's `step_info["failure"]`.
         """
         episode = await self.collect_episode(seed=seed)
@@ -118,23 +119,38 @@ class RLRolloutWorker:
     async def collect_episode(
         self, group: GroupStart | None = None, rollout_index: int = 0, *, seed: int | None = None
     ) -> SingleAgentEpisode:
-        """Collect one episode; it always comes back, whatever fails.
+        """Collect one episode. Failures are recorded on it and not raised.
 
         Args:
             group: where the episode starts. By default a group of one on the task itself.
             rollout_index: the episode's position in its group.
-            seed: the run's seed, where no group is given.
+            seed: the run's seed, if no group is given.
 
         Returns:
             The episode. Its `custom_data` holds the ids, seeds, stop reason and more: `EpisodeFacts`.
         """
-        if group is not None:
-            return await self._collect(group, rollout_index)
-        async with self.group(Sample.of_task(self.task_definition), seed or 0) as own:
-            return await self._collect(own, rollout_index)
+        if group is None:
+            async with self.group(Sample.of_task(self.task_definition), seed or 0) as own:
+                return await self.collect_episode(own, rollout_index)
+        start = group.identity(rollout_index)
+        clock = EpisodeClock(self.task_definition.limits.wall_time_s)
+        live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id), clock=clock)
+        WHILE_WAITING.set(clock.paused)
+        try:
+            with boundary(RewardKitError, f"episode {start.rollout_id}"):
+                live.start = await group.episode(rollout_index)
+                await self._run(live)
+        except RewardKitError as error:
+            logger.info("episode %s failed", start.rollout_id, exc_info=error)
+            live.stop(StopReason.ERROR, Failure.from_exception(error))
+        finally:
+            if live.start.resource is not None:
+                await close_quietly(live.start.resource)
+        live.record_facts(self.policy_label)
+        return live.episode
 
     def group(self, sample: Sample, run_seed: int = 0) -> GroupStart:
-        """The start that the episodes of `sample` share."""
+        """Return the start that the episodes of `sample` share."""
         return GroupStart(
             self.task_definition,
             sample,
@@ -144,78 +160,69 @@ class RLRolloutWorker:
             environment_lock=self._environment_lock,
         )
 
-    async def _collect(self, group: GroupStart, rollout_index: int) -> SingleAgentEpisode:
-        start = group.identity(rollout_index)
-        clock = EpisodeClock(self.task_definition.limits.wall_time_s)
-        live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id), clock=clock)
-        WHILE_WAITING.set(clock.paused)
-        try:
-            with boundary(RewardKitError, f"episode {start.rollout_id}"):
-                live.start = await group.episode(rollout_index)
-                await self._drive(live)
-        except RewardKitError as error:
-            logger.info("episode %s failed", start.rollout_id, exc_info=error)
-            live.stop(StopReason.ERROR, Failure.from_exception(error))
-        finally:
-            if live.start.world is not None:
-                await close_quietly(live.start.world)
-        live.record_facts(self.policy_label)
-        return live.episode
-
-    async def _drive(self, live: LiveEpisode) -> None:
-        """Reset, step until the episode is over, take the final state."""
-        tools = Toolbox(self.task_definition, live.start.world, self.tools)
+    async def _run(self, live: LiveEpisode) -> None:
+        """Open the sessions, reset, step until the episode is over, take the final state."""
+        resource = live.start.resource
+        tools = Toolbox(self.task_definition, resource, self.tools)
         session: AgentPolicy | None = None
         user: UserSession | None = None
         try:
             with boundary(PolicyError, f"open of {self.policy_label}"), anyio.fail_after(self._policy_seconds(live)):
                 user = await self.user.open(live.start) if self.user is not None else None
                 session = await open_session(self.agent_policy, self._context(live, tools))
-            await self._begin(live, user)
+            await self._reset(live, user)
             while live.stop_reason is None:
                 await self._step(live, session, tools, user)
             if live.failure is None:
                 with boundary(PolicyError, self.policy_label), anyio.fail_after(CLOSE_SECONDS):
                     await session.see_end(History(live.episode.messages, len(live.episode.messages)))
         finally:
-            await self._close_sessions(session, user)
-        await self._take_final_state(live)
+            for opened in (user, session):
+                if opened is not None and opened is not self.agent_policy:
+                    await self._close_session(opened)
+        if resource is not None and live.failure is None and live.is_state_known:
+            with self._environment_call("final_state", resource):
+                snapshot = await resource.final_state()
+            if snapshot is not None:
+                facts_of(live.episode)["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
 
     def _context(self, live: LiveEpisode, tools: Toolbox) -> EpisodeContext:
-        """What the policy's session may know, and how it calls tools in its own time."""
+        """Return what the policy's session may know, and the function with which it calls tools while it acts."""
         start = live.start
 
         async def call_tool(name: str, arguments: Mapping[str, Any] | str) -> ToolAnswer:
-            live.outside = done = live.outside or Execution()
+            live.own_calls = done = live.own_calls or Execution()
             key = "arguments_text" if isinstance(arguments, str) else "arguments"
-            call = {"type": "tool_call", "name": name, key: arguments}
-            was_known, live.is_world_known = live.is_world_known, False  # and so it stays where the call is cut off
-            await tools.execute(call, len(live.episode), live.clock.left_s, done)
-            live.is_world_known = was_known and not done.is_interrupted
-            live.record_own_call(name, arguments)
-            return ToolAnswer(done.messages[-1].text, done.is_over)
+            was_known, live.is_state_known = live.is_state_known, False  # stays False if the call is cancelled
+            await tools.execute(
+                {"type": "tool_call", "name": name, key: arguments}, len(live.episode), live.clock.left_s, done
+            )
+            live.is_state_known = was_known and not done.is_interrupted
+            answer = done.messages[-1].text
+            stored = arguments if isinstance(arguments, str) else plain(dict(arguments))
+            call = {"name": name, "arguments": stored, "answer": hash_key(answer)}  # for a replay
+            done.info.setdefault("own_calls", []).append(call)
+            return ToolAnswer(answer, done.is_over)
 
         return EpisodeContext(
-            start.rollout_id, start.seeds.policy, start.world, start.sample.id, start.rollout_index, call_tool
+            start.rollout_id, start.seeds.policy, start.resource, start.sample.id, start.rollout_index, call_tool
         )
 
-    async def _close_sessions(self, session: AgentPolicy | None, user: UserSession | None) -> None:
-        """Close sessions, also while their task is being cancelled. A failure is worth a line, not the episode."""
-        for open_one in (user, session):
-            if open_one is None or open_one is self.agent_policy:
-                continue
-            try:
-                what = f"close of a session of {self.policy_label}"
-                with boundary(PolicyError, what), anyio.fail_after(CLOSE_SECONDS, shield=True):
-                    await open_one.close()
-            except RewardKitError as error:
-                logger.warning("%s", error)
+    async def _close_session(self, session: AgentPolicy | UserSession) -> None:
+        """Close a session, also during cancellation. A failure is logged and does not affect the episode."""
+        try:
+            what = f"close of a session of {self.policy_label}"
+            with boundary(PolicyError, what), anyio.fail_after(CLOSE_SECONDS, shield=True):
+                await session.close()
+        except RewardKitError as error:
+            logger.warning("%s", error)
 
-    async def _begin(self, live: LiveEpisode, user: UserSession | None) -> None:
+    async def _reset(self, live: LiveEpisode, user: UserSession | None) -> None:
+        """Record the first messages and observation."""
         shown = ""
-        if live.start.world is not None:
-            with self._look("get_observation", live.start.world):
-                shown = as_text(await live.start.world.get_observation())
+        if live.start.resource is not None:
+            with self._environment_call("get_observation", live.start.resource):
+                shown = as_text(await live.start.resource.get_observation())
         messages, opening = self._prompt.render(live.start.sample, shown), None
         if user is not None and user.begins(messages, shown):
             opening = await self._ask_user(live, user, messages)
@@ -227,11 +234,12 @@ class RLRolloutWorker:
             live.stop(StopReason.USER_STOPPED)
 
     async def _step(self, live: LiveEpisode, session: AgentPolicy, tools: Toolbox, user: UserSession | None) -> None:
-        """One action and what comes of it."""
-        clock = time.perf_counter()
-        with self._look("state_key and get_tools_spec", live.start.world):
-            if live.start.world is not None:
-                live.episode.get_infos(-1)["state_key"] = await live.start.world.state_key()
+        """Ask for one action, carry it out, and record both."""
+        episode, resource = live.episode, live.start.resource
+        began = time.perf_counter()
+        with self._environment_call("state_key and get_tools_spec", resource):
+            if resource is not None:
+                episode.get_infos(-1)["state_key"] = await resource.state_key()
             specs = await tools.specs()
         asked = time.perf_counter()
         output = await self._ask_policy(live, session, specs)
@@ -240,11 +248,22 @@ class RLRolloutWorker:
         answered = time.perf_counter()
         action = output.action_structured
         with boundary(PolicyError, self.policy_label):
-            to_json_value(action)  # what cannot be stored is refused before it is carried out
-            message = assistant_message(action, len(live.episode))
-        live.adopt_prompt(action)
-        execution = await self._execute_action_in_environment(live, tools, action)
-        self._count_usage(live, output)
+            to_json_value(action)  # refuse what cannot be stored before carrying it out
+            message = assistant_message(action, len(episode))
+        if "prompt_messages" in action and not episode.assistant_turns:
+            live.replace_prompt(action["prompt_messages"])
+        if "results" in action:  # the policy made its calls itself
+            execution, live.own_calls = live.own_calls or Execution(), None
+            execution.messages = [Message.model_validate(result) for result in action["results"]]
+            execution.info.setdefault("is_action_valid", True)
+        elif action["type"] in ("tool_call", "tool_calls"):
+            execution = await tools.execute(action, len(episode), live.clock.left_s)
+            live.is_state_known = not execution.is_interrupted
+        else:
+            execution = Execution(info={"is_action_valid": True})
+        used = live.count_usage(output.log_probs, live.usage)
+        self.budget.spend(used, steps=1)
+        self._check_cost_known(used, self.policy_label, is_free=self.agent_policy.is_free)
         stop_reason = self._check_termination(live, output, execution)
         if stop_reason is None and action["type"] == "text" and "results" not in action:
             stop_reason = await self._answer_text(live, user, message, execution)
@@ -252,25 +271,13 @@ class RLRolloutWorker:
         if stop_reason is not None:
             live.stop(stop_reason, execution.failure)
         live.policy_s += answered - asked
-        live.environment_s += (asked - clock) + (time.perf_counter() - answered)
-        logger.debug("%s step %d: %s -> %s", live.episode.id_, len(live.episode) - 1, output[0], execution.info)
-
-    async def _ask_user(self, live: LiveEpisode, user: UserSession, messages: Sequence[Message]) -> UserTurn:
-        """The simulated user's next message."""
-        with boundary(PolicyError, WHO):
-            with live.clock.deadline(self._policy_seconds(live)) as scope:
-                turn = await user.reply(messages)
-            if scope.cancelled_caught:
-                raise self._late()
-        used = live.count_usage(turn.facts, live.user_usage)
-        self.budget.spend(used)
-        self._refuse_unknown_cost(used, WHO, is_free=self.user is None or self.user.is_free)
-        return turn
+        live.environment_s += (asked - began) + (time.perf_counter() - answered)
+        logger.debug("%s step %d: %s -> %s", episode.id_, len(episode) - 1, action, execution.info)
 
     async def _ask_policy(
         self, live: LiveEpisode, session: AgentPolicy, specs: list[ToolSpec] | None
     ) -> PolicyOutput | None:
-        """The policy's next action; None where the episode's time ran out, or its model's context, instead."""
+        """Return the policy's next action; None if the episode's time or the model's context ran out."""
         limit, left = self.task_definition.limits.policy_time_s, live.clock.left_s
         conversation = History(live.episode.messages, len(live.episode.messages))
         try:
@@ -284,33 +291,31 @@ class RLRolloutWorker:
             live.stop(StopReason.WALL_TIME_LIMIT)
             return None
         with boundary(PolicyError, self.policy_label):
-            raise self._late()
+            raise self._policy_timeout()
 
-    def _late(self) -> TimeoutError:
-        return TimeoutError(f"no answer within {self.task_definition.limits.policy_time_s} s (limits.policy_time_s)")
+    async def _ask_user(self, live: LiveEpisode, user: UserSession, messages: Sequence[Message]) -> UserTurn:
+        """Return the simulated user's next message."""
+        from reward_kit.agent.simulated_user import WHO
 
-    async def _execute_action_in_environment(self, live: LiveEpisode, tools: Toolbox, action: Action) -> Execution:
-        """Carry out the action's tool calls, where it makes any and did not make them itself."""
-        if "results" in action:
-            execution = live.take_outside()
-            execution.messages = answers_of(action)
-            execution.info.setdefault("is_action_valid", True)
-            return execution
-        if action["type"] not in ("tool_call", "tool_calls"):
-            return Execution(info={"is_action_valid": True})
-        execution = await tools.execute(action, len(live.episode), live.clock.left_s)
-        live.is_world_known = not execution.is_interrupted
-        return execution
+        with boundary(PolicyError, WHO):
+            with live.clock.deadline(self._policy_seconds(live)) as scope:
+                turn = await user.reply(messages)
+            if scope.cancelled_caught:
+                raise self._policy_timeout()
+        used = live.count_usage(turn.facts, live.user_usage)
+        self.budget.spend(used)
+        self._check_cost_known(used, WHO, is_free=self.user is None or self.user.is_free)
+        return turn
 
     async def _answer_text(
-        self, live: LiveEpisode, user: UserSession | None, said: Message, execution: Execution
+        self, live: LiveEpisode, user: UserSession | None, message: Message, execution: Execution
     ) -> StopReason | None:
-        """What the agent hears after a text: the user's answer, or a nudge. Why that ends the episode, if it does."""
+        """Answer a text by the user or a nudge. Return the reason if that ends the episode."""
         if user is None:
             execution.messages.append(Message(role="user", content=self.task_definition.nudge))
             return None
         try:
-            turn = await self._ask_user(live, user, [*live.episode.messages, said])
+            turn = await self._ask_user(live, user, [*live.episode.messages, message])
         except RewardKitError as error:
             if live.clock.left_s == 0:
                 return StopReason.WALL_TIME_LIMIT
@@ -322,11 +327,14 @@ class RLRolloutWorker:
         return StopReason.USER_STOPPED if turn.is_over else None
 
     def _check_termination(self, live: LiveEpisode, output: PolicyOutput, execution: Execution) -> StopReason | None:
-        """Why the episode is over after this step; None where it goes on."""
+        """Return the reason why the episode is over after this step; None if it continues."""
         action, task = output.action_structured, self.task_definition
         text = output.raw_policy_output or action.get("content") or ""
         limits, seconds_left = task.limits, live.clock.left_s
         is_cut = (output.log_probs or {}).get("finish_reason") == "length"
+        # A policy with a loop of its own may continue after a text.
+        is_last_text = action["type"] == "text" and "results" not in action and self._ends_on_text
+        is_answer = bool(action.get("is_final")) or is_last_text
         checks = (
             (StopReason.ERROR, execution.failure is not None),
             (StopReason.ENVIRONMENT_TERMINATED, execution.terminated),
@@ -334,8 +342,8 @@ class RLRolloutWorker:
             (StopReason.TERMINATE_ACTION, action["type"] == "terminate" or execution.wants_end),
             (StopReason.STOP_PHRASE, any(phrase in text for phrase in task.stop_phrases)),
             (StopReason.TERMINATION_REGEX, self._regex is not None and self._regex.search(text) is not None),
-            (StopReason.OUTPUT_LIMIT, self._is_answer(action) and is_cut),
-            (StopReason.ANSWERED, self._is_answer(action)),
+            (StopReason.OUTPUT_LIMIT, is_answer and is_cut),
+            (StopReason.ANSWERED, is_answer),
             (StopReason.COST_LIMIT, limits.cost is not None and live.cost >= limits.cost),
             (StopReason.TOKEN_LIMIT, limits.total_tokens is not None and live.tokens_used >= limits.total_tokens),
             (StopReason.WALL_TIME_LIMIT, seconds_left is not None and seconds_left <= 0),
@@ -344,55 +352,176 @@ class RLRolloutWorker:
         )
         return next((reason for reason, holds in checks if holds), None)
 
-    def _is_answer(self, action: Action) -> bool:
-        """The policy is done: it says so, or it gave a text that nobody answers."""
-        # A policy that runs a loop of its own may go on after a text.
-        is_last_text = action["type"] == "text" and "results" not in action and self._ends_on_text
-        return bool(action.get("is_final")) or is_last_text
-
-    def _count_usage(self, live: LiveEpisode, output: PolicyOutput) -> None:
-        """Add what an action used to the episode's account and the run's."""
-        used = live.count_usage(output.log_probs)
-        self.budget.spend(used, steps=1)
-        self._refuse_unknown_cost(used, self.policy_label, is_free=self.agent_policy.is_free)
-
-    def _refuse_unknown_cost(self, used: Used, who: str, *, is_free: bool) -> None:
+    def _check_cost_known(self, used: Used, who: str, *, is_free: bool) -> None:
         bounded = self.task_definition.limits.cost is not None or self.budget.limits.cost is not None
         if bounded and used.cost is None and not is_free:
             raise PolicyError(f"{who} did not say what this action cost, so the limit on cost cannot be kept")
 
-    def _look(self, what: str, world: ForkableResource | None) -> environment_call:
-        return environment_call(what, self.task_definition.limits.environment_time_s, world)
+    def _environment_call(self, what: str, resource: ForkableResource | None) -> environment_call:
+        return environment_call(what, self.task_definition.limits.environment_time_s, resource)
 
     def _policy_seconds(self, live: LiveEpisode) -> float | None:
-        """How long the policy may take now."""
+        """Return the seconds that the policy has for its next answer."""
         limits = (self.task_definition.limits.policy_time_s, live.clock.left_s)
         return min((seconds for seconds in limits if seconds is not None), default=None)
 
-    async def _take_final_state(self, live: LiveEpisode) -> None:
-        if live.start.world is not None and live.failure is None and live.is_world_known:
-            with self._look("final_state", live.start.world):
-                snapshot = await live.start.world.final_state()
-            if snapshot is not None:
-                facts_of(live.episode)["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
+    def _policy_timeout(self) -> TimeoutError:
+        return TimeoutError(f"no answer within {self.task_definition.limits.policy_time_s} s (limits.policy_time_s)")
 
 
-def _refuse_what_is_not_loaded(
-    task: TaskDefinitionModel, tools: ToolRegistry | None, user: SimulatedUser | None
-) -> None:
-    """A definition is only words: what it names has to be given besides, or the episodes would lack it in silence."""
+@dataclass(slots=True)
+class LiveEpisode:
+    """The state of an episode while it runs, and the writer of its record.
+
+    Attributes:
+        start: its identity, seeds and resource.
+        episode: the record.
+        tokens_used: prompt and completion tokens of all steps so far.
+        policy_s: seconds that the policy took.
+        environment_s: seconds that everything else took.
+        usage: the policy's reported usage, summed.
+        user_usage: the simulated user's.
+        own_calls: results of the calls that the policy made itself in the current turn.
+        stop_reason: set once the episode is over.
+        failure: set if something broke.
+        is_state_known: no call of the resource was cancelled.
+        clock: its own time, to which its limits apply.
+    """
+
+    start: EpisodeStart
+    episode: SingleAgentEpisode
+    tokens_used: int = 0
+    policy_s: float = 0.0
+    environment_s: float = 0.0
+    usage: dict[str, float] = field(default_factory=dict)
+    user_usage: dict[str, float] = field(default_factory=dict)
+    own_calls: Execution | None = None
+    stop_reason: StopReason | None = None
+    failure: Failure | None = None
+    is_state_known: bool = True
+    clock: EpisodeClock = field(default_factory=EpisodeClock)
+    _began: float = field(default_factory=time.perf_counter)
+    _began_at: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
+
+    @property
+    def cost(self) -> float:
+        """US dollars so far, the simulated user's included."""
+        return self.usage.get("cost", 0.0) + self.user_usage.get("cost", 0.0)
+
+    def stop(self, reason: StopReason, failure: Failure | None = None) -> None:
+        """End the episode."""
+        self.stop_reason, self.failure = reason, failure or self.failure
+        self.episode.is_terminated, self.episode.is_truncated = reason.is_terminal, not reason.is_terminal
+
+    def replace_prompt(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Let the record begin with the messages that the policy gave its model; the original ones go to the infos."""
+        given = [message.to_chat() for message in self.episode.messages]
+        self.episode.messages[:] = [Message.model_validate(message) for message in messages]
+        self.episode.get_infos(-1)["given_messages"] = given
+
+    def count_usage(self, facts: Mapping[str, Any] | None, account: dict[str, float]) -> Used:
+        """Add the usage of one action to an account.
+
+        Args:
+            facts: with `usage`, or with token ids if no endpoint reports it.
+            account: `usage` or `user_usage`.
+        """
+        facts = facts or {}
+        usage = facts.get("usage") or {}
+        for key, value in usage.items():
+            if isinstance(value, int | float):
+                account[key] = account.get(key, 0) + value
+        reported = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
+        ids = (facts.get("prompt_ids"), facts.get("token_ids"))
+        tokens = int(reported) or sum(len(known) for known in ids if known is not None)
+        self.tokens_used += tokens
+        return Used(tokens, usage.get("cost"))
+
+    def add_step(self, output: PolicyOutput, message: Message, execution: Execution, stop: StopReason | None) -> None:
+        """Record one action and its results."""
+        episode, action = self.episode, output.action_structured
+        outputs: dict[str, Any] = {
+            "raw_policy_output": output.raw_policy_output,
+            "value_estimate": output.value_estimate,
+            # The values are in the messages; the keys let a replay repeat the action.
+            "own_account": [key for key in ("results", "is_final") if action.get(key) not in (None, False)] or None,
+        }
+        if episode.assistant_turns:
+            outputs["prompt_messages"] = action.get("prompt_messages")
+        outputs |= write_log_probs(output.log_probs, episode, execution.info)
+        episode.add_assistant_message(message)
+        episode.add_messages(execution.messages)
+        episode.add_env_step(
+            "\n".join(shown.text for shown in execution.messages),
+            {key: value for key, value in action.items() if key not in OWN_ACCOUNT},
+            execution.reward,
+            execution.info,
+            terminated=stop is not None and stop.is_terminal,
+            truncated=stop is not None and not stop.is_terminal,
+            extra_model_outputs={key: value for key, value in outputs.items() if value is not None},
+        )
+
+    def record_facts(self, policy_label: str) -> None:
+        """Record the episode's identity, start, end and timing."""
+        start, reason = self.start, self.stop_reason or StopReason.ERROR
+        facts = EpisodeFacts(
+            final_state=facts_of(self.episode).get("final_state"),
+            sample_id=start.sample.id,
+            group_id=start.group_id,
+            rollout_index=start.rollout_index,
+            attempt=0,
+            policy=policy_label,
+            stop_reason=reason.value,
+            failure=self.failure.to_json() if self.failure else None,
+            seeds=asdict(start.seeds),
+            start={"fork": start.fork, "state_key": start.state_key, "verified": start.verified},
+            sample=dict(start.sample.row),
+            ground_truth=start.sample.ground_truth,
+            usage=dict(self.usage),
+            timing={
+                "started_at": self._began_at.isoformat(timespec="microseconds"),
+                "duration_s": round(time.perf_counter() - self._began, 6),
+                "policy_s": round(self.policy_s, 6),
+                "environment_s": round(self.environment_s, 6),
+                **({"waited_s": round(self.clock.waited_s, 6)} if self.clock.waited_s else {}),
+            },
+        )
+        if self.user_usage:
+            facts["user_usage"] = dict(self.user_usage)
+        self.episode.custom_data.update(facts)
+
+
+async def collect_group(
+    worker: RLRolloutWorker, sample: Sample, size: int, *, run_seed: int = 0
+) -> list[SingleAgentEpisode]:
+    """Collect `size` concurrent episodes of one sample from one start.
+
+    Returns:
+        (G,) the episodes in rollout order; a failed one carries its failure.
+    """
+    episodes: dict[int, SingleAgentEpisode] = {}
+
+    async def collect(index: int) -> None:
+        episodes[index] = await worker.collect_episode(group, index)
+
+    async with worker.group(sample, run_seed) as group, anyio.create_task_group() as tasks:
+        for index in range(size):
+            tasks.start_soon(collect, index)
+    return [episodes[index] for index in range(size)]
+
+
+def _check_everything_loaded(task: TaskDefinitionModel, tools: ToolRegistry | None, user: SimulatedUser | None) -> None:
+    """Refuse a task that names tools, a user or a server that were not passed, and would silently be missing."""
+    config = task.base_resource_config
+    parts = config.get("resources") or ()
+    has_server = "resource_server" in config or any("resource_server" in (part.get("config") or {}) for part in parts)
     missing = {
         "tools_module_path": task.tools_module_path is not None and tools is None,
         "user": task.user is not None and user is None,
-        "resource_server": task.resource_server is not None and not _knows_server(task.base_resource_config),
+        "resource_server": task.resource_server is not None and not has_server,
     }
-    if left_out := next((key for key, is_missing in missing.items() if is_missing), None):
+    if key := next((key for key, is_missing in missing.items() if is_missing), None):
         raise ConfigError(
-            f"task {task.name!r}: {left_out} is named, and what it names is not here: pass what "
+            f"task {task.name!r}: {key} is named, and what it names is not here: pass what "
             "runs.tasks.load_task and runs.users.make_user make of the task file, or take the key out"
         )
-
-
-def _knows_server(config: Mapping[str, Any]) -> bool:
-    parts = config.get("resources") or ()
-    return "resource_server" in config or any("resource_server" in (part.get("config") or {}) for part in parts)

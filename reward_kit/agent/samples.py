@@ -1,4 +1,4 @@
-"""Samples, the seeds and ids that derive from them, and the messages an episode of one begins with."""
+"""Samples, the seeds and ids derived from them, and the first messages of their episodes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,15 @@ if TYPE_CHECKING:
     import jinja2
 
 
-_UNDEFINED = re.compile(r"'(\w+)' is undefined")
-
-
 class PromptError(ConfigError):
     """A template of the task does not fit a sample.
 
     Attributes:
-        key: of the task file, under which the template stands.
-        problem: what is wrong, whichever sample it is.
+        key: of the template in the task file.
+        problem: the message without the sample.
     """
 
-    # The message comes first and alone is needed, so that the error crosses from one process to another.
+    # The message comes first and the rest has defaults, so that the error can be pickled.
     def __init__(self, message: str, key: tuple[str | int, ...] = (), problem: str = "") -> None:
         super().__init__(message)
         self.key, self.problem = key, problem
@@ -42,8 +39,8 @@ class Sample:
     Attributes:
         id: unique in its task.
         row: the fields that message templates and reward functions may use.
-        ground_truth: handed to reward functions, never to the policy.
-        resource_config: laid over the task's `base_resource_config`.
+        ground_truth: passed to reward functions, never to the policy.
+        resource_config: overrides the task's `base_resource_config`.
         where: file and line, for messages to the user.
     """
 
@@ -55,12 +52,12 @@ class Sample:
 
     @property
     def place(self) -> str:
-        """Which sample it is, and where it stands, for messages to the user."""
+        """The sample's id, file and line, for messages to the user."""
         return f"sample {self.id!r}" + (f" ({self.where})" if self.where else "")
 
     @classmethod
     def of_task(cls, task: TaskDefinitionModel) -> Sample:
-        """The task itself, where it has no dataset."""
+        """Return the task itself as a sample, if it has no dataset."""
         return cls(task.name, ground_truth=task.ground_truth)
 
 
@@ -75,20 +72,20 @@ class Seeds:
 
 
 def derive_seed(*parts: object) -> int:
-    """A 63-bit seed from a purpose, the run's seed and ids; the same parts always give the same seed."""
+    """Return a 63-bit seed from a purpose, the run's seed and ids; equal parts give equal seeds."""
     text = "\0".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
 
 
 def derive_seeds(run_seed: int, sample_id: str, rollout_index: int, noise: str, policy_label: str = "") -> Seeds:
-    """Environment seed = f(run, sample); policy seed = f(run, sample, rollout index, policy).
+    """Return the environment seed f(run, sample) and the policy seed f(run, sample, rollout index, policy).
 
     Args:
         run_seed: the run's.
         sample_id: the sample's.
         rollout_index: the position in the group.
-        noise: "independent" or "shared": whether the group's worlds draw different chances after their fork.
-        policy_label: tells apart several policies of one run.
+        noise: "independent" or "shared": whether the group's forks draw different random numbers.
+        policy_label: distinguishes several policies of one run.
     """
     noise_parts = (rollout_index,) if noise == "independent" else ()
     return Seeds(
@@ -100,18 +97,21 @@ def derive_seeds(run_seed: int, sample_id: str, rollout_index: int, noise: str, 
 
 
 def make_group_id(run_seed: int, sample_id: str, policy_label: str = "") -> str:
-    """The id of the group of `sample_id`: readable, and unique in a run."""
+    """Return the id of the group of `sample_id`: readable, and unique in a run."""
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", sample_id)[:40]
     return f"{slug}-{derive_seed('group', run_seed, sample_id, policy_label) & 0xFFFFFFFFFFFF:012x}"
 
 
 def make_rollout_id(group_id: str, rollout_index: int) -> str:
-    """The id of one episode of a group."""
+    """Return the id of one episode of a group."""
     return f"{group_id}-{rollout_index}"
 
 
 class Prompt:
     """The first messages of a task's episodes: its templates, compiled once.
+
+    Attributes:
+        shows_observation: a template uses the environment's first observation.
 
     Raises:
         ConfigError: a template does not compile.
@@ -123,19 +123,15 @@ class Prompt:
         if task.initial_user_prompt is not None:
             self._messages.append(Message(role="user", content=task.initial_user_prompt))
         self._templates: dict[str, jinja2.Template] = {}
-        self._shows_observation = False
+        self.shows_observation = False
         for message in self._messages:
-            for text in _template_texts(message):
-                self._compile(text)
-
-    @property
-    def shows_observation(self) -> bool:
-        """A template uses the environment's first observation."""
-        return self._shows_observation
+            content = message.content
+            parts = [{"text": content}] if isinstance(content, str) else content or []
+            for text in (part.get("text") for part in parts):
+                if isinstance(text, str) and "{" in text:
+                    self._compile(text)
 
     def _compile(self, text: str) -> None:
-        if "{" not in text:
-            return
         # Jinja2 costs 30 ms to import and many tasks have no template.
         import jinja2
 
@@ -145,24 +141,28 @@ class Prompt:
             self._templates[text], used = compile_template(text)
         except (jinja2.TemplateSyntaxError, TemplateLimitError) as error:
             raise ConfigError(f"task {self._task.name!r}: message template {text[:60]!r}: {error}") from None
-        self._shows_observation |= "observation" in used
+        self.shows_observation |= "observation" in used
 
     def render(self, sample: Sample, observation: str = "") -> list[Message]:
-        """The first messages of an episode of `sample`.
+        """Return the first messages of an episode of `sample`.
 
         Args:
-            sample: its row fills the templates; a row's own `messages` are used where the task has none.
+            sample: its row fills the templates; a row's own `messages` are used if the task has none.
             observation: the environment's first observation as text.
 
         Raises:
             ConfigError: a template uses a field that the row does not have, or fails in another way, or the row's own
-                messages are none.
+                messages are invalid.
         """
         if self._messages:
             messages = [self._render_message(i, sample, observation) for i in range(len(self._messages))]
         else:
-            messages = _own_messages(sample)
-        if observation and not self._shows_observation:
+            try:
+                messages = pydantic.TypeAdapter(list[Message]).validate_python(sample.row.get("messages") or [])
+            except pydantic.ValidationError as error:
+                problems = "; ".join(describe_validation_error(error))
+                raise ConfigError(f"{sample.place}: messages: {problems}") from None
+        if observation and not self.shows_observation:
             messages.append(Message(role="user", content=observation))
         return messages
 
@@ -189,26 +189,13 @@ class Prompt:
             with boundary(ConfigError, f"message template {text[:60]!r}"):
                 return render_template(self._templates[text], fields)
         except ConfigError as error:
-            told = _UNDEFINED.fullmatch(str(error.__cause__))
-            if told is not None:
+            cause = error.__cause__
+            undefined = re.fullmatch(r"'(\w+)' is undefined", str(cause))
+            if undefined is not None:
                 names = [*map(str, sample.row), "observation"]
-                problem = f"message template {text[:60]!r}: {error.__cause__}{did_you_mean(told[1], names)}"
-            elif isinstance(error.__cause__, TemplateLimitError):
-                problem = f"message template {text[:60]!r}: {error.__cause__}"
+                problem = f"message template {text[:60]!r}: {cause}{did_you_mean(undefined[1], names)}"
+            elif isinstance(cause, TemplateLimitError):
+                problem = f"message template {text[:60]!r}: {cause}"
             else:
                 problem = f"{error}; the row's fields: {', '.join(sorted(map(str, sample.row))) or 'none'}"
-            raise PromptError(f"{sample.place}: {problem}", key, problem) from error.__cause__
-
-
-def _own_messages(sample: Sample) -> list[Message]:
-    given = sample.row.get("messages") or []
-    try:
-        return pydantic.TypeAdapter(list[Message]).validate_python(given)
-    except pydantic.ValidationError as error:
-        raise ConfigError(f"{sample.place}: messages: {'; '.join(describe_validation_error(error))}") from None
-
-
-def _template_texts(message: Message) -> list[str]:
-    if isinstance(message.content, str):
-        return [message.content]
-    return [part["text"] for part in message.content or [] if isinstance(part.get("text"), str)]
+            raise PromptError(f"{sample.place}: {problem}", key, problem) from cause

@@ -1,8 +1,10 @@
 """`SimulatedUser`: the other side of a dialogue, a policy that answers the agent between its turns.
 
-The user's policy sees the conversation from its own side: what the agent says is "user" to it and what it said itself
-is "assistant". Tool calls, tool results, what the world shows, and the task's system message are the agent's alone.
-This is the arrangement of τ-bench (https://arxiv.org/abs/2406.12045), its stop signal included.
+The user's policy sees the conversation from its own side: the agent's texts are "user" to it and its own are
+"assistant". Tool calls, tool results, the environment's observation and the task's system message are the agent's
+alone. This is the arrangement of τ-bench (https://arxiv.org/abs/2406.12045), its stop signal included.
+
+`dialogue_of` shows a recorded conversation as an episode of two agents.
 """
 
 from __future__ import annotations
@@ -12,30 +14,36 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reward_kit.agent.plain_json import plain
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.actions import plain
+from reward_kit.agent.models import write_log_probs
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import (
     Action,
     AgentPolicy,
     EpisodeContext,
-    PolicyOutput,
     next_action,
     open_session,
 )
 from reward_kit.agent.samples import Prompt, Sample, derive_seed
 from reward_kit.agent.starts import EpisodeStart
+from reward_kit.episodes.episode_data import REWARD
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, PolicyError, RewardKitError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.task_parts import STOP_PHRASE
 
+if TYPE_CHECKING:
+    from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
+
 GREETING = "Hello! What can I do for you?"
-"""What a user who speaks first is asked; many endpoints refuse a conversation without a user message."""
+"""The first message to a user who speaks first; many endpoints refuse a conversation without a user message."""
 WHO = "the simulated user"
-"""How a user is called beside the policies: in messages, and where a failure of theirs is told apart."""
+"""The user's name in messages and failures, beside the labels of policies."""
 NO_ANSWER = "(no answer)"
-"""What the user hears where the agent says nothing."""
+"""What the user reads if the agent gives an empty text."""
+AGENT, USER = "agent", "user"
 
 Replies = Sequence[str] | Callable[[Sequence[Message], Mapping[str, Any]], Any]
 
@@ -45,10 +53,10 @@ class UserTurn:
     """One message of the user.
 
     Attributes:
-        text: what the agent reads, without the stop signal.
+        text: as the agent reads it, without the stop phrase.
         is_over: the user ends the conversation with it.
-        facts: JSON-safe facts for the record: the raw output, and `usage`, `finish_reason` and token ids where known;
-            of the first one also the user's `instructions`.
+        facts: JSON-safe facts for the record: the raw output, and `usage`, `finish_reason` and token ids if known; the
+            first turn also has the user's `instructions`.
     """
 
     text: str
@@ -56,18 +64,18 @@ class UserTurn:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def messages(self) -> list[Message]:
-        """What it adds to the conversation: nothing where the user leaves without a word."""
+        """Return the messages added to the conversation: none if the user leaves without a word."""
         return [Message(role="user", content=self.text)] if self.text or not self.is_over else []
 
 
 class SimulatedUser:
-    """Who plays the user in all episodes of a run.
+    """The user in all episodes of a run.
 
     Args:
-        policy: answers in the user's place: a text action is what the user says, terminate ends the conversation.
+        policy: answers as the user: a text action is the user's message, terminate ends the conversation.
         instructions: the system message of that policy, a template over the sample's row.
         stop_phrase: an answer that contains it is the last one; the agent reads it without the phrase.
-        opens: the user speaks first; by default where no message of the task is the user's.
+        opens: the user speaks first; by default if no message of the task is the user's.
 
     Raises:
         ConfigError: a template does not compile.
@@ -87,29 +95,29 @@ class SimulatedUser:
 
     @property
     def is_free(self) -> bool:
-        """What the user says costs nothing."""
+        """The user's answers cost nothing."""
         return self.policy.is_free
 
     @property
     def knows_cost(self) -> bool:
-        """Whether the usage of the user's answers says what they cost."""
+        """The usage of the user's answers includes their cost."""
         return self.policy.knows_cost
 
     def check(self, sample: Sample) -> None:
         """Fill the templates, as `open` will.
 
         Raises:
-            ConfigError: one of them uses what the sample's row does not have.
+            ConfigError: a template uses a field that the sample's row does not have.
         """
-        self._instructions.of(sample)
+        self._instructions.render(sample)
 
     async def open(self, start: EpisodeStart) -> UserSession:
-        """The user of one episode. Its seed is neither the agent's nor the world's, and the same for every agent."""
+        """Open the user of one episode. Its seed is its own, and the same for every agent."""
         seed = derive_seed("user", start.seeds.run, start.sample.id, start.rollout_index)
         policy = self._policy_for(start.sample)
         context = EpisodeContext(start.rollout_id, seed, None, start.sample.id, start.rollout_index)
-        instructions = self._instructions.of(start.sample)
-        with _told_apart():
+        instructions = self._instructions.render(start.sample)
+        with _named_failures():
             session = await open_session(policy, context)
         return UserSession(session, instructions, self._stop_phrase, self._opens, is_shared=session is self.policy)
 
@@ -122,17 +130,17 @@ class SimulatedUser:
 
 
 class ScriptedUser(SimulatedUser):
-    """A user who says given texts, and then stops.
+    """A user who gives fixed answers, and then stops.
 
     Args:
         replies: the texts in order, templates over the sample's row; or a function, sync or async, of the conversation
-            as the user sees it and the row, that returns a text. By default the row's own `replies`, as they are.
+            as the user sees it and the row, that returns a text. By default the row's own `replies`, verbatim.
         instructions: as in `SimulatedUser`; a function sees them.
         stop_phrase: as in `SimulatedUser`.
         opens: as in `SimulatedUser`.
 
     Raises:
-        ConfigError: `replies` is neither, or a template does not compile.
+        ConfigError: `replies` has another type, or a template does not compile.
     """
 
     def __init__(
@@ -145,21 +153,30 @@ class ScriptedUser(SimulatedUser):
     ) -> None:
         super().__init__(ScriptedPolicy([]), instructions=instructions, stop_phrase=stop_phrase, opens=opens)
         self._function = replies if callable(replies) else None
-        given = None if replies is None or callable(replies) else _list_of_texts(replies, "replies")
+        given = None if replies is None or callable(replies) else _check_texts(replies, "replies")
         self._replies = None if given is None else _RowTemplates(given, "user")
 
     def check(self, sample: Sample) -> None:
-        """As in `SimulatedUser`; where there are no `replies`, the row must have them."""
+        """Fill the templates; without `replies`, the row must have them."""
         super().check(sample)
         self._policy_for(sample)
 
     def _policy_for(self, sample: Sample) -> AgentPolicy:
         if self._function is not None:
-            return ScriptedPolicy(_speaker(self._function, sample.row))
+            function, row = self._function, sample.row
+
+            async def speak(conversation: Sequence[Message], tools: object) -> Action:
+                text = function(conversation, row)
+                text = await text if inspect.isawaitable(text) else text
+                if not isinstance(text, str):
+                    raise PolicyError(f"the function of a scripted user returns a text, not {text!r:.80}")
+                return {"type": "text", "content": text}
+
+            return ScriptedPolicy(speak)
         if self._replies is not None:
-            texts = [message.text for message in self._replies.of(sample)]
+            texts = [message.text for message in self._replies.render(sample)]
         elif "replies" in sample.row:
-            texts = _list_of_texts(sample.row["replies"], f"sample {sample.id!r}: replies")
+            texts = _check_texts(sample.row["replies"], f"sample {sample.id!r}: replies")
         else:
             raise ConfigError(f"sample {sample.id!r} has no 'replies', and neither has the scripted user of its task")
         return ScriptedPolicy([{"type": "text", "content": text} for text in texts])
@@ -170,9 +187,9 @@ class UserSession:
 
     Args:
         policy: the session of the user's policy.
-        instructions: its system message, [] where there is none.
+        instructions: its system message, [] if it has none.
         stop_phrase: ends the conversation.
-        opens: the user speaks first; None where the task's messages decide.
+        opens: the user speaks first; None lets the task's messages decide.
         is_shared: the policy is not this session's to close.
     """
 
@@ -187,17 +204,17 @@ class UserSession:
     ) -> None:
         self._policy, self._is_shared = policy, is_shared
         self._first = list(instructions)
-        self._untold = "\n".join(message.text for message in instructions)
+        self._unrecorded = "\n".join(message.text for message in instructions)
         self._stop_phrase, self._opens = stop_phrase, opens
         self._observation = ""
         self._heard: list[tuple[Message, Message | None]] = []
 
     def begins(self, messages: Sequence[Message], observation: str) -> bool:
-        """Whether the user speaks first. Call it once, before `reply`.
+        """Return whether the user speaks first. Call it once, before `reply`.
 
         Args:
             messages: the task's first messages.
-            observation: what the world shows at first, which one of them may be; the user does not see it.
+            observation: the environment's first observation, which may be one of them; the user does not see it.
         """
         self._observation = observation
         speaks_already = any(_is_of_user(message, observation) for message in messages)
@@ -207,47 +224,47 @@ class UserSession:
         return begins
 
     async def reply(self, messages: Sequence[Message]) -> UserTurn:
-        """The user's next message.
+        """Return the user's next message.
 
         Args:
             messages: the conversation so far, as the agent sees it.
 
         Raises:
-            PolicyError: the user's policy gave no action, or called a tool.
+            PolicyError: the user's policy returned no action, or called a tool.
         """
-        with _told_apart():
-            output = await next_action(self._policy, self._as_heard(messages), None)
-        action = output.action_structured
-        if action["type"] not in ("text", "terminate"):
-            raise PolicyError(f"{WHO} called a tool, and a user has none: {action!r:.200}")
-        text = action.get("content") or ""
-        stops = action["type"] == "terminate" or self._stop_phrase in text
-        facts = _facts(output, text)
-        if self._untold:  # The first answer's record says what the user was told; the conversation does not.
-            facts["instructions"], self._untold = self._untold, ""
-        return UserTurn(_without(self._stop_phrase, text) if stops else text, stops, facts)
-
-    async def close(self) -> None:
-        """Release what the session of the policy holds."""
-        if not self._is_shared:
-            await self._policy.close()
-
-    def _as_heard(self, messages: Sequence[Message]) -> list[Message]:
-        """The conversation from the user's side. A message stays the same object, so that it is encoded once."""
+        # A message stays the same object from turn to turn, so that the policy encodes it once.
         before: list[tuple[Message | None, Message | None]] = [*self._heard, *[(None, None)] * len(messages)]
         self._heard = [
             (message, known if old is message else heard_by_user(message, self._observation))
             for message, (old, known) in zip(messages, before, strict=False)
         ]
-        return [*self._first, *(heard for _, heard in self._heard if heard is not None)]
+        conversation = [*self._first, *(heard for _, heard in self._heard if heard is not None)]
+        with _named_failures():
+            output = await next_action(self._policy, conversation, None)
+        action = output.action_structured
+        if action["type"] not in ("text", "terminate"):
+            raise PolicyError(f"{WHO} called a tool, and a user has none: {action!r:.200}")
+        text = action.get("content") or ""
+        stops = action["type"] == "terminate" or self._stop_phrase in text
+        known = {key: value for key, value in (output.log_probs or {}).items() if value is not None}
+        raw = text if output.raw_policy_output is None else output.raw_policy_output
+        facts: dict[str, Any] = plain({"raw": raw, **known})
+        if self._unrecorded:  # recorded with the first answer, since they are not in the conversation
+            facts["instructions"], self._unrecorded = self._unrecorded, ""
+        return UserTurn(_remove_phrase(self._stop_phrase, text) if stops else text, stops, facts)
+
+    async def close(self) -> None:
+        """Close the session of the policy."""
+        if not self._is_shared:
+            await self._policy.close()
 
 
 def heard_by_user(message: Message, observation: str) -> Message | None:
-    """One message as the user's policy sees it; None where it does not.
+    """Return a message as the user's policy sees it; None if it does not.
 
     Args:
         message: of the conversation as the agent sees it.
-        observation: what the world showed at first, which one of the messages may be; "" where there is no world.
+        observation: the environment's first observation, which may be one of the messages; "" without an environment.
     """
     if message.role == "assistant" and not message.tool_calls and not message.function_call:
         return Message(role="user", content=message.text or NO_ANSWER)
@@ -266,16 +283,15 @@ class _RowTemplates:
         self._prompt = Prompt(TaskDefinitionModel.model_validate({"name": "user", "messages": messages}))
         self._is_empty = not texts
 
-    def of(self, sample: Sample) -> list[Message]:
-        """One message for each text."""
+    def render(self, sample: Sample) -> list[Message]:
         if self._prompt.shows_observation and "observation" not in sample.row:
             raise ConfigError("{{ observation }}: what the world shows is not for the user")
         return [] if self._is_empty else self._prompt.render(sample)
 
 
 @contextmanager
-def _told_apart() -> Iterator[None]:
-    """Say that a failure is the user's: in the record and the table it stands under the agent's name."""
+def _named_failures() -> Iterator[None]:
+    """Name the user in its failures, since records and tables list them under the agent's label."""
     try:
         with boundary(PolicyError, WHO):
             yield
@@ -285,37 +301,167 @@ def _told_apart() -> Iterator[None]:
         raise
 
 
-def _without(phrase: str, text: str) -> str:
-    """The text without the phrase, and with one gap where there was one on either side of it."""
-
-    def gap(cut: re.Match[str]) -> str:
-        return "\n" if "\n" in cut[0] else " "
-
-    return re.sub(rf"\s+(?:{re.escape(phrase)}\s+)+", gap, text).replace(phrase, "").strip()
+def _remove_phrase(phrase: str, text: str) -> str:
+    """Remove the phrase, and leave one gap where it had gaps on both sides."""
+    pattern = rf"\s+(?:{re.escape(phrase)}\s+)+"
+    return re.sub(pattern, lambda cut: "\n" if "\n" in cut[0] else " ", text).replace(phrase, "").strip()
 
 
-def _list_of_texts(value: Any, what: str) -> list[str]:
+def _check_texts(value: Any, what: str) -> list[str]:
     if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
         raise ConfigError(f"{what}: expected a list of texts, got {value!r:.80}")
     return list(value)
 
 
-def _speaker(function: Callable[..., Any], row: Mapping[str, Any]) -> Callable[..., Any]:
-    """A script for `ScriptedPolicy` that asks `function(conversation, row)` for a text."""
+class _Turn(NamedTuple):
+    """A recorded message of the user; None if they left without a word."""
 
-    async def speak(conversation: Sequence[Message], tools: object) -> Action:
-        text = function(conversation, row)
-        text = await text if inspect.isawaitable(text) else text
-        if not isinstance(text, str):
-            raise PolicyError(f"the function of a scripted user returns a text, not {text!r:.80}")
-        return {"type": "text", "content": text}
-
-    return speak
+    message: Message | None
+    facts: Mapping[str, Any]
 
 
-def _facts(output: PolicyOutput, text: str) -> dict[str, Any]:
-    """What is known of one answer besides its text."""
-    known = {key: value for key, value in (output.log_probs or {}).items() if value is not None}
-    raw = text if output.raw_policy_output is None else output.raw_policy_output
-    facts: dict[str, Any] = plain({"raw": raw, **known})
-    return facts
+def dialogue_of(episode: SingleAgentEpisode) -> MultiAgentEpisode:
+    """Return the recorded conversation as an episode of the agents "agent" and "user", to inspect or train either.
+
+    The environment's time advances with each action of either. The agent's part is the recorded episode itself. The
+    user's observations are the agent's texts, their actions the answers. The raw text, usage and token ids of the
+    user's messages, if known, are extra model outputs and the tokens of the user's own episode. If the user spoke last,
+    that action is complete if the task ended with it, and hangs if the conversation was cut off or continues. The
+    user's rewards are unknown.
+
+    Args:
+        episode: as the worker records it, or read from a run. Its conversation and tokens are shared, not copied. A
+            user who never spoke is not in the dialogue.
+
+    Raises:
+        EpisodeError: the record of the user's tokens contradicts itself.
+    """
+    from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
+
+    dialogue = MultiAgentEpisode(episode.id_, agent_module_ids={AGENT: AGENT, USER: USER})
+    if not episode.is_reset:
+        return dialogue
+    opening = _opening(episode)
+    if opening is None:
+        dialogue.add_env_reset(observations={AGENT: episode.get_observations(0)}, infos={AGENT: episode.get_infos(0)})
+    else:
+        dialogue.add_env_reset(observations={USER: GREETING})
+        _add_turn(dialogue, episode, opening, t=-1)
+    for t in range(len(episode)):
+        _add_step(dialogue, episode, t)
+    dialogue.is_terminated, dialogue.is_truncated = episode.is_terminated, episode.is_truncated
+    dialogue.custom_data = episode.custom_data
+    agent = dialogue.agent_episodes[AGENT]
+    agent.id_, agent.custom_data = episode.id_, episode.custom_data
+    agent.messages, agent.assistant_turns, agent.tokens = episode.messages, episode.assistant_turns, episode.tokens
+    agent.is_terminated, agent.is_truncated = episode.is_terminated, episode.is_truncated
+    if USER in dialogue.agent_ids:
+        _add_user_conversation(dialogue.agent_episodes[USER], episode)
+    return dialogue
+
+
+def _opening(episode: SingleAgentEpisode) -> _Turn | None:
+    """Return the user's first message, if they began."""
+    facts = episode.get_infos(0).get(USER)
+    if facts is None:
+        return None
+    before = _first_messages(episode)
+    return _Turn(before[-1] if before and before[-1].role == "user" else None, facts)
+
+
+def _first_messages(episode: SingleAgentEpisode) -> list[Message]:
+    """Return the messages before the agent's first action, as the task gave them to the policy."""
+    if given := episode.get_infos(0).get("given_messages"):
+        return [Message.model_validate(message) for message in given]
+    turns = episode.assistant_turns
+    return episode.messages[: turns[0] if len(turns) else len(episode.messages)]
+
+
+def _turn_after(episode: SingleAgentEpisode, t: int) -> _Turn | None:
+    """Return the user's answer to the t-th action; None if it was answered otherwise."""
+    facts = episode.get_infos(t + 1).get(USER)
+    if facts is None:
+        return None
+    answers = episode.answers_to(t)
+    return _Turn(answers[-1] if answers and answers[-1].role == "user" else None, facts)
+
+
+def _add_step(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, t: int) -> None:
+    """Add one recorded step: the agent's action, and the user's answer if there is one."""
+    outputs = {key: column.get(t) for key, column in episode.extra_model_outputs.items()}
+    acts: dict[str, Any] = {
+        "actions": {AGENT: episode.get_actions(t)},
+        "extra_model_outputs": {AGENT: {key: value for key, value in outputs.items() if value is not None}},
+    }
+    text = episode.messages[episode.assistant_turns[t]].text or NO_ANSWER
+    turn = _turn_after(episode, t)
+    if turn is not None:
+        dialogue.add_env_step({USER: text}, rewards={}, **acts)
+        _add_turn(dialogue, episode, turn, t)
+        return
+    is_last = t == len(episode) - 1
+    heard = {USER: text} if is_last and episode.get_actions(t).get("type") == "text" else {}
+    waits = not heard and USER in dialogue.hanging_actions
+    _add_answered(dialogue, episode, t, heard if USER in dialogue.agent_ids else {}, user_waits=waits, **acts)
+
+
+def _add_turn(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, turn: _Turn, t: int) -> None:
+    """Add the user's answer to the t-th action, and the agent's next observation; t = -1 is the opening."""
+    info: dict[str, Any] = {}
+    tokens = write_log_probs(turn.facts, dialogue.agent_episodes[USER], info)
+    outputs = {"raw_policy_output": turn.facts.get("raw"), **info, **tokens}
+    outputs = {key: value for key, value in outputs.items() if value is not None}
+    action = {"type": "text", "content": turn.message.text} if turn.message else {"type": "terminate"}
+    acts = {"actions": {USER: action}, "extra_model_outputs": {USER: outputs}}
+    _add_answered(dialogue, episode, t, {}, user_waits=True, **acts)
+
+
+def _add_answered(
+    dialogue: MultiAgentEpisode,
+    episode: SingleAgentEpisode,
+    t: int,
+    heard: dict[str, Any],
+    *,
+    user_waits: bool,
+    **acts: Any,
+) -> None:
+    """Add the environment step in which the agent observes the results of its t-th action."""
+    is_last = t == len(episode) - 1
+    agents, rewards = {USER}, {}
+    if t >= 0:
+        reward: float | None = episode.get_rewards(t)
+        agents.add(AGENT)
+        rewards[AGENT] = reward if episode.get_infos(t + 1).get(REWARD, reward) is not None else None
+    dialogue.add_env_step(
+        {AGENT: episode.get_observations(t + 1), **heard},
+        rewards=rewards,
+        infos={AGENT: episode.get_infos(t + 1)},
+        terminateds=dict.fromkeys(agents, is_last and episode.is_terminated),
+        # A hanging action has no last observation to be cut off at.
+        truncateds=dict.fromkeys(agents - {USER} if user_waits else agents, is_last and episode.is_truncated),
+        **acts,
+    )
+
+
+def _add_user_conversation(user: SingleAgentEpisode, episode: SingleAgentEpisode) -> None:
+    """Add the conversation from the user's side: their instructions, what they heard, their own messages as turns."""
+    user.id_ = f"{episode.id_}-{USER}"
+    opening = _opening(episode)
+    turns = [opening, *(_turn_after(episode, t) for t in range(len(episode)))]
+    instructions = next((turn.facts.get("instructions") for turn in turns if turn is not None), None)
+    if instructions:
+        user.add_messages([Message(role="system", content=instructions)])
+    if opening is not None:
+        user.add_messages([Message(role="user", content=GREETING)])
+    is_forked = (episode.custom_data.get("start") or {}).get("fork") is not None
+    observation = episode.get_observations(0) if is_forked else ""
+    for t, turn in enumerate(turns, start=-1):
+        if t < 0:
+            messages = _first_messages(episode)
+        else:
+            messages = [episode.messages[episode.assistant_turns[t]], *episode.answers_to(t)]
+        own = turn.message if turn is not None else None
+        heard = (heard_by_user(message, observation) for message in (messages if own is None else messages[:-1]))
+        user.add_messages(message for message in heard if message is not None)
+        if turn is not None:
+            user.add_assistant_message(Message(role="assistant", content=own.text if own is not None else ""))

@@ -11,7 +11,7 @@ import anyio
 import click
 from click.core import ParameterSource
 
-from reward_kit.agent.plain_json import as_text
+from reward_kit.agent.actions import as_text
 from reward_kit.cli import completing
 from reward_kit.cli.check_reward import FAIL_ON, Asked, check_rewards, is_reward, prove_task, why_not_free
 from reward_kit.cli.check_run import check_file, check_run, is_foreign_file, is_run

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import anyio
 from rich.console import Console, RenderableType
 
-from reward_kit.agent.tool_troubles import CURRENT_TROUBLES, ToolTroubles
+from reward_kit.agent.tool_execution import CURRENT_TOOL_ERRORS, ToolErrors
 from reward_kit.cli import operator_log
 from reward_kit.cli.echo import echo_json
 from reward_kit.console import SafeConsole
@@ -229,8 +229,8 @@ def run_into(
             engine=engine,
         )
         shown.scoring = lambda: execution.scoring
-        troubles = ToolTroubles()
-        CURRENT_TROUBLES.set(troubles)
+        tool_errors = ToolErrors()
+        CURRENT_TOOL_ERRORS.set(tool_errors)
         if traffic is not None:
             from reward_kit.providers.session import CURRENT_PROVIDER_SESSION
 
@@ -245,7 +245,7 @@ def run_into(
                 await execution.execute()
         events.ended(store.path, "run", store.header.status)
         code = close_run(store, list(execution.rows.values()), execution.missing(), control, ending)
-        for line in troubles.told(store.path / "run.log"):
+        for line in tool_errors.lines(store.path / "run.log"):
             note_console().print(line, style="yellow")
         return code
 

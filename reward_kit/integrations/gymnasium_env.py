@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import gymnasium
 from gymnasium import spaces
 
-from reward_kit.agent.plain_json import as_text
+from reward_kit.agent.actions import as_text
 from reward_kit.blocking import LoopThread
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec
 from reward_kit.environments.registry import resource_class

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reward_kit.agent.conversations import episode_of
+from reward_kit.agent.actions import episode_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message
 from reward_kit.reward_agent.scoring import ScoringRequest

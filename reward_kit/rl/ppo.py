@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reward_kit.agent.policies.hf.cpu import no_denormals
 from reward_kit.errors import ConfigError, RewardKitError, TrainingError, boundary
 from reward_kit.rl.learner.columns import Place, prepared, score_rows
 from reward_kit.rl.learner.config import PPOConfig, lr_factor
@@ -26,6 +25,7 @@ from reward_kit.rl.losses import AdaptiveKLCoefficient, Diagnostics, GlobalBatch
 from reward_kit.rl.losses.diagnostics import Statistic, mean_of
 from reward_kit.tokens import TokenBatch
 from reward_kit.tokens.columns import Array, Ints
+from reward_kit.torch_cpu import no_denormals
 
 __all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import anyio
 
-from reward_kit.agent.budget import Exhausted
+from reward_kit.agent.limits import Exhausted
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.simulated_user import SimulatedUser

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reward_kit.agent.policies.human_policy import HumanPolicy
+from reward_kit.agent.policies.simple_policies import HumanPolicy
 from reward_kit.agent.simulated_user import SimulatedUser
 from reward_kit.errors import ConfigError
 from reward_kit.runs.given import kept_sources, name_of

@@ -12,8 +12,7 @@ from typing import Any
 
 import anyio
 
-from reward_kit.agent.policies.expert_policy import ExpertPolicy
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policies.simple_policies import ExpertPolicy, ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample

@@ -180,12 +180,12 @@ async def check_world(definition: TaskDefinitionModel, samples: Sequence[Sample]
             try:
                 async with GroupStart(definition, sample, 0) as group:
                     start = await group.episode(0)
-                    if start.world is not None:
+                    if start.resource is not None:
                         try:
                             with boundary(EnvironmentFailure, "get_tools_spec"):
-                                has_tools = bool(await start.world.get_tools_spec()) and has_tools
+                                has_tools = bool(await start.resource.get_tools_spec()) and has_tools
                         finally:
-                            await start.world.close()
+                            await start.resource.close()
             except (ConfigError, EnvironmentFailure) as error:
                 told = str(error).removeprefix(f"{definition.resource_type} resource: ")
                 where = sample.where if sample.resource_config else _where(located, told.partition(":")[0])

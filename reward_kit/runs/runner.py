@@ -21,11 +21,11 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from reward_kit.agent.budget import RunBudget, Used
+from reward_kit.agent.limits import RunBudget, Used
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.samples import Sample, make_group_id, make_rollout_id
 from reward_kit.agent.simulated_user import WHO, SimulatedUser
-from reward_kit.agent.world_calls import CLOSE_SECONDS
+from reward_kit.agent.starts import CLOSE_SECONDS
 from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import attempt_of, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode

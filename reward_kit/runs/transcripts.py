@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pydantic
 
-from reward_kit.agent.conversations import episode_of
+from reward_kit.agent.actions import episode_of
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.samples import make_group_id, make_rollout_id
 from reward_kit.episodes.record import EpisodeFacts, LatestAttempts, attempt_of

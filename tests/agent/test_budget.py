@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reward_kit.agent.budget import RunBudget, Used
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.limits import RunBudget, Used
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.task_parts import RunLimitsModel

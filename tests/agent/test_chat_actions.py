@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.agent.chat_actions import MAX_NESTING, action_of, assistant_message
+from reward_kit.agent.actions import MAX_NESTING, action_of, assistant_message
 from reward_kit.agent.policy_interface import check_output
 from reward_kit.models import FunctionCall, Message, ToolCall
 

@@ -7,7 +7,7 @@ import time
 import anyio
 import pytest
 
-from reward_kit.agent.clock import EpisodeClock
+from reward_kit.agent.limits import EpisodeClock
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.providers.session import ProviderSession

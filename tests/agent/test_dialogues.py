@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 
-from reward_kit.agent.dialogues import AGENT, USER, dialogue_of
 from reward_kit.agent.models import steps_of
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
-from reward_kit.agent.simulated_user import GREETING, NO_ANSWER, ScriptedUser, SimulatedUser
+from reward_kit.agent.simulated_user import AGENT, GREETING, NO_ANSWER, USER, ScriptedUser, SimulatedUser, dialogue_of
 from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode

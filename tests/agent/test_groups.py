@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from reward_kit.agent.groups import collect_group
+from reward_kit.agent.rl_rollout_worker import collect_group
 from reward_kit.agent.samples import Sample
 from tests.agent.worlds import WORLD, Counter, call, failure, reason, worker_of
 

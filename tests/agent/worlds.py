@@ -2,7 +2,7 @@
 
 import asyncio
 
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome, tool_spec

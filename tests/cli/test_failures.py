@@ -17,7 +17,7 @@ import anyio
 import click
 import pytest
 
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.samples import Sample
 from reward_kit.cli.main import VERBS, LazyGroup, program

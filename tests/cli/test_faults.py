@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.samples import Sample
 from reward_kit.environments.base import StepOutcome, ToolSpec, tool_spec
 from reward_kit.errors import StoreError

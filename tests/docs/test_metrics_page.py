@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from reward_kit.agent.models import StopReason
-from reward_kit.agent.policies.hf.value_head import PolicyWithValue
+from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.credit.diagnostics import credit_diagnostics
 from reward_kit.credit.group_filter import DropReason
 from reward_kit.credit.step_credit import StepCredit

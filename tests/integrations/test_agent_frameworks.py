@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from reward_kit import RLRolloutWorker, TaskDefinitionModel
-from reward_kit.agent.policies.own_agent.session import AgentTask
-from reward_kit.agent.policies.own_agent_policy import OwnAgentPolicy
+from reward_kit.agent.policies.own_agent_policy import AgentTask, OwnAgentPolicy
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from tests.agent.worlds import failure, reason
 from tests.chat_server import Behaviour, ChatServer, answer

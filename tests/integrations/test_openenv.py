@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from reward_kit.agent.groups import collect_group
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, collect_group
 from reward_kit.agent.samples import Sample
 from reward_kit.environments import check_resource
 from reward_kit.environments.openenv import OpenEnvResource

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from reward_kit.agent.groups import collect_group
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, collect_group
 from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError
 from reward_kit.rl.batch import to_tensors

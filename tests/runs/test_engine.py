@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from reward_kit.agent.budget import RunBudget
+from reward_kit.agent.limits import RunBudget
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.reward_agent.scoring import Reward, Scorer

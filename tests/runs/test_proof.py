@@ -10,7 +10,7 @@ import anyio
 import pytest
 import yaml
 
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.errors import ConfigError
 from reward_kit.runs.proof import SampleProof, prove
 from reward_kit.runs.tasks import load_task

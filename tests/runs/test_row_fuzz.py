@@ -22,8 +22,7 @@ import yaml
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from reward_kit.agent.policies.expert_policy import ExpertPolicy
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policies.simple_policies import ExpertPolicy, ScriptedPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.environments.alfworld import AlfworldConfig

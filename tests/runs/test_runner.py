@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.samples import Sample
 from reward_kit.loading import load_object

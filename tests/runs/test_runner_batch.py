@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.episodes.record import attempt_of
 from reward_kit.runs.plan import Control, NamedPolicy, Plan

@@ -243,8 +243,8 @@ class TestSeveralResources:
         task = load_task(self.project(tmp_path, "dataset_path: rows.jsonl\n"))
         async with GroupStart(task.definition, task.samples[0], 0) as group:
             start = await group.episode(0)
-            assert (start.fork, start.world.parts["Shop"].state) == ("native", {"till": 5})
-            await start.world.close()
+            assert (start.fork, start.resource.parts["Shop"].state) == ("native", {"till": 5})
+            await start.resource.close()
         write(tmp_path, '{"id": "a", "resource_config": {"shop": {}}}\n', "rows.jsonl")
         with pytest.raises(ConfigError, match=r"rows\.jsonl:1: resource_config: no resource is called 'shop'"):
             load_task(tmp_path / "task.yaml")

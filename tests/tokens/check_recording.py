@@ -10,10 +10,9 @@ import anyio
 import numpy as np
 import torch
 
-from reward_kit.agent.groups import collect_group
 from reward_kit.agent.models import StepData
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, collect_group
 from reward_kit.agent.samples import Sample
 from reward_kit.environments.base import ToolSpec
 from reward_kit.episodes import SingleAgentEpisode

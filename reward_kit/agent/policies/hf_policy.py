@@ -1,7 +1,7 @@
-"""The policy that is a language model of ours: any causal LM of `transformers`, tokens in and tokens out.
+"""`HFAgentPolicy`: act with any causal language model of `transformers`, on token ids from prompt to answer.
 
-A session's context is the exact ids of its episode so far and what the chat template adds for the new messages; what is
-sampled is recorded with its log-probabilities, the weights' version, and what a constraint left to choose from. All
+A session's context is the exact ids of its episode so far, plus what the chat template adds for new messages. Sampled
+tokens are recorded with their log-probabilities, the version of the weights, and the ids that a constraint allowed. All
 sessions share one engine, which acts with a copy of the weights in training.
 """
 
@@ -17,67 +17,57 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reward_kit.agent.policies.hf.action_formats import ActionFormat, Plain
-from reward_kit.agent.policies.hf.chat_layout import ChatLayout, Tools
-from reward_kit.agent.policies.hf.constraints import Choices
-from reward_kit.agent.policies.hf.conversation import Conversation, tools_given
-from reward_kit.agent.policies.hf.engine import Engine
-from reward_kit.agent.policies.hf.json_grammar import JsonGrammar
-from reward_kit.agent.policies.hf.loading import Origin
-from reward_kit.agent.policies.hf.merged_weights import merged_state_dict
-from reward_kit.agent.policies.hf.options import check_options, check_room
-from reward_kit.agent.policies.hf.recognition import action_format as recognised
-from reward_kit.agent.policies.hf.remembered import OPTIONS, settled
+from reward_kit.agent.policies.hf.action_formats import ActionFormat, Plain, Tool, find_action_format, tools_of
+from reward_kit.agent.policies.hf.chat_layout import ChatLayout, Conversation, tools_given
+from reward_kit.agent.policies.hf.constraints import Choices, TurnConstraints
+from reward_kit.agent.policies.hf.engine import Engine, Slot
+from reward_kit.agent.policies.hf.model import OPTIONS, ModelSource, PolicyWithValue, merged_state_dict, settle_options
 from reward_kit.agent.policies.hf.sampling import Sampling
-from reward_kit.agent.policies.hf.tools import Tool, tools_of
-from reward_kit.agent.policies.hf.turn_constraints import TurnConstraints
-from reward_kit.agent.policies.hf.turns import Generated, Slot
-from reward_kit.agent.policies.hf.value_head import PolicyWithValue
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.environments.base import ToolSpec
-from reward_kit.errors import ConfigError, PolicyError
+from reward_kit.errors import ConfigError, PolicyError, kind_of
 from reward_kit.models import Message
 
 _TOOL_ROLES = ("tool", "user")
-_TEXT = Plain()  # where there is no tool, everything is a text
+_TEXT = Plain()  # without tools, every answer is a text
 
 
 class HFAgentPolicy(AgentPolicy):
-    """Acts by a causal language model, and can be trained.
+    """Acts with a causal language model, and can be trained.
 
     Args:
-        model: a folder that `save_pretrained` wrote, a name at the hub, or a model.
-        tokenizer: the model's; a tokenizer, or where one is. By default it is with the model.
+        model: a folder written by `save_pretrained`, a name at the hub, or a model.
+        tokenizer: a tokenizer, or its folder or name; by default the one stored with the model.
         action_format: how the model writes tool calls: hermes, llama, mistral, template, plain, bare; by default as it
-            was trained, where that was kept with it, else as its tokenizer and chat template say.
+            was trained, if that was saved with it, else as its tokenizer and chat template suggest.
         temperature: logits are divided by it; 0 takes the likeliest token.
-        top_p: keep the fewest tokens that have this probability together. What it leaves out is not recorded, so that
-            such episodes are not for training.
-        top_k: keep so many of the likeliest tokens; 0 keeps all. Not for training either.
-        max_new_tokens: of one answer.
-        constrain: every answer is a tool call that is valid for its schema.
+        top_p: keep the fewest tokens that have this probability together. Episodes sampled with it cannot be trained
+            on, since the tokens left out are not recorded.
+        top_k: keep this many of the likeliest tokens; 0 keeps all. Not for training either.
+        max_new_tokens: limit of one answer.
+        constrain: make every answer a tool call that is valid for its schema.
         tools_in_prompt: give the tools to the chat template; by default as the model was trained, else True.
-        tool_role: the role under which results of tools appear in the prompt, "tool" or "user"; by default as the model
-            was trained, else "tool".
-        chat_template: Jinja, or a file of it, in place of the tokenizer's.
+        tool_role: the role under which tool results appear in the prompt, "tool" or "user"; by default as the model was
+            trained, else "tool".
+        chat_template: Jinja text or a file of it, replacing the tokenizer's.
         template_options: variables of the chat template, such as `{enable_thinking: false}`.
-        lockstep: sample for all open sessions at once, so that a run is the same bit for bit.
-        max_sessions: contexts that are kept in memory at once.
-        max_context: tokens of a context; by default what the model was made for.
+        lockstep: sample for all open sessions at once, so that a run repeats bit for bit.
+        max_sessions: contexts kept in memory at once.
+        max_context: tokens of a context; by default the model's own limit.
         value_head: put a critic on the model.
-        device: "auto" is the accelerator, where there is one. A model that is given stays where it is. "meta" reads no
-            weights: the policy cannot act, but everything else is as it would be.
-        dtype: "auto" is bfloat16 on an accelerator and float32 on the CPU. A model that is given keeps its own.
-        download: fetch from the hub what is not here.
+        device: "auto" is the accelerator if there is one. A model object stays where it is. "meta" loads no weights:
+            the policy cannot act, but everything else works.
+        dtype: "auto" is bfloat16 on an accelerator and float32 on the CPU. A model object keeps its own.
+        download: fetch missing files from the hub.
 
     Attributes:
         sampling: how tokens are drawn.
-        taught: options that are kept with the model, for who saves it.
-        lockstep: as given; who collects lets all sessions of a batch begin together.
+        taught: options to save with the model.
+        lockstep: as given; collectors open all sessions of a batch together.
         version: of the weights that act.
 
     Raises:
-        ConfigError: there is no such model or tokenizer, or an option is wrong.
+        ConfigError: the model or tokenizer is missing, or an option is invalid.
     """
 
     is_free = True
@@ -108,51 +98,87 @@ class HFAgentPolicy(AgentPolicy):
     ) -> None:
         if tool_role not in (None, *_TOOL_ROLES):
             raise ConfigError(f"tool_role: expected tool or user, got {tool_role!r}")
-        context = {} if max_context is None else {"max_context": (max_context, 1)}
-        check_options(
-            numbers={"temperature": temperature, "top_p": top_p},
-            whole={"top_k": (top_k, 0), "max_new_tokens": (max_new_tokens, 1), "max_sessions": (max_sessions, 1)}
-            | context,
-            switches={
-                "constrain": constrain,
-                "tools_in_prompt": True if tools_in_prompt is None else tools_in_prompt,
-                "lockstep": lockstep,
-                "value_head": value_head,
-                "download": download,
-            },
+        _check_numbers(temperature=temperature, top_p=top_p)
+        _check_counts(1, max_new_tokens=max_new_tokens, max_sessions=max_sessions)
+        _check_counts(0, top_k=top_k)
+        if max_context is not None:
+            _check_counts(1, max_context=max_context)
+        shows_tools = True if tools_in_prompt is None else tools_in_prompt
+        _check_switches(
+            constrain=constrain,
+            tools_in_prompt=shows_tools,
+            lockstep=lockstep,
+            value_head=value_head,
+            download=download,
         )
         self.sampling = Sampling(temperature, top_p, top_k).check()
         self.lockstep = lockstep
         self._max_new_tokens, self._constrains = max_new_tokens, constrain
         self._has_value = value_head or isinstance(model, PolicyWithValue)
-        self._origin = Origin.of(model, download, device, dtype) if isinstance(model, str | Path) else None
+        self._source = ModelSource.parse(model, download, device, dtype) if isinstance(model, str | Path) else None
         self._given = None if isinstance(model, str | Path) else self._with_head(model)
-        self.tokenizer = self._tokenizer(tokenizer)
-        said = {"action_format": None if action_format == "auto" else action_format}
-        self.taught = settled(self.tokenizer, {**said, "tools_in_prompt": tools_in_prompt, "tool_role": tool_role})
-        counts = {**OPTIONS, **self.taught}
-        self._tools_in_prompt, self._tool_role = bool(counts["tools_in_prompt"]), str(counts["tool_role"])
-        acting = copy.deepcopy(self._given) if self._given is not None else self._loaded()
-        _check_vocabulary(_plain(acting), self.tokenizer)
-        self._layout = ChatLayout(self.tokenizer, _text_of(chat_template), template_options)
-        self._form = recognised(counts["action_format"], self.tokenizer, self._layout.source, self._layout.opening)
-        self._stop_ids = self._found_stop_ids(_plain(acting))
-        room = check_room(max_context or _context_of(_plain(acting), self.tokenizer), max_new_tokens)
-        # Without weights there is nothing to run; an engine tries its model out.
-        self._started = None if _is_outline(acting) else self._engine_of(acting, room, max_sessions)
-        self._constraints = TurnConstraints(self._layout, self.tokenizer, self._end_id(), max_new_tokens)
+        if isinstance(tokenizer, PreTrainedTokenizerBase):
+            self.tokenizer = tokenizer
+        elif self._source is None:
+            raise ConfigError("tokenizer: a model that is given needs its tokenizer")
+        else:
+            self.tokenizer = self._source.load_tokenizer(str(tokenizer) if tokenizer is not None else None)
+        chosen = {"action_format": None if action_format == "auto" else action_format}
+        self.taught = settle_options(
+            self.tokenizer, {**chosen, "tools_in_prompt": tools_in_prompt, "tool_role": tool_role}
+        )
+        self._prompt_options = {**OPTIONS, **self.taught}
+        format_name = self._prompt_options.pop("action_format")
+        acting = copy.deepcopy(self._given) if self._given is not None else self._load()
+        language_model = _language_model(acting)
+        config = language_model.config.get_text_config(decoder=True)
+        if len(self.tokenizer) > int(config.vocab_size):
+            sizes = f"it has {len(self.tokenizer)} tokens and the model {config.vocab_size}"
+            raise ConfigError(f"tokenizer: {sizes}; it is another model's")
+        self._layout = ChatLayout(self.tokenizer, _read_template(chat_template), template_options)
+        self._form = find_action_format(format_name, self.tokenizer, self._layout.source, self._layout.opening)
+        end_id = self._layout.end_id if self._layout.end_id is not None else self.tokenizer.eos_token_id
+        if not isinstance(end_id, int):
+            raise ConfigError(
+                "tokenizer: nothing ends an answer: it has no eos_token, and the chat template none either"
+            )
+        self._end_id = end_id
+        self._stop_ids = _stop_ids(language_model, self.tokenizer, end_id)
+        max_context = max_context or _context_limit(config, self.tokenizer)
+        if max_new_tokens >= max_context:
+            raise ConfigError(
+                f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in a context of {max_context} tokens"
+            )
+        self._constraints = TurnConstraints(self._layout, self.tokenizer, end_id, max_new_tokens)
+        self._started: Engine | None = None
+        if not any(parameter.is_meta for parameter in acting.parameters()):
+            self._started = Engine(
+                language_model,
+                stop_ids=sorted(self._stop_ids),
+                max_context=max_context,
+                max_slots=max_sessions,
+                lockstep=lockstep,
+                value_head=getattr(acting, "value_head", None),
+            )
 
     def __repr__(self) -> str:
-        name = self._origin.name if self._origin is not None else type(_plain(self.module)).__name__
+        name = self._source.name if self._source is not None else type(_language_model(self.module)).__name__
         return f"HFAgentPolicy({name!r})"
 
     @cached_property
     def module(self) -> nn.Module:
         """The weights in training, a model of `transformers` or a `PolicyWithValue`; the engine has a copy.
 
-        Those of a folder are read once more when they are first asked for: who only acts needs them once.
+        Those of a folder are loaded again on first use, since a policy that only acts needs them once.
         """
-        return self._given if self._given is not None else self._loaded()
+        return self._given if self._given is not None else self._load()
+
+    def _load(self) -> nn.Module:
+        assert self._source is not None
+        return self._with_head(self._source.load_model())
+
+    def _with_head(self, model: nn.Module) -> nn.Module:
+        return PolicyWithValue(model) if self._has_value and not isinstance(model, PolicyWithValue) else model
 
     @property
     def _engine(self) -> Engine:
@@ -162,18 +188,18 @@ class HFAgentPolicy(AgentPolicy):
 
     @property
     def pad_token_id(self) -> int:
-        """What fills up rows; never attended to."""
+        """The id that fills rows; never attended to."""
         pad = self.tokenizer.pad_token_id
-        return int(pad) if isinstance(pad, int) else self._end_id()
+        return int(pad) if isinstance(pad, int) else self._end_id
 
     @property
     def version(self) -> int:
-        """Of the weights that act; 0 without weights."""
+        """The version of the weights that act; 0 without weights."""
         return self._started.version if self._started is not None else 0
 
     @property
     def untrainable_reason(self) -> str | None:
-        """Why what is recorded cannot be trained on; None where it can."""
+        """The reason why recorded episodes cannot be trained on; None if they can."""
         if self.sampling.temperature == 0:
             return "temperature 0 samples nothing: every token has probability one"
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
@@ -181,14 +207,14 @@ class HFAgentPolicy(AgentPolicy):
         return None
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """The session of one episode: its context, its random generator, its place in the engine."""
+        """Return the session of one episode: its context, its random generator, its slot in the engine."""
         rank = (context.sample_id, context.rollout_index, context.rollout_id)
         return HFSession(self, self._engine.open(rank, context.seed))
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """One action outside of any episode."""
+        """Return one action outside of any episode."""
         session = await self.open(EpisodeContext("", 0))
         try:
             return await session.get_action(observation, available_tools_specs)
@@ -199,15 +225,21 @@ class HFAgentPolicy(AgentPolicy):
         """Act with new weights from the next turn on.
 
         Args:
-            version: their name.
-            state_dict: the weights, under the names that they have in `module`; by default those of `module` itself,
-                with adapters that are trained in it added.
+            version: of the weights.
+            state_dict: the weights under their names in `module`; by default those of `module` itself, with trained
+                adapters merged in.
 
         Raises:
-            PolicyError: they are not those of this model.
+            PolicyError: they do not fit this model.
         """
         given = merged_state_dict(self.module) if state_dict is None else state_dict
-        weights, head = _parted(given)
+        weights: dict[str, Tensor] = {}
+        head: dict[str, Tensor] = {}
+        for name, tensor in given.items():
+            if name.startswith("value_head."):
+                head[name.removeprefix("value_head.")] = tensor
+            else:
+                weights[name.removeprefix("policy.")] = tensor
         await self._engine.publish(weights, version, value_head=head)
 
     async def close(self) -> None:
@@ -216,93 +248,23 @@ class HFAgentPolicy(AgentPolicy):
             await self._started.close()
 
     def form_of(self, tools: Sequence[Tool]) -> ActionFormat:
-        """How calls of these tools are written.
+        """Return the format in which calls of these tools are written.
 
         Raises:
-            PolicyError: nobody knows, or the format cannot call one of them.
+            PolicyError: the format is unknown, or cannot call one of them.
         """
         if isinstance(self._form, PolicyError):
             raise PolicyError(str(self._form))
         self._form.check(tools)
         return self._form
 
-    def conversation(self) -> Conversation:
-        """An empty context."""
-        return Conversation(
-            self._layout, self._stop_ids, tools_in_prompt=self._tools_in_prompt, tool_role=self._tool_role
-        )
-
-    async def sample(self, slot: Slot, ids: Sequence[int], constraint: Choices | JsonGrammar | None) -> Generated:
-        """One answer to a context.
-
-        Raises:
-            LimitError: the context is full.
-            PolicyError: the model failed.
-        """
-        limit = self._max_new_tokens
-        return await self._engine.generate(
-            slot, ids, max_new_tokens=limit, sampling=self.sampling, constraint=constraint
-        )
-
-    async def release(self, slot: Slot) -> None:
-        """Give a session's place back."""
-        await self._engine.close_slot(slot)
-
-    def constraint(self, given: Tools, tools: Sequence[Tool], form: ActionFormat) -> Choices | JsonGrammar | None:
-        """What the next answer may be; None where it may be anything."""
-        return self._constraints.start(given.key, tools, form) if self._constrains and tools else None
-
-    def text_of(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer, without the token that ended it."""
-        ended = bool(token_ids) and token_ids[-1] in self._stop_ids
-        return self._layout.decode(token_ids[:-1] if ended else token_ids)
-
-    def _engine_of(self, acting: nn.Module, context: int, sessions: int) -> Engine:
-        return Engine(
-            _plain(acting),
-            stop_ids=sorted(self._stop_ids),
-            max_context=context,
-            max_slots=sessions,
-            lockstep=self.lockstep,
-            value_head=getattr(acting, "value_head", None),
-        )
-
-    def _loaded(self) -> nn.Module:
-        assert self._origin is not None
-        return self._with_head(self._origin.model())
-
-    def _with_head(self, model: nn.Module) -> nn.Module:
-        return PolicyWithValue(model) if self._has_value and not isinstance(model, PolicyWithValue) else model
-
-    def _tokenizer(self, given: str | Path | PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
-        if isinstance(given, PreTrainedTokenizerBase):
-            return given
-        if self._origin is None:
-            raise ConfigError("tokenizer: a model that is given needs its tokenizer")
-        return self._origin.tokenizer(str(given) if given is not None else None)
-
-    def _end_id(self) -> int:
-        """The token that ends an answer that is well formed."""
-        end = self._layout.end_id if self._layout.end_id is not None else self.tokenizer.eos_token_id
-        if not isinstance(end, int):
-            raise ConfigError(
-                "tokenizer: nothing ends an answer: it has no eos_token, and the chat template none either"
-            )
-        return end
-
-    def _found_stop_ids(self, model: PreTrainedModel) -> Collection[int]:
-        config = model.generation_config
-        named = [config.eos_token_id if config is not None else None, self.tokenizer.eos_token_id, self._end_id()]
-        listed = [ids if isinstance(ids, list | tuple) else [ids] for ids in named if ids is not None]
-        return frozenset(int(each) for ids in listed for each in ids)
-
 
 class HFSession(AgentPolicy):
     """One episode of an `HFAgentPolicy`."""
 
     def __init__(self, policy: HFAgentPolicy, slot: Slot) -> None:
-        self._policy, self._slot = policy, slot
-        self._conversation, self._turn = policy.conversation(), 0
+        self._policy, self._slot, self._turn = policy, slot, 0
+        self._conversation = Conversation(policy._layout, policy._stop_ids, **policy._prompt_options)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
@@ -313,70 +275,62 @@ class HFSession(AgentPolicy):
             LimitError: the context is full.
             PolicyError: the chat template refuses the messages, the tools cannot be called, or the model failed.
         """
-        given, tools = tools_given(available_tools_specs), tools_of(available_tools_specs)
-        form = self._policy.form_of(tools) if tools else None
+        policy, given, tools = self._policy, tools_given(available_tools_specs), tools_of(available_tools_specs)
+        form = policy.form_of(tools) if tools else None
         prompt = self._conversation.prompt(observation, given)
-        ids = array("i", prompt.ids)  # read as a whole by everyone from here on
-        constraint = self._policy.constraint(given, tools, form) if form is not None else None
-        generated = await self._policy.sample(self._slot, ids, constraint)
-        chosen = constraint.chosen if isinstance(constraint, Choices) else None
-        text = self._policy.text_of(generated.token_ids) if chosen is None else chosen
-        self._conversation.answered(generated.token_ids, text)
+        prompt_ids = array("i", prompt.ids)
+        constraint = None
+        if form is not None and policy._constrains:
+            constraint = policy._constraints.start(given.key, tools, form)
+        generated = await policy._engine.generate(
+            self._slot,
+            prompt_ids,
+            max_new_tokens=policy._max_new_tokens,
+            sampling=policy.sampling,
+            constraint=constraint,
+        )
+        text = constraint.chosen if isinstance(constraint, Choices) else None
+        token_ids = generated.token_ids
+        if text is None:
+            has_ended = bool(token_ids) and token_ids[-1] in policy._stop_ids
+            text = policy._layout.decode(token_ids[:-1] if has_ended else token_ids)
+        self._conversation.answered(token_ids, text)
         action = (form or _TEXT).action(text, tools, self._turn, may_reason=constraint is None)
         self._turn += 1
-        return PolicyOutput(action, text, _facts(ids, prompt.reason, generated), generated.value)
+        log_probs = {
+            "prompt_ids": prompt_ids,
+            "token_ids": token_ids,
+            "logprobs": generated.logprobs,
+            "policy_version": generated.policy_version,
+            "usage": {"prompt_tokens": len(prompt_ids), "completion_tokens": len(token_ids)},
+            "finish_reason": generated.finish_reason,
+            "segment_reason": prompt.reason,
+            "allowed_ids": generated.allowed_ids,
+        }
+        known = {key: value for key, value in log_probs.items() if value is not None}
+        return PolicyOutput(action, text, known, generated.value)
 
     async def close(self) -> None:
-        """Give the place in the engine back."""
-        await self._policy.release(self._slot)
+        """Give the slot in the engine back."""
+        await self._policy._engine.close_slot(self._slot)
 
 
-def _facts(prompt_ids: Sequence[int], reason: str | None, generated: Generated) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "prompt_ids": prompt_ids,
-        "token_ids": generated.token_ids,
-        "logprobs": generated.logprobs,
-        "policy_version": generated.policy_version,
-        "usage": {"prompt_tokens": len(prompt_ids), "completion_tokens": len(generated.token_ids)},
-        "finish_reason": generated.finish_reason,
-        "segment_reason": reason,
-        "allowed_ids": generated.allowed_ids,
-    }
-    return {key: value for key, value in facts.items() if value is not None}
+def _language_model(model: nn.Module) -> PreTrainedModel:
+    """Return the language model without a value head."""
+    inner = model.policy if isinstance(model, PolicyWithValue) else model
+    if not isinstance(inner, PreTrainedModel):
+        raise ConfigError(f"model: expected a folder, a name or a PreTrainedModel, got {type(inner).__name__}")
+    return inner
 
 
-def _plain(model: nn.Module) -> PreTrainedModel:
-    """The language model alone."""
-    found = model.policy if isinstance(model, PolicyWithValue) else model
-    if not isinstance(found, PreTrainedModel):
-        raise ConfigError(f"model: expected a folder, a name or a PreTrainedModel, got {type(found).__name__}")
-    return found
+def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, end_id: int) -> Collection[int]:
+    config = model.generation_config
+    named = [config.eos_token_id if config is not None else None, tokenizer.eos_token_id, end_id]
+    listed = [ids if isinstance(ids, list | tuple) else [ids] for ids in named if ids is not None]
+    return frozenset(int(each) for ids in listed for each in ids)
 
 
-def _parted(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Those of the language model and those of the value head, each under its own names."""
-    model, head = {}, {}
-    for name, tensor in weights.items():
-        if name.startswith("value_head."):
-            head[name.removeprefix("value_head.")] = tensor
-        else:
-            model[name.removeprefix("policy.")] = tensor
-    return model, head
-
-
-def _is_outline(model: nn.Module) -> bool:
-    return any(parameter.is_meta for parameter in model.parameters())
-
-
-def _check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    size = int(model.config.get_text_config(decoder=True).vocab_size)
-    if len(tokenizer) > size:
-        raise ConfigError(f"tokenizer: it has {len(tokenizer)} tokens and the model {size}; it is another model's")
-
-
-def _context_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """What the model was made for."""
-    config = model.config.get_text_config(decoder=True)
+def _context_limit(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     known = [getattr(config, "max_position_embeddings", None), tokenizer.model_max_length]
     sizes = [int(size) for size in known if size is not None and size < 10**9]
     if not sizes:
@@ -384,11 +338,31 @@ def _context_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> i
     return min(sizes)
 
 
-def _text_of(template: str | Path | None) -> str | None:
-    """The template itself, read where a file is named."""
+def _read_template(template: str | Path | None) -> str | None:
+    """Return the template itself, read from its file if a file is named."""
     if template is None or (isinstance(template, str) and "{" in template):
         return template
     try:
         return Path(template).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"chat_template: cannot read {template}: {error}") from None
+
+
+def _check_numbers(**options: object) -> None:
+    for name, number in options.items():
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ConfigError(f"{name}: expected a number, got {number!r}, {kind_of(number)}")
+
+
+def _check_counts(least: int, **options: object) -> None:
+    for name, count in options.items():
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise ConfigError(f"{name}: expected a whole number, got {count!r}, {kind_of(count)}")
+        if count < least:
+            raise ConfigError(f"{name}: {count} is below {least}")
+
+
+def _check_switches(**options: object) -> None:
+    for name, switch in options.items():
+        if not isinstance(switch, bool):
+            raise ConfigError(f"{name}: expected true or false, got {switch!r}, {kind_of(switch)}")

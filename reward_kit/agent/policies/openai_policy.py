@@ -1,4 +1,4 @@
-"""The policy behind an OpenAI-compatible endpoint: a conversation goes out, an action comes back.
+"""`OpenAIAgentPolicy`: act through an OpenAI-compatible endpoint.
 
 One policy owns one `ChatEndpoint`; the sessions of all episodes share its connections. A session holds what belongs to
 one episode: its seed, and its messages as they were already encoded.
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reward_kit.agent.policies.chat_outputs import output_of
+from reward_kit.agent.actions import action_of
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, ProviderError
@@ -35,7 +35,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         api_key: by default the value of `api_key_env`, else OPENAI_API_KEY; both also from `.env`.
         api_key_env: name of the variable that holds the key; "" sends none. Here both are the caller's own choice; a
             task file may name only what is configured for that origin (`providers/keys.py`).
-        temperature: sent where given, as the three below; the endpoint's defaults rule otherwise.
+        temperature: sent if given, as the three below; the endpoint's defaults apply otherwise.
         top_p: as in the chat completions API.
         max_tokens: of one answer.
         parallel_tool_calls: whether one answer may hold several calls.
@@ -44,8 +44,8 @@ class OpenAIAgentPolicy(AgentPolicy):
         send_seed: send the episode's seed (modulo 2**31) with each request.
         send_reasoning: send earlier `reasoning_content` back; some endpoints need it, others refuse it.
         extra_body: further keys of the request, such as `return_token_ids` or `max_completion_tokens`.
-        idle_timeout_s: seconds without a byte after which an attempt ends and is retried; by default 60 where `stream`
-            is set, and no other limit than the total where it is not, because then nothing comes before the whole.
+        idle_timeout_s: seconds without a byte after which an attempt ends and is retried; by default 60 with `stream`,
+            and no other limit than the total without, because then nothing arrives before the whole answer.
         total_timeout_s: seconds after which an attempt ends.
         max_attempts: attempts for one action, the first included.
         retry_budget_s: seconds from the first attempt after which no further one begins.
@@ -54,8 +54,8 @@ class OpenAIAgentPolicy(AgentPolicy):
         trust_env: take proxies from the environment.
         requests_per_minute: attempts that may begin in a minute, spread evenly, over all episodes of the run.
         tokens_per_minute: tokens of prompts and answers in a minute, likewise.
-        max_connections: requests in flight; by default what the run has in flight, and less where the endpoint refuses.
-        traffic: what the requests of a run share. The program fills it in; it is no key of a task file.
+        max_connections: requests in flight; by default what the run has in flight, and less if the endpoint refuses.
+        traffic: shared by the requests of a run. The program fills it in; it is not a key of a task file.
 
     Raises:
         ConfigError: an option is wrong, a key is missing, or the price file cannot be read.
@@ -93,13 +93,27 @@ class OpenAIAgentPolicy(AgentPolicy):
     ) -> None:
         if idle_timeout_s is None:
             idle_timeout_s = min(60.0, total_timeout_s) if stream else total_timeout_s
-        self._send_seed = send_seed
-        self._to_chat = Message.to_chat if send_reasoning else _without_reasoning
+        self._send_seed, self._send_reasoning = send_seed, send_reasoning
         self._parallel_tool_calls = parallel_tool_calls
-        self._request = _request_options(model, temperature, top_p, max_tokens, logprobs, stream, extra_body)
-        times = {"total_timeout_s": total_timeout_s, "idle_timeout_s": idle_timeout_s}
-        for name, value in {**times, "retry_budget_s": retry_budget_s, "retry_base_s": retry_base_s}.items():
-            check_number(name, value)
+        if not isinstance(model, str) or not model:
+            raise ConfigError(f"model: expected the model's name, got {model!r}")
+        if temperature is not None:
+            check_number("temperature", temperature, zero=True)
+        if top_p is not None:
+            check_number("top_p", top_p)
+        if max_tokens is not None:
+            check_number("max_tokens", max_tokens, whole=True)
+        sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
+        self._request: dict[str, Any] = {
+            "model": model,
+            **{key: value for key, value in sampling.items() if value is not None},
+            **{key: True for key, wanted in (("logprobs", logprobs), ("stream", stream)) if wanted},
+            **_check_extra_body(extra_body),
+        }
+        check_number("total_timeout_s", total_timeout_s)
+        check_number("idle_timeout_s", idle_timeout_s)
+        check_number("retry_budget_s", retry_budget_s)
+        check_number("retry_base_s", retry_base_s)
         check_number("max_attempts", max_attempts, whole=True)
         settings = endpoint_for(traffic, base_url, api_key, api_key_env)
         self._prices = load_prices(price_file) if price_file is not None else None
@@ -115,30 +129,30 @@ class OpenAIAgentPolicy(AgentPolicy):
             rates=Rates(requests_per_minute, tokens_per_minute, max_connections),
             no_key=settings.no_key,
         )
-        self._endpoint.queue(model)  # two policies that disagree are told so before the run begins
+        self._endpoint.queue(model)  # refuses two policies with different rates before the run begins
 
     def __repr__(self) -> str:
         return f"OpenAIAgentPolicy({self._request['model']!r}, {self._endpoint!r})"
 
     @property
     def knows_cost(self) -> bool:
-        """Whether the price file has the model, so that every answer with a usage has a cost."""
+        """The price file has the model, so that every answer with a usage has a cost."""
         return self._prices is not None and self._request["model"] in self._prices.models
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """The session of one episode, with its seed."""
+        """Return the session of one episode, with its seed."""
         return _Session(self, context.seed % _SEED_RANGE if self._send_seed else None, context.rollout_id)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """One action outside of any episode, without a seed."""
+        """Return one action outside of any episode, without a seed."""
         return await _Session(self, None).get_action(observation, available_tools_specs)
 
     async def complete(self, request: Mapping[str, Any], seed: int, scope: str = "") -> ChatCompletion:
-        """The model's answer to a request in chat form that somebody else wrote.
+        """Return the model's answer to a request in chat form that an agent wrote.
 
-        What this policy sets itself goes before the request's own keys.
+        The options of this policy override the request's keys.
 
         Raises:
             ProviderError: the endpoint refused, or failed to the end of the retries.
@@ -147,11 +161,11 @@ class OpenAIAgentPolicy(AgentPolicy):
         own = {**self._request, **({"seed": seed % _SEED_RANGE} if self._send_seed else {})}
         if request.get("tools") and self._parallel_tool_calls is not None:
             own["parallel_tool_calls"] = self._parallel_tool_calls
-        twins = ("max_tokens", "max_completion_tokens")  # two names of one key, which endpoints refuse together
-        taken = twins if any(key in own for key in twins) else ()
-        merged = {key: value for key, value in request.items() if key not in taken} | own
-        if self._to_chat is _without_reasoning:
-            merged["messages"] = [_no_reasoning(message) for message in request["messages"]]
+        synonyms = ("max_tokens", "max_completion_tokens")  # endpoints refuse both together
+        overridden = synonyms if any(key in own for key in synonyms) else ()
+        merged = {key: value for key, value in request.items() if key not in overridden} | own
+        if not self._send_reasoning:
+            merged["messages"] = [_without_reasoning(message) for message in request["messages"]]
         return await self._endpoint.complete(merged, scope=scope)
 
     async def close(self) -> None:
@@ -163,11 +177,12 @@ class _Session(AgentPolicy):
     """One episode's conversation with the policy's endpoint."""
 
     def __init__(self, policy: OpenAIAgentPolicy, seed: int | None, scope: str = "") -> None:
-        self._endpoint = policy._endpoint
-        self._scope = scope
+        self._endpoint, self._scope = policy._endpoint, scope
         self._request = policy._request if seed is None else {**policy._request, "seed": seed}
         self._parallel_tool_calls = policy._parallel_tool_calls
-        self._messages = EncodedMessages(policy._to_chat)
+        self._messages = EncodedMessages(
+            Message.to_chat if policy._send_reasoning else lambda message: _without_reasoning(message.to_chat())
+        )
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
@@ -182,36 +197,31 @@ class _Session(AgentPolicy):
         request = {**self._request, "messages": self._messages}
         if available_tools_specs:
             request["tools"] = available_tools_specs
-            if self._parallel_tool_calls is not None:  # refused by endpoints where there are no tools
+            if self._parallel_tool_calls is not None:  # endpoints refuse it without tools
                 request["parallel_tool_calls"] = self._parallel_tool_calls
-        return output_of(await self._endpoint.complete(request, scope=self._scope))
+        return policy_output(await self._endpoint.complete(request, scope=self._scope))
 
 
-def _request_options(
-    model: str,
-    temperature: float | None,
-    top_p: float | None,
-    max_tokens: int | None,
-    logprobs: bool,
-    stream: bool,
-    extra_body: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """The part of the request that is the same in every turn."""
-    if not isinstance(model, str) or not model:
-        raise ConfigError(f"model: expected the model's name, got {model!r}")
-    if temperature is not None:
-        check_number("temperature", temperature, zero=True)
-    if top_p is not None:
-        check_number("top_p", top_p)
-    if max_tokens is not None:
-        check_number("max_tokens", max_tokens, whole=True)
-    options = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
-    request: dict[str, Any] = {"model": model, **{key: value for key, value in options.items() if value is not None}}
-    request.update({key: True for key, wanted in (("logprobs", logprobs), ("stream", stream)) if wanted})
-    return {**request, **_checked_extra(extra_body)}
+def policy_output(completion: ChatCompletion) -> PolicyOutput:
+    """Return a chat completion as the output of a policy; `log_probs` holds only what the endpoint sent."""
+    message, usage = completion.message, completion.usage
+    facts: dict[str, Any] = {
+        "prompt_ids": completion.prompt_ids,
+        "token_ids": completion.token_ids,
+        "logprobs": completion.logprobs,
+    }
+    if usage:
+        facts["usage"] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+        if usage.cached_tokens:
+            facts["usage"]["cached_tokens"] = usage.cached_tokens
+        if usage.cost is not None:
+            facts["usage"]["cost"] = usage.cost
+    facts["finish_reason"] = completion.finish_reason
+    raw = message.text if message.text or not message.tool_calls else None
+    return PolicyOutput(action_of(message), raw, {key: value for key, value in facts.items() if value is not None})
 
 
-def _checked_extra(extra_body: Mapping[str, Any] | None) -> dict[str, Any]:
+def _check_extra_body(extra_body: Mapping[str, Any] | None) -> dict[str, Any]:
     if extra_body is None:
         return {}
     if not isinstance(extra_body, Mapping):
@@ -226,9 +236,5 @@ def _checked_extra(extra_body: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(extra_body)
 
 
-def _without_reasoning(message: Message) -> dict[str, Any]:
-    return _no_reasoning(message.to_chat())
-
-
-def _no_reasoning(chat: Mapping[str, Any]) -> dict[str, Any]:
+def _without_reasoning(chat: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in chat.items() if key != "reasoning_content"}

@@ -1,64 +1,112 @@
 """`OwnAgentPolicy`: an agent with a loop of its own, in any framework, whose requests to the model are recorded.
 
-The agent gets a private OpenAI-compatible address in front of the real model and needs nothing else of this package.
+The agent gets a private OpenAI-compatible address in front of the real model and needs nothing else of this package. It
+runs in a task beside the worker. The two take turns: while `get_action` runs, the episode's environment belongs to the
+agent, otherwise to the worker.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import json
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
-from reward_kit.agent.policies.own_agent.recording_endpoint import RecordingEndpoint
-from reward_kit.agent.policies.own_agent.session import Agent, AgentSession
-from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
+import anyio
+
+from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy, policy_output
+from reward_kit.agent.policies.recording_endpoint import Answer, ChatMessage, ChatRequest, RecordingEndpoint
+from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, tool_calls_of
+from reward_kit.agent.tool_execution import NOT_CARRIED_OUT
 from reward_kit.environments.base import ToolSpec
-from reward_kit.errors import ConfigError, PolicyError
+from reward_kit.errors import ConfigError, EpisodeError, PolicyError, RewardKitError, boundary, kind_of
 from reward_kit.loading import load_object
 from reward_kit.models import Message
+from reward_kit.safe_input import read_strictly
 
 logger = logging.getLogger("reward_kit.agent")
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_AGENT_CODE = "the agent's own code"
+_OVER = "the episode is over: its task ended, or a limit was reached"
+_SPARE_SECONDS = 0.1
+_END_SECONDS = 10.0
 
 
-def _with_options_of(kind: type[AgentPolicy]) -> Callable[[_Function], _Function]:
-    """Let a constructor that hands `**options` on show them, so that a misspelt one is refused by name."""
+@dataclass(slots=True)
+class AgentTask:
+    """The task of an agent in one episode.
 
-    def mark(constructor: _Function) -> _Function:
-        both = (*inspect.signature(constructor).parameters.values(), *inspect.signature(kind).parameters.values())
-        named = {parameter.name: parameter for parameter in both if parameter.kind is not parameter.VAR_KEYWORD}
-        ordered = sorted(named.values(), key=lambda parameter: parameter.kind)
-        constructor.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
-        return constructor
+    Attributes:
+        messages: the conversation so far in chat form; usually a system and a user message.
+        tools: the specifications in OpenAI form of the tools of `call_tool`, as they were when the model was last
+            asked; [] if there are none.
+        call_tool: `await call_tool(name, arguments)` calls a tool of the episode's environment and returns the text
+            that answers it; without `await` for an agent that is a plain function. `arguments` is a mapping, or the
+            JSON text as the model wrote it. Raises an EpisodeError once the episode is over.
+        model: the model's name; requests may give any.
+        sample_id: of the episode.
+        rollout_id: the episode's own id.
+        seed: for everything random in the agent; never shared between episodes.
+    """
 
-    return mark
+    messages: list[ChatMessage]
+    tools: list[ToolSpec]
+    call_tool: Callable[..., Any]
+    model: str
+    sample_id: str
+    rollout_id: str
+    seed: int
+
+    @property
+    def prompt(self) -> str:
+        """The text of the last user message, "" if there is none."""
+        asked = [message for message in self.messages if message["role"] == "user"]
+        return Message.model_validate(asked[-1]).text if asked else ""
+
+
+Agent = Callable[[AgentTask, str], Any]
+"""`async def agent(task, base_url)`, or a plain function, which runs in a thread of its own. It returns its final
+answer as text, or None if that is the model's last answer."""
 
 
 class OwnAgentPolicy(AgentPolicy):
     """Runs an agent, and records every answer that the model gives it as one action.
 
-    An action is complete once the agent has come back with its next request, or has ended: what it did in between, in
-    the episode's world or by itself, stands in the action's `results`. So the limits on a policy's time hold for the
-    agent's own work too, and an agent is stopped where its episode ends.
+    An action is complete once the agent has sent its next request, or has ended: what it did in between, in the
+    episode's environment or by itself, is in the action's `results`. So the limits on a policy's time apply to the
+    agent's own work too, and an agent is stopped when its episode ends.
 
     Args:
         agent: the agent, or `file.py:function`; see `Agent`.
         model: the model's name at the real endpoint.
-        **options: the further options of `OpenAIAgentPolicy`: where the real endpoint is, and how it is asked. They go
-            before what the agent asks for.
+        **options: the further options of `OpenAIAgentPolicy`, which configure the real endpoint. They override the
+            agent's requests.
 
     Raises:
-        ConfigError: the agent cannot be loaded, or not be called so, or an option is wrong.
+        ConfigError: the agent cannot be loaded or called, or an option is wrong.
     """
 
     path_options = OpenAIAgentPolicy.path_options
     object_options = ("agent",)
 
-    @_with_options_of(OpenAIAgentPolicy)
     def __init__(self, agent: Agent | str, model: str, **options: Any) -> None:
-        self._agent = _checked_agent(load_object(agent) if isinstance(agent, str) else agent)
+        function = load_object(agent) if isinstance(agent, str) else agent
+        if not callable(function):
+            raise ConfigError(f"agent: expected a function of the task and the base URL, got {function!r}")
+        try:
+            inspect.signature(function).bind(None, "")
+        except TypeError as error:
+            raise ConfigError(
+                f"agent: {function!r} cannot be called with the task and the base URL: {error}"
+            ) from error
+        except ValueError:
+            logger.debug("the signature of %r is not known", function)
+        self._agent: Agent = function
         self._model = model
         self._upstream = OpenAIAgentPolicy(model, **options)
         self._endpoint = RecordingEndpoint(model)
@@ -68,19 +116,19 @@ class OwnAgentPolicy(AgentPolicy):
 
     @property
     def knows_cost(self) -> bool:
-        """As the policy that asks the real endpoint."""
+        """The usage of the real endpoint includes its cost."""
         return self._upstream.knows_cost
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """One episode: a run of the agent, with an address of its own."""
-        session = AgentSession(self._agent, self._model, self._upstream, context)
+        """Return one episode: a run of the agent, with an address of its own."""
+        session = _AgentSession(self._agent, self._model, self._upstream, context)
         await session.listen(self._endpoint)
         return session
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Refused: an agent runs from the beginning of an episode to its end."""
+        """Raise: an agent runs from the beginning of an episode to its end."""
         raise PolicyError("own_agent acts in episodes only; open a session first")
 
     async def close(self) -> None:
@@ -91,13 +139,352 @@ class OwnAgentPolicy(AgentPolicy):
             await self._upstream.close()
 
 
-def _checked_agent(agent: Any) -> Agent:
-    if not callable(agent):
-        raise ConfigError(f"agent: expected a function of the task and the base URL, got {agent!r}")
-    try:
-        inspect.signature(agent).bind(None, "")
-    except TypeError as error:
-        raise ConfigError(f"agent: {agent!r} cannot be called with the task and the base URL: {error}") from error
-    except ValueError:
-        logger.debug("the signature of %r is not known", agent)
-    return agent  # type: ignore[no-any-return]
+def _show_upstream_options() -> None:
+    """Give the constructor, which passes `**options` on, a signature that names them, so that typos are refused."""
+    own = inspect.signature(OwnAgentPolicy.__init__).parameters.values()
+    both = (*own, *inspect.signature(OpenAIAgentPolicy).parameters.values())
+    named = {parameter.name: parameter for parameter in both if parameter.kind is not parameter.VAR_KEYWORD}
+    ordered = sorted(named.values(), key=lambda parameter: parameter.kind)
+    OwnAgentPolicy.__init__.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+
+
+_show_upstream_options()
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request of the agent, and the future of its answer."""
+
+    request: ChatRequest
+    answer: asyncio.Future[Answer]
+
+
+@dataclass(slots=True)
+class CallMade:
+    """A call that the agent made in the episode's environment, and its answer."""
+
+    name: str
+    answer: str
+
+
+@dataclass(slots=True)
+class _Turn:
+    """An answer of the model: the messages it answers, and the calls that the agent made after it."""
+
+    given: Sequence[ChatMessage] = ()
+    made: list[CallMade] = field(default_factory=list)
+
+
+class _AgentSession(AgentPolicy):
+    """One run of an agent.
+
+    Args:
+        agent: the agent.
+        model: the real model's name.
+        upstream: asks the real model.
+        context: the episode.
+    """
+
+    def __init__(self, agent: Agent, model: str, upstream: OpenAIAgentPolicy, context: EpisodeContext) -> None:
+        self._agent, self._model, self._upstream, self._context = agent, model, upstream, context
+        self._endpoint: RecordingEndpoint | None = None
+        self._base_url = ""
+        self._tools: list[ToolSpec] = []
+        self._running: asyncio.Task[str | None] | None = None
+        self._requests: deque[_Waiting] = deque()
+        self._unanswered: set[_Waiting] = set()
+        self._moved = asyncio.Event()
+        self._environment = asyncio.Lock()
+        self._is_workers = False  # the worker holds the environment
+        self._calling: asyncio.Task[Any] | None = None
+        self._is_over = False
+        self._turn = _Turn()
+        self._answers = 0
+        self._conversation: list[ChatMessage] = []  # as recorded
+
+    async def listen(self, endpoint: RecordingEndpoint) -> None:
+        """Take requests at an address of `endpoint`."""
+        self._endpoint, self._base_url = endpoint, await endpoint.open(self._answer)
+
+    async def _answer(self, request: ChatRequest) -> Answer:
+        """Return the model's answer to a request of the agent, once its turn has come."""
+        if self._is_over:
+            raise EpisodeError(_OVER)
+        waiting = _Waiting(request, asyncio.get_running_loop().create_future())
+        self._requests.append(waiting)
+        self._unanswered.add(waiting)
+        self._moved.set()
+        try:
+            return await waiting.answer
+        finally:
+            self._unanswered.discard(waiting)
+            if waiting in self._requests:  # the agent hung up before its turn came
+                self._requests.remove(waiting)
+
+    async def get_action(
+        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
+    ) -> PolicyOutput:
+        """Answer the agent's next request, and record what it does with the answer.
+
+        Raises:
+            ProviderError: the real endpoint refused, or failed to the end of the retries.
+            PolicyError: the agent raised, or returned neither text nor None.
+        """
+        self._tools[:] = available_tools_specs or []
+        if self._running is None:
+            self._start(observation)
+        else:
+            self._environment.release()
+        self._is_workers = False
+        try:
+            return await self._next_action()
+        finally:
+            await self._environment.acquire()
+            self._is_workers = True
+
+    async def close(self) -> None:
+        """Refuse further requests and calls, and end the agent; a thread that does not end is left behind."""
+        self._is_over = True
+        if self._endpoint is not None:
+            self._endpoint.forget(self._base_url)
+        for waiting in self._unanswered:
+            if not waiting.answer.done():
+                waiting.answer.set_exception(EpisodeError(_OVER))
+        if self._running is None:
+            return
+        if self._is_workers:
+            self._environment.release()
+        tasks = {self._running, *({self._calling} if self._calling is not None else ())}
+        for task in tasks:
+            task.cancel()
+        _, left = await asyncio.wait(tasks, timeout=_END_SECONDS)
+        if left:
+            logger.warning("the agent of %s goes on after the end of its episode", self._context.rollout_id)
+        elif not self._running.cancelled() and (error := self._running.exception()) is not None:
+            logger.debug("the agent of %s ended with its episode", self._context.rollout_id, exc_info=error)
+
+    def _start(self, observation: Sequence[Message]) -> None:
+        """Start the agent in a task of its own."""
+        context, agent, loop = self._context, self._agent, asyncio.get_running_loop()
+        is_async = inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(type(agent).__call__)
+
+        def call_tool_blocking(name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
+            return asyncio.run_coroutine_threadsafe(self._call_tool(name, arguments), loop).result()
+
+        self._conversation = [message.to_chat() for message in observation]
+        task = AgentTask(
+            messages=[message.to_chat() for message in observation],
+            tools=self._tools,
+            call_tool=self._call_tool if is_async else call_tool_blocking,
+            model=self._model,
+            sample_id=context.sample_id,
+            rollout_id=context.rollout_id,
+            seed=context.seed,
+        )
+
+        async def run() -> str | None:
+            with boundary(PolicyError, _AGENT_CODE):
+                given = (task, self._base_url)
+                result = await (agent(*given) if is_async else _run_in_thread(agent, *given))
+            if not isinstance(result, str | None):
+                raise PolicyError(f"the agent returned {kind_of(result)}; it returns text, or None")
+            return result
+
+        self._running = asyncio.create_task(run(), name=f"agent of {context.rollout_id}")
+        self._running.add_done_callback(lambda _: self._moved.set())
+
+    async def _call_tool(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
+        """Call a tool of the episode's environment, when it is the agent's turn."""
+        if isinstance(arguments, str):
+            try:
+                read = read_strictly(arguments) if arguments.strip() else {}
+            except (ValueError, RecursionError):
+                read = None
+            if isinstance(read, dict):  # other text goes on as it is, for the tool to refuse
+                arguments = read
+        async with self._environment:
+            if self._is_over or self._context.call_tool is None:
+                raise EpisodeError(_OVER)
+            self._calling = asyncio.current_task()
+            try:
+                answer = await self._context.call_tool(name, {} if arguments is None else arguments)
+            finally:
+                self._calling = None
+            self._turn.made.append(CallMade(name, answer.text))
+            if answer.is_over:
+                self._is_over = True
+                self._moved.set()
+            return answer.text
+
+    async def _next_action(self) -> PolicyOutput:
+        await self._wait_for_agent()
+        if self._is_over or self._has_ended():
+            return self._closing_action()
+        waiting = self._requests.popleft()
+        given = waiting.request.messages
+        # A seed for each turn, so that an agent that repeats a request can get another answer.
+        seed = self._context.seed + self._answers
+        self._answers += 1
+        body = {**waiting.request.options, "messages": given}
+        completion = await self._upstream.complete(body, seed, self._context.rollout_id)
+        output = policy_output(completion)
+        action = output.action_structured
+        if not same_conversation(self._conversation, given):
+            action["prompt_messages"] = given
+        self._turn = turn = _Turn(given)
+        if not waiting.answer.done():
+            name = f"chatcmpl-{self._context.rollout_id}-{self._answers}"
+            waiting.answer.set_result(Answer(completion, name, self._model))
+        # Stop a little before the worker's deadline, so that an answer is recorded however long the agent works on it.
+        with anyio.CancelScope(deadline=anyio.current_effective_deadline() - _SPARE_SECONDS):
+            await self._wait_for_agent()
+        answer = completion.message.to_chat()
+        results = None
+        if self._requests and not self._is_over:
+            results = read_results(turn.given, answer, self._requests[0].request.messages)
+        if results is None:
+            results = results_of_calls(action, turn.made, self._is_over)
+        action["results"] = results
+        self._conversation = [*turn.given, answer, *results]
+        self._turn = _Turn()
+        if self._has_ended() and self._ended_with(completion.message.text):
+            action["is_final"] = True
+        return output
+
+    async def _wait_for_agent(self) -> None:
+        """Wait until the agent asks again or ends, or the episode is over."""
+        while not (self._requests or self._is_over or self._has_ended()):
+            self._moved.clear()
+            await self._moved.wait()
+
+    def _closing_action(self) -> PolicyOutput:
+        """Return the last action of an agent that did not end with an answer of the model."""
+        text = None
+        if self._has_ended():
+            assert self._running is not None
+            with boundary(PolicyError, _AGENT_CODE):
+                text = self._running.result()
+        action: Action = {"type": "terminate", **({"content": text} if text else {})}
+        if self._turn.made:
+            action["results"] = results_of_calls(action, self._turn.made, self._is_over)
+        # The action was free; where costs are known it must report that.
+        facts = {"usage": {"cost": 0.0}} if self._upstream.knows_cost else None
+        return PolicyOutput(action, text, facts)
+
+    def _has_ended(self) -> bool:
+        return self._running is not None and self._running.done()
+
+    def _ended_with(self, answer: str) -> bool:
+        """Return whether the agent ended well, and its own answer adds nothing to the model's last one."""
+        ended = self._running
+        if ended is None or ended.cancelled() or ended.exception() is not None:
+            return False
+        text = ended.result()
+        return text is None or text.strip() == answer.strip()
+
+
+async def _run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a plain function in a thread of its own. The thread goes on if this is cancelled.
+
+    A pool would delay episodes while all its threads wait for a model, and keep the program from ending while one of
+    them hangs.
+
+    Raises:
+        PolicyError: the function raised.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            with boundary(PolicyError, _AGENT_CODE):
+                result = function(*arguments)
+        except (RewardKitError, asyncio.CancelledError) as error:
+            failure = error
+        try:
+            loop.call_soon_threadsafe(settle, result, failure)
+        except RuntimeError as error:
+            logger.debug("a thread ended after its event loop: %s", error)
+
+    threading.Thread(target=work, name=f"reward-kit {function!r}", daemon=True).start()
+    return await done
+
+
+def read_results(
+    given: Sequence[ChatMessage], answer: ChatMessage, later: Sequence[ChatMessage]
+) -> list[ChatMessage] | None:
+    """Return the messages that followed the answer to `given` in a later request of the agent.
+
+    Args:
+        given: the earlier request's messages.
+        answer: the model's answer. It may come back in another shape, so it is found by its position.
+        later: the later request's messages.
+
+    Returns:
+        The messages after the answer. If the agent rewrote its context, those of them that name one of the answer's
+        calls; None if there are none either.
+    """
+    size = len(given)
+    continues = len(later) > size and later[size]["role"] == "assistant"
+    if continues and same_conversation(given, later[:size]):
+        return list(later[size + 1 :])
+    call_ids = {call["id"] for call in answer.get("tool_calls") or ()}
+    answers = [message for message in later if message["role"] == "tool" and message.get("tool_call_id") in call_ids]
+    return answers or None
+
+
+def results_of_calls(action: Action, made: Sequence[CallMade], is_over: bool) -> list[ChatMessage]:
+    """Return the results of an action, if no later request of the agent contains them.
+
+    Args:
+        action: of the model.
+        made: the calls that the agent made after it, in order.
+        is_over: one of them ended the episode.
+
+    Returns:
+        A tool message for each of the action's calls that was made, matched by name and order; a user message with the
+        answer of each other call, which the agent made on its own.
+    """
+    left, messages = list(made), []
+    for call in tool_calls_of(action):
+        match = next((one for one in left if one.name == call["name"]), None)
+        if match is not None:
+            left.remove(match)
+        if match is not None or is_over:
+            text = NOT_CARRIED_OUT if match is None else match.answer
+            messages.append({"role": "tool", "name": call["name"], "tool_call_id": call.get("id"), "content": text})
+    return [*messages, *({"role": "user", "content": one.answer} for one in left)]
+
+
+def same_conversation(given: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> bool:
+    """Return whether a model reads both alike, whatever keys, nulls and spaces frameworks add or drop."""
+    if len(given) != len(other):
+        return False
+    return all(one == two or _normalized(one) == _normalized(two) for one, two in zip(given, other, strict=True))
+
+
+def _normalized(message: ChatMessage) -> tuple[Any, ...]:
+    content = message.get("content") or ""
+    if isinstance(content, list) and all(part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text", "")) for part in content)
+    if message["role"] == "assistant" and isinstance(content, str):
+        content = content.strip()
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        text = function.get("arguments") or "{}"
+        try:
+            arguments = json.loads(text)
+        except (ValueError, RecursionError):
+            arguments = text
+        calls.append((call["id"], function["name"], arguments))
+    return message["role"], content, message.get("tool_call_id"), calls

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import anyio.to_thread
 
 from reward_kit import errors
-from reward_kit.agent.log_probs import read_log_probs
+from reward_kit.agent.models import read_log_probs
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, ToolAnswer
 from reward_kit.display_text import first_difference
 from reward_kit.environments.base import ToolSpec, hash_key

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from reward_kit.agent.budget import RunBudget
+from reward_kit.agent.limits import RunBudget
 from reward_kit.integrations.ray.cluster import Connection, ray_module, workers_to_start
 from reward_kit.integrations.ray.messages import Setup
 from reward_kit.integrations.ray.options import RayOptions

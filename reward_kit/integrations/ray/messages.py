@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from reward_kit.agent.budget import RunBudget, Used
+from reward_kit.agent.limits import RunBudget, Used
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.providers.session import ProviderSession

@@ -23,9 +23,9 @@ from typing import Any, Self
 import anyio
 import anyio.lowlevel
 
-from reward_kit.agent.budget import RunBudget, Used
-from reward_kit.agent.live_episode import LiveEpisode
+from reward_kit.agent.limits import RunBudget, Used
 from reward_kit.agent.models import StopReason
+from reward_kit.agent.rl_rollout_worker import LiveEpisode
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.starts import GroupStart
 from reward_kit.environments.config import merged_config

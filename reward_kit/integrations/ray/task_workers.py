@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reward_kit.agent.budget import RunBudget
+from reward_kit.agent.limits import RunBudget
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel

@@ -17,9 +17,9 @@ import anyio
 import anyio.to_thread
 import torch
 
-from reward_kit.agent.budget import RunBudget
+from reward_kit.agent.limits import RunBudget
 from reward_kit.agent.policies import make_policy
-from reward_kit.agent.policies.hf.merged_weights import merged_state_dict
+from reward_kit.agent.policies.hf.model import merged_state_dict
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample

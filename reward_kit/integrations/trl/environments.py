@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-from reward_kit.agent.plain_json import as_text
+from reward_kit.agent.actions import as_text
 from reward_kit.agent.samples import derive_seed
-from reward_kit.agent.world_calls import close_quietly, environment_call
+from reward_kit.agent.starts import close_quietly, environment_call
 from reward_kit.blocking import LoopThread
 from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec, canonical_json
 from reward_kit.environments.config import merged_config

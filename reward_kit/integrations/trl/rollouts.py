@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reward_kit.agent.policies.hf.merged_weights import merged_state_dict
+from reward_kit.agent.policies.hf.model import merged_state_dict
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, derive_seed

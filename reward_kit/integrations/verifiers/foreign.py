@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from reward_kit.agent.chat_actions import action_of
+from reward_kit.agent.actions import action_of
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.samples import make_group_id
 from reward_kit.episodes.record import EpisodeFacts

@@ -19,11 +19,10 @@ from typing import Any
 import verifiers.v1 as vf
 from pydantic import Field
 
-from reward_kit.agent.execution import Execution, Toolbox
-from reward_kit.agent.plain_json import as_text
+from reward_kit.agent.actions import as_text
 from reward_kit.agent.samples import Sample
-from reward_kit.agent.starts import GroupStart
-from reward_kit.agent.world_calls import close_quietly, environment_call
+from reward_kit.agent.starts import GroupStart, close_quietly, environment_call
+from reward_kit.agent.tool_execution import Execution, Toolbox
 from reward_kit.blocking import run_blocking
 from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec
 from reward_kit.environments.servers import ServerPool
@@ -74,7 +73,7 @@ class WorldTools(vf.Toolset[WorldToolsConfig, WorldState]):
         start = GroupStart(found.definition, sample, run_seed=0)
         self._exit_stack.push_async_callback(start.close)
         # Noise is a rollout's own, unless the task shares it.
-        self._world = (await start.episode(secrets.randbits(31))).world
+        self._world = (await start.episode(secrets.randbits(31))).resource
         if self._world is not None:
             self._exit_stack.push_async_callback(close_quietly, self._world)
         self._toolbox = Toolbox(found.definition, self._world, found.tools)
@@ -222,7 +221,7 @@ async def _first_observation(task: LoadedTask, sample: Sample) -> str:
 async def _world_of(task: LoadedTask, sample: Sample) -> AsyncIterator[ForkableResource | None]:
     """The world that a sample starts from, as long as the block lasts; None where its task has none."""
     async with GroupStart(task.definition, sample, run_seed=0) as start:
-        world = (await start.episode(0)).world
+        world = (await start.episode(0)).resource
         try:
             yield world
         finally:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reward_kit.agent.policies.hf.cpu import keep_freed_memory
 from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.forward import Scorer
@@ -19,6 +18,7 @@ from reward_kit.rl.learner.training_rows import TrainingRows
 from reward_kit.rl.losses import truncated_importance_weights, within_cap
 from reward_kit.tokens import micro_batches
 from reward_kit.tokens.columns import Array, Ints
+from reward_kit.torch_cpu import keep_freed_memory
 
 
 class Scored(NamedTuple):

@@ -13,15 +13,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from reward_kit.agent.chat_actions import assistant_message
-from reward_kit.agent.policies.hf.action_formats import ActionFormat, Plain
-from reward_kit.agent.policies.hf.chat_layout import ChatLayout
-from reward_kit.agent.policies.hf.constraints import TokenConstraint
-from reward_kit.agent.policies.hf.conversation import Conversation, tools_given
-from reward_kit.agent.policies.hf.recognition import FORMATS
-from reward_kit.agent.policies.hf.recognition import action_format as recognised
-from reward_kit.agent.policies.hf.tools import Tool, tools_of
-from reward_kit.agent.policies.hf.turn_constraints import TurnConstraints
+from reward_kit.agent.actions import assistant_message
+from reward_kit.agent.policies.hf.action_formats import FORMATS, ActionFormat, Plain, Tool, find_action_format, tools_of
+from reward_kit.agent.policies.hf.chat_layout import ChatLayout, Conversation, tools_given
+from reward_kit.agent.policies.hf.constraints import TokenConstraint, TurnConstraints
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, tool_calls_of
 from reward_kit.environments.base import ToolSpec
 from reward_kit.episodes.segments import REWRITTEN, EpisodeTokens
@@ -71,7 +66,7 @@ class Demonstrations:
     ) -> None:
         self._layout = ChatLayout(tokenizer, chat_template, template_options)
         self._unknown = tokenizer.unk_token_id
-        self._form = recognised(action_format, tokenizer, self._layout.source)
+        self._form = find_action_format(action_format, tokenizer, self._layout.source)
         end = self._layout.end_id if self._layout.end_id is not None else tokenizer.eos_token_id
         if not isinstance(end, int):
             raise ConfigError("tokenizer: nothing ends an answer: it has no eos_token, and the chat template none")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from reward_kit.agent.policies.hf.quiet import no_progress_bars
+from reward_kit.agent.policies.hf.model import no_progress_bars
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.rl.checkpoint.atomic_folders import atomic_folder
 

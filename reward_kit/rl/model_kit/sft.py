@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reward_kit.agent.policies.hf.cpu import keep_freed_memory, no_denormals
 from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.learner.config import PPOConfig, Precision, lr_factor
 from reward_kit.rl.learner.forward import Scorer, restricted
@@ -25,6 +24,7 @@ from reward_kit.rl.learner.optimizer import adamw, clip_gradients, set_lr, widen
 from reward_kit.rl.learner.training_rows import MicroBatch, Restriction, TrainingRows
 from reward_kit.tokens import TokenBatch, micro_batches
 from reward_kit.tokens.columns import Array, Ints
+from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 

@@ -61,9 +61,9 @@ def _takes_weights(kind: Any) -> bool:
 def _check_language_model(plan: TrainingPlan) -> None:
     block, _ = plan.policy_block
     if (device := block.options().get("device", "auto")) != "meta":
-        from reward_kit.agent.policies.hf.loading import device_of  # with transformers, which only such a policy needs
+        from reward_kit.agent.policies.hf.model import parse_device  # with transformers, which only such a policy needs
 
-        device_of(str(device))
+        parse_device(str(device))
     policy = plan.make_policy(device="meta")
     try:
         ppo = with_temperature(plan.config.ppo, policy)

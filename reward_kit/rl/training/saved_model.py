@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from reward_kit.agent.policies.hf.merged_weights import merged_state_dict
-from reward_kit.agent.policies.hf.remembered import remember
+from reward_kit.agent.policies.hf.model import merged_state_dict, remember
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.rl.learner.lora import has_adapters
 

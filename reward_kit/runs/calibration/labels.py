@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pydantic
 
-from reward_kit.agent.conversations import episode_of
+from reward_kit.agent.actions import episode_of
 from reward_kit.agent.models import StopReason
 from reward_kit.episodes.record import EpisodeFacts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from reward_kit.agent.execution import Toolbox
 from reward_kit.agent.starts import GroupStart
+from reward_kit.agent.tool_execution import Toolbox
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.runs.header import RunHeader
@@ -78,7 +78,7 @@ async def _offered(task: LoadedTask, seed: int) -> Tools:
     async with ServerPool(), GroupStart(task.definition, task.samples[0], seed) as group:
         start = await group.episode(0)
         try:
-            return await Toolbox(task.definition, start.world, task.tools).specs() or []
+            return await Toolbox(task.definition, start.resource, task.tools).specs() or []
         finally:
-            if start.world is not None:
-                await start.world.close()
+            if start.resource is not None:
+                await start.resource.close()

@@ -8,14 +8,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from reward_kit.agent.groups import collect_group
 from reward_kit.agent.policies import make_policy
-from reward_kit.agent.policies.hf.conversation import TOOLS_CHANGED
-from reward_kit.agent.policies.hf.remembered import remember, remembered
-from reward_kit.agent.policies.hf.tools import tools_of
-from reward_kit.agent.policies.hf.value_head import PolicyWithValue
+from reward_kit.agent.policies.hf.action_formats import tools_of
+from reward_kit.agent.policies.hf.chat_layout import TOOLS_CHANGED
+from reward_kit.agent.policies.hf.model import PolicyWithValue, remember, remembered
 from reward_kit.agent.policies.hf_policy import HFAgentPolicy
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, collect_group
 from reward_kit.agent.samples import Sample
 from reward_kit.environments.household.domain import HOLDS
 from reward_kit.episodes.record import episode_from_record, episode_to_record

@@ -6,9 +6,9 @@ import inspect
 import re
 from pathlib import Path
 
-from reward_kit.agent.policies.hf import conversation
+from reward_kit.agent.policies.hf import chat_layout
+from reward_kit.agent.policies.hf.action_formats import FORMATS
 from reward_kit.agent.policies.hf.chat_layout import NO_TOOLS
-from reward_kit.agent.policies.hf.recognition import FORMATS
 from reward_kit.agent.policies.hf_policy import HFAgentPolicy
 
 PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "local_models.md").read_text(encoding="utf-8")
@@ -35,5 +35,9 @@ def test_the_keys_are_those_of_the_policy_with_their_defaults() -> None:
 
 def test_the_formats_and_the_reasons_are_those_of_the_code() -> None:
     assert {name.strip("`") for name, _ in rows("`action_format` | what the model writes")} == {*FORMATS, "template"}
-    reasons = {value for key, value in vars(conversation).items() if re.fullmatch("[A-Z]+_[A-Z_]+", key)}
+    reasons = {
+        value
+        for key, value in vars(chat_layout).items()
+        if re.fullmatch("[A-Z]+_[A-Z_]+", key) and isinstance(value, str)
+    }
     assert {name.strip("`") for name, _ in rows("`segment_reason` | what happened")} == reasons - {NO_TOOLS}

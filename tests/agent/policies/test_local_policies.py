@@ -4,10 +4,13 @@ import io
 
 import pytest
 
-from reward_kit.agent.policies.expert_policy import ExpertPolicy
-from reward_kit.agent.policies.human_policy import HumanPolicy, parse_arguments
-from reward_kit.agent.policies.random_policy import RandomPolicy
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policies.simple_policies import (
+    ExpertPolicy,
+    HumanPolicy,
+    RandomPolicy,
+    ScriptedPolicy,
+    parse_arguments,
+)
 from reward_kit.agent.policy_interface import EpisodeContext, PolicyOutput
 from reward_kit.environments.base import tool_spec
 from reward_kit.errors import PolicyError

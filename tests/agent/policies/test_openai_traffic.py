@@ -6,7 +6,7 @@ import pytest
 
 from reward_kit.agent.policies import make_policy
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import ConfigError

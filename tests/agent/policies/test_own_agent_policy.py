@@ -9,10 +9,10 @@ import pytest
 
 from reward_kit.agent.models import steps_of
 from reward_kit.agent.policies import make_policy
-from reward_kit.agent.policies.own_agent.session import AgentTask
+from reward_kit.agent.policies.own_agent_policy import AgentTask
 from reward_kit.agent.policy_interface import EpisodeContext
 from reward_kit.errors import ConfigError, PolicyError
-from tests.agent.policies.own_agent.agents import (
+from tests.agent.policies.own_agents import (
     COUNT,
     SUM,
     ask,

@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 from reward_kit.agent.policies import make_policy
 from reward_kit.agent.policies.own_agent_policy import OwnAgentPolicy
 from reward_kit.agent.policies.replay_policy import ReplayPolicy
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample

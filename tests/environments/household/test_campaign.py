@@ -11,9 +11,8 @@ from collections import Counter
 import pytest
 
 from reward_kit import RLRolloutWorker, TaskDefinitionModel
-from reward_kit.agent.groups import collect_group
-from reward_kit.agent.policies.expert_policy import ExpertPolicy
-from reward_kit.agent.policies.random_policy import RandomPolicy
+from reward_kit.agent.policies.simple_policies import ExpertPolicy, RandomPolicy
+from reward_kit.agent.rl_rollout_worker import collect_group
 from reward_kit.agent.samples import Sample
 from reward_kit.environments.household.problem import TaskType
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from reward_kit.agent.budget import Used
+from reward_kit.agent.limits import Used
 from reward_kit.cli.main import program
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.ray.messages import Rest, SharedBudget, Spent

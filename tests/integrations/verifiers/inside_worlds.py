@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import verifiers.v1 as vf
 
-from reward_kit.agent.execution import Execution
-from reward_kit.agent.plain_json import as_text
+from reward_kit.agent.actions import as_text
+from reward_kit.agent.tool_execution import Execution
 from reward_kit.environments import SokobanResource
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.errors import ConfigError

@@ -20,7 +20,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from reward_kit.agent.models import steps_of
-from reward_kit.agent.policies.hf.value_head import PolicyWithValue
+from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.sharding import process_group, whole

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from reward_kit.agent.policies.hf.value_head import PolicyWithValue
+from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.episodes.allowed_ids import AllowedIds
 from reward_kit.errors import TrainingError
 from reward_kit.rl.learner.config import PPOConfig

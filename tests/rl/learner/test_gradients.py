@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from reward_kit.agent.policies.hf.value_head import PolicyWithValue
+from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.errors import ConfigError
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner

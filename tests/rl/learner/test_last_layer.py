@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from reward_kit.agent.policies.hf.value_head import PolicyWithValue
+from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.rl.learner.last_layer import last_layer_of
 
 SIZE: dict[str, Any] = {

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from reward_kit.agent.policies.hf.merged_weights import merged_state_dict
-from reward_kit.agent.policies.hf.value_head import PolicyWithValue
+from reward_kit.agent.policies.hf.model import PolicyWithValue, merged_state_dict
 from reward_kit.errors import ConfigError
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.lora import LoRAOptions, add_adapters, without_adapters

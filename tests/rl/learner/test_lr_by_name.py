@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reward_kit.agent.policies.hf.value_head import PolicyWithValue
+from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.errors import ConfigError
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.lora import LoRAOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reward_kit.agent.policies.hf.value_head import PolicyWithValue
+from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.rl.learner.lora import LoRAOptions
 from reward_kit.rl.model_kit import SFTConfig, fit
 from reward_kit.rl.ppo import PPOConfig, PPOLearner

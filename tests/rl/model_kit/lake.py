@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerFast
 
-from reward_kit.agent.policies.expert_policy import ExpertPolicy
+from reward_kit.agent.policies.simple_policies import ExpertPolicy
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.environments.base import ToolSpec

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from reward_kit.agent.policies.expert_policy import ExpertPolicy
 from reward_kit.agent.policies.hf_policy import HFAgentPolicy
-from reward_kit.agent.policies.scripted_policy import ScriptedPolicy
+from reward_kit.agent.policies.simple_policies import ExpertPolicy, ScriptedPolicy
 from reward_kit.agent.policy_interface import PolicyOutput
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import ConfigError

@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
 
-from reward_kit.agent.policies.hf.action_formats import Hermes
+from reward_kit.agent.policies.hf.action_formats import Hermes, find_action_format, tools_of
 from reward_kit.agent.policies.hf.chat_layout import NO_TOOLS, ChatLayout, Tools
-from reward_kit.agent.policies.hf.recognition import action_format
-from reward_kit.agent.policies.hf.tools import tools_of
 from reward_kit.rl.model_kit import TERSE_TEMPLATE, build_tokenizer
 from tests.rl.model_kit.lake import TOOLS
 
@@ -53,7 +51,7 @@ def test_arguments_may_be_a_text() -> None:
 
 
 def test_calls_are_written_as_the_model_will_write_them() -> None:
-    form = action_format("auto", TOKENIZER, TOKENIZER.chat_template)
+    form = find_action_format("auto", TOKENIZER, TOKENIZER.chat_template)
     assert isinstance(form, Hermes)
     assert form.write(tools_of(TOOLS)[0], {"action": "up"}) == CALLED
 

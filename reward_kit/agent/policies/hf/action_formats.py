@@ -1,29 +1,106 @@
-"""How a model writes its tool calls: read from its text, written as a constraint, recognised from its chat template.
-
-Whatever a model writes becomes an assistant message, and that the action, by the rules that endpoints' answers follow:
-arguments that are no JSON object go on verbatim as `arguments_text`, and the agent is told so by a tool error.
-"""
+"""The tools of a turn as action formats need them: names, schemas, and the calls that can be listed."""
 
 from __future__ import annotations
 
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
-from reward_kit.agent.chat_actions import WrittenCall, action_written
-from reward_kit.agent.plain_json import json_text
-from reward_kit.agent.policies.hf.tools import Tool
+from reward_kit.agent.actions import WrittenCall, action_written, json_text
 from reward_kit.agent.policy_interface import Action
-from reward_kit.errors import PolicyError, boundary
+from reward_kit.environments.base import ToolSpec
+from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean
 from reward_kit.safe_input import read_strictly
 
+MAX_LISTED = 10_000
+
+"""Calls that are listed at most; of more a grammar is made."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One tool that can be called now.
+
+    Attributes:
+        name: as in its specification.
+        schema: of its arguments, a JSON schema of an object.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Any]:
+        """The schema of each parameter."""
+        found: Mapping[str, Any] = self.schema.get("properties") or {}
+        return found
+
+    @cached_property
+    def text_parameter(self) -> str | None:
+        """The name of its parameter, where it has one alone and that takes a text."""
+        if len(self.parameters) != 1:
+            return None
+        ((name, schema),) = self.parameters.items()
+        values = _values(schema)
+        is_text = schema.get("type") == "string" or (values and all(isinstance(value, str) for value in values))
+        return name if is_text else None
+
+    def listed_calls(self) -> list[dict[str, Any]] | None:
+        """All arguments that it can be called with; None where they cannot be listed."""
+        required = set(self.schema.get("required") or ())
+        choices: list[list[tuple[str, Any] | None]] = []
+        for name, schema in self.parameters.items():
+            values = _values(schema)
+            if values is None:
+                return None
+            left_out: list[tuple[str, Any] | None] = [] if name in required else [None]
+            choices.append([*left_out, *((name, value) for value in values)])
+        if not required <= self.parameters.keys() or prod(map(len, choices)) > MAX_LISTED:
+            return None
+        return [dict(filter(None, pairs)) for pairs in product(*choices)]
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """All values of a schema; None where they cannot be listed."""
+    if "enum" in schema:
+        return list(schema["enum"])
+    if "const" in schema:
+        return [schema["const"]]
+    closed: dict[str, list[Any]] = {"boolean": [True, False], "null": [None]}
+    return closed.get(str(schema.get("type")))
+
+
+def tools_of(specs: Sequence[ToolSpec] | None) -> list[Tool]:
+    """The tools of these specifications."""
+    functions = [spec["function"] for spec in specs or ()]
+    return [Tool(function["name"], function.get("parameters") or {"type": "object"}) for function in functions]
+
+
+def all_calls(tools: Sequence[Tool]) -> Iterator[tuple[str, dict[str, Any]]] | None:
+    """Every call of every tool, as name and arguments; None where they cannot be listed."""
+    listed = [(tool.name, tool.listed_calls()) for tool in tools]
+    calls = [(name, arguments) for name, arguments in listed if arguments is not None]
+    if len(calls) < len(listed) or sum(len(arguments) for _, arguments in calls) > MAX_LISTED:
+        return None
+    return ((name, arguments) for name, each in calls for arguments in each)
+
+
 Literal = Callable[[str], str]
+
 Schema = Callable[[Mapping[str, Any]], str]
+
 _THINK_END = "</think>"
+
 _NAME = re.compile(r'"(?:name|function)"\s*:\s*"((?:[^"\\]|\\.)*)"')
+
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
+
 _DECODER = json.JSONDecoder()
 
 
@@ -346,3 +423,54 @@ def _as_text(arguments: Any) -> str:
     if isinstance(arguments, str):
         return arguments
     return "{}" if arguments is None else json_text(arguments)
+
+
+FORMATS: dict[str, type[ActionFormat]] = {kind.name: kind for kind in (Hermes, Llama, Mistral, Plain, Bare)}
+
+_CHOOSE = "set action_format to hermes, llama, mistral, plain or bare"
+
+
+def find_action_format(
+    name: str, tokenizer: Any, template: str | None, opening: str = ""
+) -> ActionFormat | PolicyError:
+    """The format of this name, or for "auto" the model's own.
+
+    "auto" takes the first that fits: the tokenizer's `response_template`; hermes where the chat template has
+    `<tool_call>` and its calls are JSON; mistral where it has `[TOOL_CALLS]`; llama where it has `<|python_tag|>`, or
+    `"parameters"` beside `<|start_header_id|>`.
+
+    Args:
+        name: of the format, "auto" or "template".
+        tokenizer: of the model.
+        template: its chat template; None where it has none.
+        opening: what the template writes between the last message and an answer.
+
+    Returns:
+        The format; or why there is none, to be raised once there are tools.
+
+    Raises:
+        ConfigError: there is no such format, or "template" and the tokenizer has no `response_template`.
+    """
+    if name in FORMATS:
+        return FORMATS[name]()
+    if name not in ("auto", "template"):
+        raise ConfigError(f"action_format: {name!r}{did_you_mean(name, [*FORMATS, 'auto', 'template'])}")
+    if getattr(tokenizer, "response_template", None) is not None:
+        return ResponseTemplate(tokenizer, opening)
+    if name == "template":
+        raise ConfigError(f"action_format: the tokenizer has no response_template; {_CHOOSE}")
+    return _by_template(template or "")
+
+
+def _by_template(template: str) -> ActionFormat | PolicyError:
+    if "<tool_call>" in template:
+        if "<function=" in template or "<arg_key>" in template:
+            return PolicyError(
+                f"action_format auto: this model writes its tool calls as XML, which is not read; {_CHOOSE}"
+            )
+        return Hermes()
+    if "[TOOL_CALLS]" in template:
+        return Mistral()
+    if "<|python_tag|>" in template or ("<|start_header_id|>" in template and '"parameters"' in template):
+        return Llama()
+    return PolicyError(f"action_format auto: the chat template does not say how tools are called; {_CHOOSE}")

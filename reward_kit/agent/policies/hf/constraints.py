@@ -1,24 +1,34 @@
-"""What may come next while a turn is being sampled, so that a tool call is always valid.
+"""Constraints on the tokens of a turn, so that a tool call is always valid.
 
-A constraint belongs to one turn. The engine asks what is allowed, samples among that, and tells what came. A token that
-is alone allowed costs no forward pass.
+A constraint belongs to one turn. The engine asks which ids are allowed, samples among them, and reports the result; a
+token that alone is allowed costs no forward pass. If all calls can be listed, the constraint is a trie (`Choices`),
+else a grammar for JSON that is valid for the schemas (`JsonGrammar`, by llguidance).
 """
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from reward_kit.errors import PolicyError
+from reward_kit.agent.policies.hf.action_formats import ActionFormat, Tool, all_calls
+from reward_kit.agent.policies.hf.chat_layout import ChatLayout
+from reward_kit.errors import ConfigError, PolicyError, boundary, how_to_install
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 TokenIds = npt.NDArray[np.int64]
+_TOOL_SETS, _GRAMMARS, _MASKS = 4096, 256, 512  # sizes of the caches
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class TokenConstraint(Protocol):
-    """What one turn may say.
+    """A constraint on one turn.
 
     Attributes:
         is_done: nothing may follow: the turn is over.
@@ -28,25 +38,90 @@ class TokenConstraint(Protocol):
     def is_done(self) -> bool: ...
 
     def allowed(self) -> Sequence[int] | npt.NDArray[np.integer[Any]] | None:
-        """The ids that may come next; None: any."""
+        """Return the ids that may come next; None for any."""
 
     def advance(self, token_id: int) -> None:
-        """Take note of the token that came."""
+        """Note the token that came."""
+
+
+class TurnConstraints:
+    """Makes the constraints of all turns; each set of tools is prepared once.
+
+    Args:
+        layout: the tokenizer.
+        tokenizer: the same as a `transformers` tokenizer, for grammars.
+        stop_id: the token that ends a turn.
+        max_new_tokens: of a turn; a longer choice could never be made.
+    """
+
+    def __init__(self, layout: ChatLayout, tokenizer: Any, stop_id: int, max_new_tokens: int) -> None:
+        self._layout, self._tokenizer, self._stop_id = layout, tokenizer, stop_id
+        self._max_new_tokens = max_new_tokens
+        self._prepared: OrderedDict[str, ChoiceTrie | str] = OrderedDict()
+        self._compiler: GrammarCompiler | None = None
+
+    def start(self, key: str, tools: Sequence[Tool], form: ActionFormat) -> Choices | JsonGrammar:
+        """Return a constraint for one turn: a call of one of the tools, valid for its schema.
+
+        Args:
+            key: equal for equal tools.
+            tools: those that can be called now.
+            form: the format of calls.
+
+        Raises:
+            PolicyError: the format or the tokenizer cannot write a call, or a schema cannot be followed.
+            ConfigError: a grammar is needed and llguidance is not installed.
+        """
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            prepared = self._prepared[key] = self._trie(tools, form) or self._grammar(tools, form)
+            if len(self._prepared) > _TOOL_SETS:
+                self._prepared.popitem(last=False)
+        self._prepared.move_to_end(key)
+        return Choices(prepared) if isinstance(prepared, ChoiceTrie) else self._grammars.start(prepared)
+
+    def _trie(self, tools: Sequence[Tool], form: ActionFormat) -> ChoiceTrie | None:
+        calls = all_calls(tools)
+        if calls is None:
+            return None
+        by_name = {tool.name: tool for tool in tools}
+        texts = [form.write(by_name[name], arguments) for name, arguments in calls]
+        trie = ChoiceTrie({text: self._layout.encoded(text) for text in texts}, self._stop_id)
+        if trie.longest > self._max_new_tokens:
+            raise PolicyError(
+                f"the longest choice has {trie.longest} tokens, more than max_new_tokens={self._max_new_tokens}"
+            )
+        return trie
+
+    def _grammar(self, tools: Sequence[Tool], form: ActionFormat) -> str:
+        lines = []
+        for number, tool in enumerate(tools):
+            # Schemas that leave it open allow no further arguments.
+            closed = Tool(tool.name, {"type": "object", "additionalProperties": False, **tool.schema})
+            lines.append(f"call_{number}: {form.rule(closed, self._grammars.literal, self._grammars.schema)}")
+        start = " | ".join(f"call_{number}" for number in range(len(tools)))
+        return "\n".join([f"start: {start}", *lines])
+
+    @property
+    def _grammars(self) -> GrammarCompiler:
+        if self._compiler is None:
+            self._compiler = GrammarCompiler(self._tokenizer, self._stop_id)
+        return self._compiler
 
 
 class _Node:
-    """A place in the trie: what may come, and where each leads, made when somebody goes there.
+    """A node of the trie; its children are made on first use.
 
     Attributes:
-        allowed: what may come.
-        text: what is said once nothing may follow; None before.
+        allowed: the ids that may come next.
+        text: the choice, once nothing may follow; None before.
     """
 
-    __slots__ = ("_depth", "_parts", "_then", "allowed", "text")
+    __slots__ = ("_children", "_depth", "_parts", "allowed", "text")
 
     def __init__(self, choices: list[tuple[tuple[int, ...], str]], depth: int) -> None:
-        """The place that these choices, which are sorted and agree in their first `depth` tokens, go through."""
-        self._depth, self._then = depth, dict[int, _Node]()
+        """Make the node of these choices, which are sorted and share their first `depth` tokens."""
+        self._depth, self._children = depth, dict[int, _Node]()
         self._parts: dict[int, list[tuple[tuple[int, ...], str]]] = {}
         self.text = choices[0][1] if len(choices[0][0]) == depth else None
         if self.text is None:
@@ -54,12 +129,12 @@ class _Node:
                 self._parts.setdefault(choice[0][depth], []).append(choice)
         self.allowed: TokenIds = np.array(list(self._parts), dtype=np.int64)
 
-    def then(self, token_id: int) -> _Node | None:
-        """Where a token leads; None where it may not come."""
-        found = self._then.get(token_id)
-        if found is None and token_id in self._parts:
-            found = self._then[token_id] = _Node(self._parts[token_id], self._depth + 1)
-        return found
+    def child(self, token_id: int) -> _Node | None:
+        """Return the node that a token leads to; None if it is not allowed."""
+        child = self._children.get(token_id)
+        if child is None and token_id in self._parts:
+            child = self._children[token_id] = _Node(self._parts[token_id], self._depth + 1)
+        return child
 
 
 class ChoiceTrie:
@@ -67,7 +142,7 @@ class ChoiceTrie:
 
     Args:
         choices: for each text its ids, without the stop token.
-        stop_id: what ends each of them.
+        stop_id: the token that ends each of them.
 
     Raises:
         PolicyError: there are no choices, or two have the same ids.
@@ -104,25 +179,137 @@ class Choices:
 
     @property
     def is_done(self) -> bool:
-        """A whole choice was said."""
+        """A whole choice was made."""
         return self._node.text is not None
 
     @property
     def chosen(self) -> str | None:
-        """Which choice was said; None before its end."""
+        """The choice that was made; None before its end."""
         return self._node.text
 
     def allowed(self) -> TokenIds:
-        """The ids that continue a choice."""
+        """Return the ids that continue a choice."""
         return self._node.allowed
 
     def advance(self, token_id: int) -> None:
-        """Take note of the token that came.
+        """Note the token that came.
 
         Raises:
             PolicyError: it continues no choice.
         """
-        node = self._node.then(token_id)
+        node = self._node.child(token_id)
         if node is None:
             raise PolicyError(f"token {token_id} is none of the allowed {self._node.allowed.tolist()}")
         self._node = node
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer, each once.
+
+    Args:
+        tokenizer: a fast tokenizer of `transformers`, whose tokens are bytes.
+        stop_id: the token that ends a turn.
+
+    Attributes:
+        stop_ids: (1,) the token that ends a turn.
+
+    Raises:
+        ConfigError: llguidance is not installed, or cannot read the tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any, stop_id: int) -> None:
+        try:
+            from llguidance.hf import from_tokenizer
+        except ImportError:
+            raise ConfigError(
+                f"constrain: JSON needs a package that is not here; {how_to_install('constrained')}"
+            ) from None
+        with boundary(ConfigError, "constrain: llguidance cannot read this tokenizer"):
+            self._tokenizer: LLTokenizer = from_tokenizer(tokenizer, eos_token=stop_id)
+        self._added: Mapping[str, int] = tokenizer.added_tokens_encoder
+        self.stop_ids: TokenIds = np.array([stop_id], dtype=np.int64)
+        self._matchers: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._masks: OrderedDict[bytes, TokenIds] = OrderedDict()
+
+    def literal(self, text: str) -> str:
+        """Return `text` in the grammar's language; a text that is one added token is that token."""
+        return f"<[{self._added[text]}]>" if text in self._added else json.dumps(text)
+
+    def schema(self, schema: Mapping[str, Any]) -> str:
+        """Return the rule of JSON valid for `schema`, with a space after each comma and colon and none elsewhere."""
+        return "%json " + json.dumps({**schema, "x-guidance": _STYLE})
+
+    def start(self, grammar: str) -> JsonGrammar:
+        """Return a turn that fits `grammar`, in Lark's notation with a rule `start`.
+
+        Raises:
+            PolicyError: the grammar is invalid, or a schema in it uses what llguidance does not know.
+        """
+        matcher = self._matchers.get(grammar)
+        if matcher is None:
+            from llguidance import LLMatcher
+
+            matcher = LLMatcher(self._tokenizer, "%llguidance {}\n" + grammar, log_level=0)
+            if matcher.is_error():
+                raise PolicyError(
+                    f"constrain: the tools' schemas cannot be followed token by token: {_error_of(matcher)}"
+                )
+            self._matchers[grammar] = matcher
+            if len(self._matchers) > _GRAMMARS:
+                self._matchers.popitem(last=False)
+        self._matchers.move_to_end(grammar)
+        return JsonGrammar(self, matcher.deep_copy())
+
+    def ids_of(self, bitmask: bytes) -> TokenIds:
+        """Return the ids whose bits are set. Equal masks give the same array, so that it is stored once."""
+        ids = self._masks.get(bitmask)
+        if ids is None:
+            bits = np.unpackbits(np.frombuffer(bitmask, dtype=np.uint8), bitorder="little")
+            ids = self._masks[bitmask] = np.flatnonzero(bits)
+            if len(self._masks) > _MASKS:
+                self._masks.popitem(last=False)
+        self._masks.move_to_end(bitmask)
+        return ids
+
+
+class JsonGrammar:
+    """One turn that fits a grammar, and then the stop token."""
+
+    __slots__ = ("_compiler", "_matcher", "is_done")
+
+    def __init__(self, compiler: GrammarCompiler, matcher: LLMatcher) -> None:
+        self._compiler, self._matcher = compiler, matcher
+        self.is_done = False
+
+    def allowed(self) -> TokenIds:
+        """Return the ids that continue the turn.
+
+        Raises:
+            PolicyError: the grammar is too complex for llguidance.
+        """
+        if self._matcher.is_stopped() and not self._matcher.is_error():
+            return self._compiler.stop_ids
+        ids = self._compiler.ids_of(self._matcher.compute_bitmask())
+        self._check()
+        return ids
+
+    def advance(self, token_id: int) -> None:
+        """Note the token that came.
+
+        Raises:
+            PolicyError: it does not fit the grammar.
+        """
+        if token_id == self._compiler.stop_ids[0] and self._matcher.is_accepting():
+            self.is_done = True
+            return
+        self._matcher.consume_token(token_id)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise PolicyError(f"constrain: {_error_of(self._matcher)}")
+
+
+def _error_of(matcher: LLMatcher) -> str:
+    """Return the matcher's error without the parser's state, which follows it."""
+    return " ".join(matcher.get_error().split("<state>")[0].split())[:500]

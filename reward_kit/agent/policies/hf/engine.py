@@ -1,9 +1,9 @@
-"""The engine that samples from a `transformers` causal LM for many sessions at once.
+"""`Engine`: sample from a `transformers` causal LM for many sessions at once.
 
-Sessions ask for turns; one task owns the model and computes the waiting and the running turns together, in a worker
-thread, one burst of forward passes after another. New turns join between two forward passes. Keys and values live on
-between the turns of a session, so that only what is new is computed, and prompts that begin alike share what they have
-in common. Weights are swapped when no turn is running: a turn, and the keys and values it looks at, have one version.
+Sessions ask for turns. One task owns the model and computes the waiting and the running turns together, in a worker
+thread, in bursts of forward passes; new turns join between two forward passes. Keys and values stay between the turns
+of a session, so that only new tokens are computed, and prompts with a common beginning share it. Weights are swapped
+while no turn is running: a turn, and the keys and values it attends to, have one version.
 """
 
 from __future__ import annotations
@@ -11,28 +11,130 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import anyio.to_thread
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from reward_kit.agent.policies.hf.cpu import no_denormals
-from reward_kit.agent.policies.hf.forward import RowModel
-from reward_kit.agent.policies.hf.kv_slots import Ints
-from reward_kit.agent.policies.hf.running import Running
-from reward_kit.agent.policies.hf.sampling import Sampling
-from reward_kit.agent.policies.hf.turns import Generated, Slot, Turn
+from reward_kit.agent.policies.hf.forward import Ints, RowModel
+from reward_kit.agent.policies.hf.sampling import Draws, Sampling, allowed_mask, draw
 from reward_kit.errors import ConfigError, LimitError, PolicyError, RewardKitError, boundary
+from reward_kit.torch_cpu import no_denormals
 
 if TYPE_CHECKING:
     from reward_kit.agent.policies.hf.constraints import TokenConstraint
 
 QUIET_PASSES = 8
-"""Passes of the event loop without a new turn before a burst begins without those who have not asked."""
+"""Passes of the event loop without a new turn after which a burst begins without the sessions that have not asked."""
+WORTH_SHARING = 16
+"""Tokens that another row must hold beyond one's own before they are copied."""
+MASK_CELLS = 2**25
+"""Approximate limit of the cells of one forward pass's mask; long prompts are computed in pieces above it."""
+
+
+class Generated(NamedTuple):
+    """The tokens sampled in one turn.
+
+    Attributes:
+        token_ids: including the stop token, if one ended the turn.
+        logprobs: of the distribution really sampled: temperature, filters and constraint applied. 0.0 for greedy and
+            for forced tokens, which had probability one.
+        policy_version: of the weights that computed all of it.
+        finish_reason: "stop" (a stop token, or the constraint was done) or "length".
+        value: V(s) at the last prompt token, if the engine has a value head.
+        allowed_ids: for each token the ids that the constraint allowed, None for any; None without a constraint. Tokens
+            with the same array of the constraint share it.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    policy_version: int
+    finish_reason: str
+    value: float | None = None
+    allowed_ids: list[Ints | None] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """One session in the engine: its rank, its random generator, its row while it has one."""
+
+    rank: Any
+    generator: np.random.Generator
+    row: int = -1
+    last_used: int = 0
+    turn: Turn | None = None
+    is_closed: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """One call of `generate`.
+
+    Attributes:
+        slot: of the session.
+        prompt: the whole context.
+        max_new_tokens: limit of sampled tokens.
+        sampling: temperature and filters.
+        constraint: of the next tokens, or None.
+        allowed: ids that the constraint allows next; None for any.
+        allowed_ids: the same at each token so far.
+        value: of the state that the prompt ends in.
+        finish_reason: "" while the turn is running.
+        generated: the result.
+        error: set if it failed.
+    """
+
+    slot: Slot
+    prompt: Ints
+    max_new_tokens: int
+    sampling: Sampling
+    constraint: TokenConstraint | None
+    allowed: Ints | None = None
+    allowed_ids: list[Ints | None] = field(default_factory=list)
+    value: float | None = None
+    finish_reason: str = ""
+    generated: Generated | None = None
+    error: RewardKitError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more is sampled."""
+        return bool(self.finish_reason) or self.error is not None
+
+    def advance(self, token_id: int) -> None:
+        """Pass a token to the constraint. If nothing may follow, the turn is over, also at its last token."""
+        assert self.constraint is not None
+        self.constraint.advance(token_id)
+        if self.constraint.is_done:
+            self.finish_reason = "stop"
+
+    def ask(self, vocabulary: int) -> int | None:
+        """Ask the constraint for the allowed ids; return the id if only one is allowed.
+
+        Raises:
+            PolicyError: no token is allowed, or one outside of the vocabulary.
+        """
+        assert self.constraint is not None
+        if self.constraint.is_done:
+            self.finish_reason = self.finish_reason or "stop"
+            return None
+        allowed = self.constraint.allowed()
+        if allowed is None:
+            self.allowed = None
+            return None
+        ids = np.asarray(allowed, dtype=np.int64)
+        if not len(ids):
+            raise PolicyError("the constraint allows no token and is not done")
+        if ids.view(np.uint64).max() >= vocabulary:  # a negative id is a very large one here
+            raise PolicyError(f"the constraint allows a token outside of the {vocabulary} of the model")
+        self.allowed = ids
+        return None if len(ids) > 1 else int(ids[0])
 
 
 class _Publication(NamedTuple):
@@ -46,18 +148,18 @@ class Engine:
     """Samples turns for many sessions; see the module's docstring.
 
     Args:
-        model: a causal LM that nothing else uses from here on; moved to no other device.
+        model: a causal LM that nothing else uses from now on; it stays on its device.
         stop_ids: tokens that end a turn.
         max_context: tokens of a context, prompt and answer together.
-        max_slots: how many contexts are held at once. Of more sessions, those that waited longest compute theirs anew.
+        max_slots: contexts held at once. Of more sessions, those idle the longest recompute theirs.
         lockstep: begin only when every open session has asked, rows in order of rank: the same sessions with the same
             seeds then give the same bits.
-        value_head: gives values (B,) or (B, 1) from the last hidden states (B, H).
-        tokens_per_forward: how many new tokens one forward pass takes at most.
-        version: of the weights that the model has now.
+        value_head: returns values (B,) or (B, 1) of the last hidden states (B, H).
+        tokens_per_forward: limit of new tokens in one forward pass.
+        version: of the model's current weights.
 
     Raises:
-        ConfigError: the model is no causal LM, or a number makes no sense.
+        ConfigError: the model is not a causal LM, or a number is invalid.
     """
 
     def __init__(
@@ -76,20 +178,20 @@ class Engine:
             if number < 1:
                 raise ConfigError(f"{name}: {number} is below 1")
         self._model = RowModel(model, max_slots, max_context)
-        self._running = Running(self._model, stop_ids, value_head, tokens_per_forward)
+        self._running = _Running(self._model, stop_ids, value_head, tokens_per_forward)
         self._running.version = version
         self._lockstep, self._value_head = lockstep, value_head
         self._open: set[Slot] = set()
-        self._callers: dict[Turn, asyncio.Event] = {}  # who waits for what
+        self._callers: dict[Turn, asyncio.Event] = {}
         self._waiting: list[Turn] = []  # the event loop adds to it at any time
-        self._queue: list[Turn] = []  # what a burst may begin; belongs to the engine's task
-        self._over: list[Turn] = []  # what a burst has ended
+        self._queue: list[Turn] = []  # turns that a burst may begin; belongs to the engine's task
+        self._over: list[Turn] = []  # turns that a burst has ended
         self._given_back: list[Slot] = []
         self._published: list[_Publication] = []
-        self._has_news = False  # ends a burst after the forward pass at hand
-        self._is_batch_over = False  # in lockstep: all sessions were closed, and the next batch starts from nothing
+        self._has_news = False  # ends a burst after the current forward pass
+        self._is_batch_over = False  # in lockstep: all sessions were closed, and the next batch starts empty
         self._asked = 0
-        self._alone = threading.Lock()  # a burst outlives the event loop that was torn down around it
+        self._alone = threading.Lock()  # a burst may outlive its event loop
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -99,11 +201,11 @@ class Engine:
         return self._running.version
 
     def open(self, rank: Any, seed: int) -> Slot:
-        """A session's place.
+        """Open a session.
 
         Args:
             rank: orders the rows in lockstep; of one sortable type for all.
-            seed: of all that this session samples.
+            seed: of everything that this session samples.
         """
         self._check_open()
         slot = Slot(rank, np.random.default_rng(seed))
@@ -123,16 +225,28 @@ class Engine:
 
         Args:
             slot: the session's; one call at a time.
-            prompt_ids: the whole context. What the session's row holds of it is not computed again.
-            max_new_tokens: at most so many.
-            sampling: how.
-            constraint: what may come; a fresh one for each turn.
+            prompt_ids: the whole context. The part that the session's row holds is not computed again.
+            max_new_tokens: limit of sampled tokens.
+            sampling: temperature and filters.
+            constraint: of the answer; a fresh one for each turn.
 
         Raises:
             LimitError: prompt and answer do not fit `max_context`.
-            PolicyError: the prompt is none, the engine is closed, or the model failed.
+            PolicyError: the prompt is invalid, the engine is closed, or the model failed.
         """
-        turn = Turn(slot, self._checked(slot, prompt_ids, max_new_tokens), max_new_tokens, sampling.check(), constraint)
+        self._check_open()
+        if slot.is_closed or slot.turn is not None:
+            state = "closed" if slot.is_closed else "in a turn already"
+            raise PolicyError(f"the session of {slot.rank!r} is {state}")
+        prompt = np.array(prompt_ids, dtype=np.int64)
+        if not len(prompt) or max_new_tokens < 1:
+            raise PolicyError(f"{len(prompt)} prompt tokens and {max_new_tokens} new ones: at least one of each")
+        if prompt.view(np.uint64).max() >= self._model.vocabulary:  # a negative id is a very large one here
+            raise PolicyError(f"a prompt token lies outside of the {self._model.vocabulary} of the model")
+        capacity = self._model.slots.capacity
+        if len(prompt) + max_new_tokens > capacity:
+            raise LimitError(f"{len(prompt)} tokens and {max_new_tokens} new ones do not fit a context of {capacity}")
+        turn = Turn(slot, prompt, max_new_tokens, sampling.check(), constraint)
         slot.turn = turn
         event = self._callers[turn] = asyncio.Event()
         self._waiting.append(turn)
@@ -146,32 +260,15 @@ class Engine:
             if self._callers.pop(turn, None) and not turn.is_over:
                 self._has_news = True
                 self._wake()
-        if turn.error is not None:
-            raise _again(turn.error)
+        if turn.error is not None:  # a copy, since several callers may share the error
+            copy = type(turn.error)(str(turn.error))
+            copy.__cause__ = turn.error.__cause__
+            raise copy
         assert turn.generated is not None
         return turn.generated
 
-    def _checked(self, slot: Slot, prompt_ids: Sequence[int], max_new_tokens: int) -> Ints:
-        self._check_open()
-        if slot.is_closed or slot.turn is not None:
-            state = "closed" if slot.is_closed else "in a turn already"
-            raise PolicyError(f"the session of {slot.rank!r} is {state}")
-        prompt = np.array(prompt_ids, dtype=np.int64)
-        if not len(prompt) or max_new_tokens < 1:
-            raise PolicyError(f"{len(prompt)} prompt tokens and {max_new_tokens} new ones: at least one of each")
-        if prompt.view(np.uint64).max() >= self._model.vocabulary:  # a negative one is a very large one here
-            raise PolicyError(f"a prompt token lies outside of the {self._model.vocabulary} of the model")
-        capacity = self._model.slots.capacity
-        if len(prompt) + max_new_tokens > capacity:
-            raise LimitError(f"{len(prompt)} tokens and {max_new_tokens} new ones do not fit a context of {capacity}")
-        return prompt
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise PolicyError("the engine is closed")
-
     async def close_slot(self, slot: Slot) -> None:
-        """Give the session's place back; a turn of it that still runs is dropped."""
+        """Close a session; a turn of it that still runs is dropped."""
         if slot.is_closed:
             return
         slot.is_closed = True
@@ -184,14 +281,14 @@ class Engine:
     async def publish(
         self, state_dict: Mapping[str, Tensor], version: int, *, value_head: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Act with other weights from the next turn on; returns when they are in place.
+        """Act with other weights from the next turn on; return when they are in place.
 
-        Turns that run are finished with the weights they began with, and none begins before the swap.
+        Running turns are finished with the weights they began with, and none begins before the swap.
 
         Args:
             state_dict: all weights of the model; they may not change before this returns.
-            version: their name.
-            value_head: those of the value head; without them it stays as it is.
+            version: of the weights.
+            value_head: weights of the value head; unchanged without them.
 
         Raises:
             PolicyError: the weights do not fit the model, or the engine is closed.
@@ -212,28 +309,35 @@ class Engine:
             await self._task
         self._model.close()
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise PolicyError("the engine is closed")
+
     def _wake(self) -> None:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._work(), name="language model engine")
 
     async def _work(self) -> None:
-        """Own the model until there is nothing to do; whoever brings something to do wakes it again."""
+        """Own the model until there is nothing to do; new work wakes it again."""
         try:
             with boundary(PolicyError, "the engine"):
                 while await self._work_once():
                     continue
-        except RewardKitError as error:  # a rank that cannot be sorted, say; nobody may wait for ever
+        except RewardKitError as error:  # a rank that cannot be sorted, say; no caller may wait forever
             for turn in self._callers:
                 turn.error = turn.error or error
                 self._over.append(turn)
             self._deliver()
 
     async def _work_once(self) -> bool:
-        """One burst, or one swap of the weights; False where there is nothing to do."""
+        """Run one burst, or swap the weights once; return False if there is nothing to do."""
         await self._settle()
         self._tidy()
         if self._is_closed:
-            self._end_publications()
+            for publication in self._published:
+                if not publication.done.done():
+                    publication.done.set_exception(PolicyError("the engine was closed"))
+            self._published.clear()
             return False
         if self._published and not self._is_busy:
             await self._swap(self._published.pop(0))
@@ -250,7 +354,7 @@ class Engine:
         return bool(len(self._running) or self._queue)
 
     async def _settle(self) -> None:
-        """Let sessions ask that are about to, so that they are computed together."""
+        """Wait for sessions that are about to ask, so that they are computed together."""
         asked, quiet = self._asked, 0
         if self._lockstep or not (self._waiting or self._is_busy):
             return
@@ -260,7 +364,7 @@ class Engine:
             asked = self._asked
 
     def _tidy(self) -> None:
-        """Drop the turns whose callers are gone, end those of closed sessions, and take the rows of these."""
+        """Drop turns without callers, end the turns of closed sessions, and free the rows of these."""
         for turn in self._callers:
             if not turn.is_over and (self._is_closed or turn.slot.is_closed):
                 closed = "the engine" if self._is_closed else f"the session of {turn.slot.rank!r}"
@@ -290,7 +394,7 @@ class Engine:
         self._over = []
 
     def _take_waiting(self) -> bool:
-        """Let the next burst begin the waiting turns, if now is the time."""
+        """Move the waiting turns to the queue of the next burst, if they may begin now."""
         if not self._waiting or self._published:
             return False
         if self._lockstep and (self._is_busy or len(self._waiting) < len(self._open)):
@@ -300,7 +404,7 @@ class Engine:
         return True
 
     def _burst(self) -> None:
-        """Forward passes until a turn is over or there is news; runs in the worker thread."""
+        """Run forward passes until a turn is over or there is news; called in the worker thread."""
         try:
             with self._alone, boundary(PolicyError, "the model"), no_denormals(), torch.inference_mode():
                 while not self._over:
@@ -314,29 +418,249 @@ class Engine:
             self._over, self._queue = [*self._running.fail(error), *self._queue], []
 
     async def _swap(self, publication: _Publication) -> None:
+        def load() -> None:
+            with self._alone:
+                self._model.load(publication.state_dict, self._value_head, publication.value_head)
+                self._running.publish(publication.version)
+
         try:
             with boundary(PolicyError, "publish"):
-                await anyio.to_thread.run_sync(self._load, publication)
+                await anyio.to_thread.run_sync(load)
         except RewardKitError as error:
             if not publication.done.done():
                 publication.done.set_exception(error)
         if not publication.done.done():
             publication.done.set_result(None)
 
-    def _load(self, publication: _Publication) -> None:
-        with self._alone:
-            self._model.load(publication.state_dict, self._value_head, publication.value_head)
-            self._running.publish(publication.version)
 
-    def _end_publications(self) -> None:
-        for publication in self._published:
-            if not publication.done.done():
-                publication.done.set_exception(PolicyError("the engine was closed"))
-        self._published.clear()
+class _Running:
+    """The running turns, one row each. Used by one thread at a time.
 
+    Args:
+        model: computes, and holds keys and values.
+        stop_ids: tokens that end a turn.
+        value_head: returns (B,) or (B, 1) values of (B, H) last hidden states.
+        tokens_per_forward: limit of new tokens in one forward pass; longer prompts take several.
+    """
 
-def _again(error: RewardKitError) -> RewardKitError:
-    """The error once more, for a caller of its own: several may have met the same one."""
-    copy = type(error)(str(error))
-    copy.__cause__ = error.__cause__
-    return copy
+    def __init__(
+        self, model: RowModel, stop_ids: Sequence[int], value_head: nn.Module | None, tokens_per_forward: int
+    ) -> None:
+        self._model, self._slots, self._value_head = model, model.slots, value_head
+        self._is_stop_V = np.zeros(model.vocabulary, dtype=bool)
+        self._is_stop_V[list(stop_ids)] = True
+        self._budget = tokens_per_forward
+        rows, capacity = self._slots.rows, self._slots.capacity
+        self._draws = Draws(rows)
+        self._counts_R: Ints = np.zeros(rows, dtype=np.int64)  # tokens known, prompt and sampled
+        self._prompts_R: Ints = np.zeros(rows, dtype=np.int64)
+        self._limits_R: Ints = np.zeros(rows, dtype=np.int64)
+        self._stops_R: Ints = np.zeros(rows, dtype=np.int64)  # where a prompt pauses until others have copied it
+        self._kinds_R: Ints = np.zeros(rows, dtype=np.int64)
+        self._kinds: dict[Sampling, int] = {}
+        self._logprobs_RC = np.zeros((rows, capacity))
+        self._owners: list[Slot | None] = [None] * rows
+        self._ended: list[Turn] = []
+        self._running: dict[int, Turn] = {}
+        self._clock = 0
+        self.version = 0
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def turns(self) -> list[Turn]:
+        """Return the turns that have a row and are not over."""
+        return list(self._running.values())
+
+    def admit(self, waiting: list[Turn]) -> list[Turn]:
+        """Give rows to as many waiting turns as possible, in order; return the rest."""
+        left: list[Turn] = []
+        for turn in waiting:
+            row = -1 if self._is_worth_waiting(turn) else self._row_for(turn.slot)
+            if row < 0:
+                left.append(turn)
+            else:
+                self._begin(turn, row)
+        return left
+
+    def _is_worth_waiting(self, turn: Turn) -> bool:
+        """Return whether a running turn will soon hold the beginning of this prompt; if so, let it pause there."""
+        own = self._slots.common(turn.slot.row, turn.prompt) if turn.slot.row >= 0 else 0
+        if len(turn.prompt) - own <= WORTH_SHARING or not self._running:
+            return False
+        common_R = self._slots.common_R(turn.prompt)
+        promised_R = self._slots.held_R.copy()
+        running = list(self._running)
+        promised_R[running] = self._prompts_R[running] - 1
+        promised_R = np.minimum(common_R, promised_R)
+        leader = int(promised_R.argmax())
+        if promised_R[leader] < np.minimum(common_R, self._slots.held_R).max() + WORTH_SHARING:
+            return False
+        self._stops_R[leader] = max(self._stops_R[leader], promised_R[leader])
+        return True
+
+    def _row_for(self, slot: Slot) -> int:
+        if slot.row >= 0:
+            return slot.row
+        free = [row for row, owner in enumerate(self._owners) if owner is None]
+        if not free:
+            idle = [owner for row, owner in enumerate(self._owners) if owner is not None and row not in self._running]
+            if not idle:
+                return -1
+            oldest = min(idle, key=lambda owner: owner.last_used)
+            free = [oldest.row]
+            self.release(oldest)
+        return free[0]
+
+    def release(self, slot: Slot) -> None:
+        """Take its row from a session. The row's content stays until another context needs the row."""
+        if slot.row >= 0:
+            self._owners[slot.row], slot.row = None, -1
+
+    def _begin(self, turn: Turn, row: int) -> None:
+        slots, prompt, count = self._slots, turn.prompt, len(turn.prompt)
+        self._owners[row], turn.slot.row = turn.slot, row
+        self._clock += 1
+        turn.slot.last_used = self._clock
+        held = slots.common(row, prompt)
+        if count - held > WORTH_SHARING:  # another row may hold more of the prompt
+            held_R = np.minimum(slots.common_R(prompt), slots.held_R)
+            other = int(held_R.argmax())
+            if held_R[other] >= held + WORTH_SHARING:
+                held = int(held_R[other])
+                slots.copy_row(other, row, held)
+        slots.held_R[row] = min(held, count - 1)  # the last token is computed, for its logits
+        slots.ids_RC[row, :count] = prompt
+        self._counts_R[row] = self._prompts_R[row] = count
+        self._limits_R[row], self._stops_R[row] = count + turn.max_new_tokens, 0
+        self._kinds_R[row] = self._kinds.setdefault(turn.sampling, len(self._kinds))
+        self._draws.begin(row, turn.slot.generator)
+        self._running[row] = turn
+        if turn.constraint is not None:
+            # With a value head the prompt is computed by itself, even if all that follows is forced.
+            self._follow(row, may_force=self._value_head is None)
+
+    def step(self) -> list[Turn]:
+        """Run one forward pass, add a token to every row whose context is complete, return the turns that are over."""
+        if self._running and not self._ended:
+            rows_B, counts_B = self._due()
+            is_ready_B = self._slots.held_R[rows_B] + counts_B == self._counts_R[rows_B]
+            ready_P = np.flatnonzero(is_ready_B)
+            outcome = self._model.run(rows_B, counts_B, (ready_P, counts_B[ready_P] - 1))
+            if len(ready_P):
+                self._sample(rows_B[ready_P], outcome.logits_PV, outcome.hidden_PH)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _due(self) -> tuple[Ints, Ints]:
+        """Return the rows and counts of tokens to compute next; the shortest first if not all fit."""
+        rows_B = np.array(sorted(self._running), dtype=np.int64)
+        held_B, stops_B = self._slots.held_R[rows_B], self._stops_R[rows_B]
+        counts_B = np.where(stops_B > held_B, stops_B, self._counts_R[rows_B]) - held_B
+        # Attention pads rows to the longest piece, and every token attends to the positions of the longest row.
+        cells = max(1, int((counts_B > 1).sum())) * int((held_B + counts_B).max())
+        counts_B = np.minimum(counts_B, max(1, MASK_CELLS // cells))
+        if counts_B.sum() <= self._budget:
+            return rows_B, counts_B
+        order = np.argsort(counts_B, kind="stable")
+        before_B = np.cumsum(counts_B[order]) - counts_B[order]
+        counts_B[order] = np.clip(self._budget - before_B, 0, counts_B[order])
+        return rows_B[counts_B > 0], counts_B[counts_B > 0]
+
+    def _sample(self, rows_B: Ints, logits_BV: Tensor, hidden_BH: Tensor) -> None:
+        if self._value_head is not None:
+            first = np.flatnonzero(self._counts_R[rows_B] == self._prompts_R[rows_B])
+            if len(first):
+                values_B = self._value_head(hidden_BH[self._model.tensor(first)]).flatten()
+                for row, value in zip(rows_B[first].tolist(), values_B.tolist(), strict=True):
+                    self._running[row].value = value
+        uniforms_B = self._draws.take(rows_B)
+        kinds_B = self._kinds_R[rows_B]
+        ids_B, logprobs_B = np.zeros(len(rows_B), dtype=np.int64), np.zeros(len(rows_B))
+        for sampling, kind in self._kinds.items():
+            part = np.flatnonzero(kinds_B == kind)
+            if len(part):
+                logits = logits_BV if len(part) == len(rows_B) else logits_BV[self._model.tensor(part)]
+                mask = allowed_mask([self._running[row].allowed for row in rows_B[part].tolist()], len(self._is_stop_V))
+                allowed = None if mask is None else self._model.tensor(mask)
+                drawn = draw(logits, self._model.tensor(uniforms_B[part]), sampling, allowed)
+                # Together, since each transfer waits for the device; float64 holds every id.
+                ids_B[part], logprobs_B[part] = torch.stack([drawn.ids_B.double(), drawn.logprobs_B]).cpu().numpy()
+        self._append(rows_B, ids_B, logprobs_B)
+
+    def _append(self, rows_B: Ints, ids_B: Ints, logprobs_B: NDArray[np.float64]) -> None:
+        places_B = self._counts_R[rows_B]
+        self._slots.ids_RC[rows_B, places_B] = ids_B
+        self._logprobs_RC[rows_B, places_B] = logprobs_B
+        self._counts_R[rows_B] += 1
+        is_stop_B, is_number_B = self._is_stop_V[ids_B], np.isfinite(logprobs_B)
+        is_over_B = is_stop_B | (places_B + 1 == self._limits_R[rows_B]) | ~is_number_B
+        for index in np.flatnonzero(is_over_B).tolist():
+            turn = self._running[int(rows_B[index])]
+            turn.finish_reason = "stop" if is_stop_B[index] else "length"
+            if not is_number_B[index]:
+                turn.error = PolicyError("the model's logits are not finite: nothing can be sampled")
+        for row, token in zip(rows_B.tolist(), ids_B.tolist(), strict=True):
+            if self._running[row].constraint is not None:
+                self._follow(row, token)
+        for row in [row for row in rows_B[is_over_B].tolist() if row in self._running]:
+            self._end(row)
+
+    def _follow(self, row: int, sampled: int | None = None, *, may_force: bool = True) -> None:
+        """Pass the sampled token to the constraint, ask for the allowed ones, and append those that are forced."""
+        turn, size = self._running[row], len(self._is_stop_V)
+        try:
+            with boundary(PolicyError, "the constraint"):
+                if sampled is not None:
+                    turn.allowed_ids.append(turn.allowed)
+                    turn.advance(sampled)
+                while not turn.is_over and (forced := turn.ask(size)) is not None and may_force:
+                    place = int(self._counts_R[row])
+                    self._slots.ids_RC[row, place], self._logprobs_RC[row, place] = forced, 0.0
+                    self._counts_R[row] = place + 1
+                    turn.allowed_ids.append(turn.allowed)
+                    if self._is_stop_V[forced]:
+                        turn.finish_reason = "stop"
+                    elif place + 1 == self._limits_R[row]:
+                        turn.finish_reason = "length"
+                    turn.advance(forced)
+        except RewardKitError as error:
+            turn.error = error
+        if turn.is_over:
+            self._end(row)
+
+    def _end(self, row: int) -> None:
+        """End the row's turn; its session keeps the row."""
+        turn = self._running[row]
+        start, end = int(self._prompts_R[row]), int(self._counts_R[row])
+        turn.generated = Generated(
+            token_ids=self._slots.ids_RC[row, start:end].tolist(),
+            logprobs=self._logprobs_RC[row, start:end].tolist(),
+            policy_version=self.version,
+            finish_reason=turn.finish_reason,
+            value=turn.value,
+            allowed_ids=None if turn.constraint is None else turn.allowed_ids,
+        )
+        self._ended.append(turn)
+        self.drop(turn)
+
+    def drop(self, turn: Turn) -> None:
+        """Continue without this turn; its session keeps the row."""
+        if self._running.get(turn.slot.row) is turn:
+            del self._running[turn.slot.row]
+
+    def fail(self, error: RewardKitError) -> list[Turn]:
+        """End all running turns with `error`, and discard their rows' content."""
+        failed = [*self._running.values()]
+        for turn in failed:
+            turn.error = error
+            self._slots.held_R[turn.slot.row] = 0
+        self._running = {}
+        failed, self._ended = [*self._ended, *failed], []
+        return failed
+
+    def publish(self, version: int) -> None:
+        """Note new weights: everything computed with older ones is discarded."""
+        assert not self._running, "a turn has one version"
+        self._slots.forget()
+        self.version = version

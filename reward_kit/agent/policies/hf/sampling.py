@@ -1,8 +1,8 @@
-"""How the next token is drawn: temperature, filters, constraints, and one uniform number for each token.
+"""Draw the next token: temperature, filters, constraints, and one uniform number for each token.
 
-A token is the place where the cumulative distribution, in float64, passes a uniform number of the session's own
-generator (inverse CDF). What a session samples therefore depends on its seed and its logits alone, not on who else is
-in the batch.
+A token is drawn by the inverse CDF: it is the first at which the cumulative distribution, in float64, exceeds a uniform
+number of the session's own generator. So the samples of a session depend on its seed and its logits alone, not on the
+rest of the batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reward_kit.errors import ConfigError
 
 
 class Sampling(NamedTuple):
-    """How tokens are sampled, in the order in which it is applied.
+    """The options of sampling, in the order in which they are applied.
 
     Attributes:
         temperature: logits are divided by it; 0 takes the likeliest token.
@@ -32,10 +32,10 @@ class Sampling(NamedTuple):
     top_k: int = 0
 
     def check(self) -> Sampling:
-        """Itself.
+        """Return itself.
 
         Raises:
-            ConfigError: a value that no distribution has.
+            ConfigError: a value is out of range.
         """
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"temperature: {self.temperature} is not a number from 0; 0 takes the likeliest token")
@@ -57,28 +57,19 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: 
     """Sample one token for each row.
 
     Args:
-        logits_BV: as the model gave them.
+        logits_BV: of the model.
         uniforms_B: float64 in [0, 1), one for each row.
         sampling: the same for all rows.
-        allowed_BV: True where a token may come; None where all may.
+        allowed_BV: True for tokens that may come; None allows all.
     """
     logits_BV = logits_BV.float()
     if allowed_BV is not None:
         logits_BV = logits_BV.masked_fill(~allowed_BV, -torch.inf)
     if sampling.temperature == 0:
-        # A point mass; whatever the logits are, the token had probability one. NaN stays NaN, to be noticed.
+        # A point mass: the token had probability one, whatever the logits. NaN stays NaN, to be noticed.
         best_B = logits_BV.max(dim=-1)
         return Drawn(best_B.indices, best_B.values.double() * 0)
-    logprobs_BV = _filtered(logits_BV / sampling.temperature, sampling).log_softmax(dim=-1)
-    cumulative_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
-    total_B1 = cumulative_BV[:, -1:]
-    # Strictly below the total, or rounding could point behind the last token that has a chance.
-    targets_B1 = torch.minimum(uniforms_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
-    ids_B1 = torch.searchsorted(cumulative_BV, targets_B1, right=True).clamp_(max=logits_BV.shape[-1] - 1)
-    return Drawn(ids_B1[:, 0], logprobs_BV.gather(-1, ids_B1)[:, 0].double())
-
-
-def _filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
+    logits_BV = logits_BV / sampling.temperature
     if 0 < sampling.top_k < logits_BV.shape[-1]:
         least_B1 = logits_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
@@ -89,15 +80,21 @@ def _filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
         dropped_BV = torch.zeros_like(before_BV, dtype=torch.bool)
         dropped_BV.scatter_(1, order_BV, before_BV >= sampling.top_p)
         logits_BV = logits_BV.masked_fill(dropped_BV, -torch.inf)
-    return logits_BV
+    logprobs_BV = logits_BV.log_softmax(dim=-1)
+    cumulative_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
+    total_B1 = cumulative_BV[:, -1:]
+    # Strictly below the total, or rounding could point behind the last token with a probability above 0.
+    targets_B1 = torch.minimum(uniforms_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
+    ids_B1 = torch.searchsorted(cumulative_BV, targets_B1, right=True).clamp_(max=logits_BV.shape[-1] - 1)
+    return Drawn(ids_B1[:, 0], logprobs_BV.gather(-1, ids_B1)[:, 0].double())
 
 
 def allowed_mask(allowed: Sequence[NDArray[np.int64] | None], vocabulary: int) -> Tensor | None:
-    """(B, V), True where a row's token may come; None where no row is restricted.
+    """Return (B, V), True for the tokens that a row allows; None if no row is restricted.
 
     Args:
-        allowed: for each row the ids that may come, None for any.
-        vocabulary: how many tokens there are.
+        allowed: for each row the allowed ids, None for any.
+        vocabulary: number of tokens.
     """
     restricted = [row for row, ids in enumerate(allowed) if ids is not None]
     if not restricted:
@@ -110,9 +107,9 @@ def allowed_mask(allowed: Sequence[NDArray[np.int64] | None], vocabulary: int) -
 
 
 class Draws:
-    """Uniform numbers for many rows at once, each row from a generator of its own, drawn ahead.
+    """Uniform numbers for many rows at once, each row from its own generator, drawn ahead.
 
-    A turn begins with fresh numbers of the session's generator, so that it does not matter how many the turn before it
+    A turn begins with fresh numbers of the session's generator, so that it does not matter how many the turn before
     left over, nor in which row it ran.
     """
 
@@ -124,13 +121,13 @@ class Draws:
         self._generators: list[np.random.Generator | None] = [None] * rows
 
     def begin(self, row: int, generator: np.random.Generator) -> None:
-        """Let `row` take its numbers from `generator` from here on."""
+        """Let `row` draw from `generator` from now on."""
         self._generators[row] = generator
         self._next_R[row] = 0
         self._uniforms_RN[row] = generator.random(self.AHEAD)
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(B,) the next number of each of `rows`."""
+        """Return (B,) the next number of each of `rows`."""
         for row in rows[self._next_R[rows] == self.AHEAD]:
             generator = self._generators[row]
             assert generator is not None, f"row {row} was never begun"

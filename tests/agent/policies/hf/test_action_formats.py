@@ -4,9 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.agent.policies.hf.action_formats import Bare, Hermes, Llama, Mistral, Plain, ResponseTemplate
-from reward_kit.agent.policies.hf.recognition import action_format
-from reward_kit.agent.policies.hf.tools import MAX_LISTED, Tool, all_calls, tools_of
+from reward_kit.agent.policies.hf.action_formats import (
+    MAX_LISTED,
+    Bare,
+    Hermes,
+    Llama,
+    Mistral,
+    Plain,
+    ResponseTemplate,
+    Tool,
+    all_calls,
+    find_action_format,
+    tools_of,
+)
 from reward_kit.environments.base import tool_spec
 from reward_kit.errors import ConfigError, PolicyError
 from tests.agent.policies.hf.small_models import CHATML, LLAMA_LIKE, PLAIN_TEXT, byte_tokenizer
@@ -147,7 +157,7 @@ def test_bare_is_for_one_tool_with_one_text():
 def test_the_tokenizers_own_response_template_is_used():
     tokenizer = byte_tokenizer()
     tokenizer.response_template = RESPONSE_TEMPLATE
-    form = action_format("auto", tokenizer, CHATML, "<|im_end|>\n<|im_start|>assistant\n<think>")
+    form = find_action_format("auto", tokenizer, CHATML, "<|im_end|>\n<|im_start|>assistant\n<think>")
     assert isinstance(form, ResponseTemplate)
     text = 'hm</think>ok<tool_call>{"name": "add", "arguments": {"x": 1}}</tool_call>'
     action = form.action(text, TOOLS)
@@ -163,21 +173,21 @@ def test_the_tokenizers_own_response_template_is_used():
     [(CHATML + '"arguments"', "hermes"), ("[TOOL_CALLS]", "mistral"), (LLAMA_LIKE, "llama")],
 )
 def test_auto_knows_the_formats_by_their_templates(template, name):
-    assert action_format("auto", byte_tokenizer(), template).name == name
+    assert find_action_format("auto", byte_tokenizer(), template).name == name
 
 
 @pytest.mark.parametrize("template", [PLAIN_TEXT, "<tool_call><function=", None])
 def test_auto_says_what_to_set_where_it_cannot_tell(template):
-    error = action_format("auto", byte_tokenizer(), template)
+    error = find_action_format("auto", byte_tokenizer(), template)
     assert isinstance(error, PolicyError)
     assert "set action_format to hermes, llama, mistral, plain or bare" in str(error)
 
 
 def test_an_unknown_format_is_refused():
     with pytest.raises(ConfigError, match="did you mean 'hermes'"):
-        action_format("hermess", byte_tokenizer(), CHATML)
+        find_action_format("hermess", byte_tokenizer(), CHATML)
     with pytest.raises(ConfigError, match="no response_template"):
-        action_format("template", byte_tokenizer(), CHATML)
+        find_action_format("template", byte_tokenizer(), CHATML)
 
 
 def test_calls_are_listed_where_that_can_be():

@@ -5,13 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_kit.agent.policies.hf import chat_layout
-from reward_kit.agent.policies.hf.chat_layout import NO_TOOLS, ChatLayout, to_chat
-from reward_kit.agent.policies.hf.conversation import (
+from reward_kit.agent.policies.hf.chat_layout import (
     CONVERSATION_CHANGED,
+    NO_TOOLS,
     REASONING_LEFT_OUT,
     TEMPLATE_REWRITES,
     TOOLS_CHANGED,
+    ChatLayout,
     Conversation,
+    to_chat,
     tools_given,
 )
 from reward_kit.environments.base import tool_spec

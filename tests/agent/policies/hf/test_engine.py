@@ -15,9 +15,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from reward_kit.agent.policies.hf.engine import Engine
+from reward_kit.agent.policies.hf.engine import Engine, Generated
 from reward_kit.agent.policies.hf.sampling import Sampling
-from reward_kit.agent.policies.hf.turns import Generated
 from reward_kit.errors import ConfigError, LimitError, PolicyError
 from tests.agent.policies.hf.tiny_models import VOCABULARY, full_logits, tiny_model
 

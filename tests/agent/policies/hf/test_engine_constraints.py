@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from reward_kit.agent.policies.hf.engine import Engine
+from reward_kit.agent.policies.hf.engine import Engine, Generated
 from reward_kit.agent.policies.hf.sampling import Sampling
-from reward_kit.agent.policies.hf.turns import Generated
 from reward_kit.errors import PolicyError
 from tests.agent.policies.hf.test_engine import GREEDY, STOP, Counting, running
 from tests.agent.policies.hf.tiny_models import full_logits, tiny_model

@@ -5,12 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from reward_kit.agent.policies.hf.action_formats import Bare, Hermes, Llama, Mistral, Plain
+from reward_kit.agent.policies.hf.action_formats import Bare, Hermes, Llama, Mistral, Plain, Tool
 from reward_kit.agent.policies.hf.chat_layout import ChatLayout
-from reward_kit.agent.policies.hf.constraints import Choices
-from reward_kit.agent.policies.hf.json_grammar import JsonGrammar
-from reward_kit.agent.policies.hf.tools import Tool
-from reward_kit.agent.policies.hf.turn_constraints import TurnConstraints
+from reward_kit.agent.policies.hf.constraints import Choices, JsonGrammar, TurnConstraints
 from reward_kit.errors import ConfigError, PolicyError
 from tests.agent.policies.hf.small_models import byte_tokenizer, word_tokenizer
 

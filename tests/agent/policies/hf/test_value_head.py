@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from reward_kit.agent.policies.hf.value_head import PolicyWithValue
+from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.errors import ConfigError
 
 IDS = torch.tensor([[1, 2, 3]])

@@ -11,8 +11,7 @@ import aiohttp
 from openai import AsyncOpenAI, OpenAI
 
 from reward_kit import RLRolloutWorker, TaskDefinitionModel, ToolRegistry
-from reward_kit.agent.policies.own_agent.session import AgentTask
-from reward_kit.agent.policies.own_agent_policy import OwnAgentPolicy
+from reward_kit.agent.policies.own_agent_policy import AgentTask, OwnAgentPolicy
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from tests.chat_server import ChatServer, Script, tool_calls
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from reward_kit.agent.tool_troubles import ToolTroubles
+from reward_kit.agent.tool_execution import ToolErrors
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import RewardKitError, ToolError
 
@@ -49,43 +49,43 @@ def failure(name: str, **arguments: str) -> RewardKitError:
 
 
 def test_a_slip_is_told_with_its_place_and_how_often() -> None:
-    troubles = ToolTroubles()
+    tool_errors = ToolErrors()
     for _ in range(2):
-        troubles.failed("misspelt", failure("misspelt"))
+        tool_errors.add("misspelt", failure("misspelt"))
     line = misspelt.__code__.co_firstlineno + 3
-    place = f"test_tool_troubles.py:{line}"
-    assert troubles.told(LOG) == [
+    place = f"test_tool_errors.py:{line}"
+    assert tool_errors.lines(LOG) == [
         f"tool misspelt raised NameError: name 'ordr' is not defined ({place}), 2 calls; more in {LOG}"
     ]
 
 
 @pytest.mark.parametrize("how", ["value", "wrapped", "own exception"])
 def test_what_a_tool_raises_on_purpose_is_no_slip(how: str) -> None:
-    troubles = ToolTroubles()
-    troubles.failed("refuses", failure("refuses", how=how))
-    assert troubles.told(LOG) == []
+    tool_errors = ToolErrors()
+    tool_errors.add("refuses", failure("refuses", how=how))
+    assert tool_errors.lines(LOG) == []
 
 
 def test_the_commonest_slips_come_first_and_few_are_told() -> None:
-    troubles = ToolTroubles()
+    tool_errors = ToolErrors()
     for number, tool in enumerate(["a", "b", "c", "d"], start=1):
         for _ in range(number):
-            troubles.failed(tool, failure("misspelt"))
-    assert [line.split()[1] for line in troubles.told(LOG)] == ["d", "c", "b"]
+            tool_errors.add(tool, failure("misspelt"))
+    assert [line.split()[1] for line in tool_errors.lines(LOG)] == ["d", "c", "b"]
 
 
 def test_tools_that_are_not_there_are_told_with_those_that_are() -> None:
-    troubles = ToolTroubles()
-    assert not troubles.told(LOG)
+    tool_errors = ToolErrors()
+    assert not tool_errors.lines(LOG)
     for name in ["act", "go", "act"]:
-        troubles.named_none(name, ["move", "look"])
+        tool_errors.add_unknown(name, ["move", "look"])
     told = "3 calls named a tool that is not there: 'act', 'go' (there are: move, look)"
-    assert troubles.told(LOG) == [told]
+    assert tool_errors.lines(LOG) == [told]
 
 
 def test_a_model_that_invents_names_for_ever_fills_neither_memory_nor_screen() -> None:
-    troubles = ToolTroubles()
+    tool_errors = ToolErrors()
     for number in range(1_000):
-        troubles.named_none(f"tool_{number}" + "x" * 500, [f"real_{n}" for n in range(50)])
-    (line,) = troubles.told(LOG)
+        tool_errors.add_unknown(f"tool_{number}" + "x" * 500, [f"real_{n}" for n in range(50)])
+    (line,) = tool_errors.lines(LOG)
     assert line.startswith("1,000 calls named a tool that is not there: 'tool_0") and len(line) < 500

@@ -9,9 +9,8 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from reward_kit.agent.policies.own_agent import recording_endpoint
-from reward_kit.agent.policies.own_agent.chat_wire import Answer, ChatRequest
-from reward_kit.agent.policies.own_agent.recording_endpoint import RecordingEndpoint
+from reward_kit.agent.policies import recording_endpoint
+from reward_kit.agent.policies.recording_endpoint import Answer, ChatRequest, RecordingEndpoint
 from reward_kit.errors import EpisodeError
 from reward_kit.models import FunctionCall, Message, ToolCall
 from reward_kit.providers.completion import ChatCompletion, Usage

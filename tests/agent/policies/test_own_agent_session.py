@@ -15,11 +15,11 @@ import pytest
 from openai import BadRequestError
 
 from reward_kit import RLRolloutWorker, ToolRegistry
-from reward_kit.agent.policies.own_agent import session
-from reward_kit.agent.policies.own_agent.session import AgentTask
+from reward_kit.agent.policies import own_agent_policy as session
+from reward_kit.agent.policies.own_agent_policy import AgentTask
 from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import EpisodeError
-from tests.agent.policies.own_agent.agents import (
+from tests.agent.policies.own_agents import (
     SUM,
     ask,
     bare_loop,

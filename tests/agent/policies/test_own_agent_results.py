@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reward_kit.agent.policies.own_agent.what_followed import (
+from reward_kit.agent.policies.own_agent_policy import (
     CallMade,
     read_results,
     results_of_calls,

@@ -1,0 +1,163 @@
+"""Actions of a policy as assistant messages, and assistant messages as actions.
+
+The two are inverses: `assistant_message(action_of(message), step)` normalizes the spelling of `message`, and applying
+it again changes nothing. So a conversation has the same actions whether its model was just asked or it is read from a
+file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from reward_kit.agent.policy_interface import Action, tool_calls_of
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import kind_of
+from reward_kit.models import FunctionCall, Message, ToolCall
+from reward_kit.safe_input import read_strictly
+
+MAX_NESTING = 100
+"""Levels of a call's arguments. Deeper ones are a model's slip, and could not be stored."""
+
+
+class WrittenCall(NamedTuple):
+    """A call as the model wrote it: `arguments` is a text that should be a JSON object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+def action_of(message: Message) -> Action:
+    """Return an assistant message as an action. Absent parts are left out; content parts are joined to text."""
+    calls = [WrittenCall(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()]
+    return action_written(message.text, calls, message.reasoning_content)
+
+
+def action_written(text: str, written: Sequence[WrittenCall], reasoning: str | None) -> Action:
+    """Return the action of an assistant message with these parts."""
+    calls = [_read_call(call) for call in written]
+    action: Action
+    if not calls:
+        action = {"type": "text", "content": text}
+    elif len(calls) == 1 and not text:
+        action = {"type": "tool_call", **calls[0]}
+    else:
+        action = {"type": "tool_calls", "calls": calls}
+        if text:
+            action["content"] = text
+    if reasoning:
+        action["reasoning_content"] = reasoning
+    return action
+
+
+def _read_call(call: WrittenCall) -> dict[str, Any]:
+    """Return one call. Arguments that are not a JSON object stay verbatim; the worker answers with a tool error."""
+    text = call.arguments
+    try:
+        # Some models write nothing at all for a tool without parameters.
+        arguments = read_strictly(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        arguments = None
+    # Most texts have too few brackets to be nested so deeply.
+    may_be_deep = text.count("{") + text.count("[") > MAX_NESTING
+    if not isinstance(arguments, dict) or (may_be_deep and _is_deeper(arguments, MAX_NESTING)):
+        return {"name": call.name, "arguments_text": text, "id": call.id}
+    return {"name": call.name, "arguments": arguments, "id": call.id}
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    level = [value]
+    for _ in range(levels):
+        inside = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [item for items in inside for item in items]
+    return any(isinstance(item, dict | list) for item in level)
+
+
+def assistant_message(action: Action, step: int) -> Message:
+    """Return the message that an action adds to the conversation."""
+    calls = []
+    for call_id, call in zip(call_ids(action, step), tool_calls_of(action), strict=True):
+        has_text = "arguments_text" in call
+        arguments = str(call["arguments_text"]) if has_text else json_text(call.get("arguments") or {})
+        calls.append(ToolCall(id=call_id, function=FunctionCall(name=call["name"], arguments=arguments)))
+    message = Message(role="assistant", content=action.get("content") or ("" if not calls else None))
+    if calls:
+        message.tool_calls = calls
+    if action.get("reasoning_content"):
+        message.reasoning_content = action["reasoning_content"]
+    return message
+
+
+def call_ids(action: Action, step: int) -> list[str]:
+    """Return the ids of an action's calls: their own, or one made of step and position, equal in equal runs.
+
+    A repeated id is replaced too: answers are matched by it, and endpoints refuse conversations with duplicates.
+    """
+    ids: list[str] = []
+    for position, call in enumerate(tool_calls_of(action)):
+        own = str(call.get("id") or "")
+        ids.append(own if own and own not in ids else f"call_{step}_{position}")
+    return ids
+
+
+def episode_of(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
+    """Return a given conversation as a terminated episode without rewards; each assistant message is a step.
+
+    The messages before the first action are its first observation, those after an action the next one. Its
+    `custom_data` is left to the caller.
+    """
+    episode = SingleAgentEpisode(rollout_id)
+    turns = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    episode.add_messages(messages)
+    episode.assistant_turns.extend(turns)
+    episode.add_env_reset("\n".join(message.text for message in messages[: turns[0] if turns else len(messages)]))
+    for t, turn in enumerate(turns):
+        observation = "\n".join(message.text for message in episode.answers_to(t))
+        episode.add_env_step(observation, action_of(messages[turn]), None)
+    episode.is_terminated = True
+    return episode
+
+
+def as_text(value: Any) -> str:
+    """Return the result of a tool as the agent reads it: text as it is, None as "", everything else as JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json_text(value)
+
+
+def json_text(value: Any) -> str:
+    """Return `value` as JSON text, NumPy values, pydantic models and dataclasses included.
+
+    Raises:
+        TypeError: it has no JSON form.
+    """
+    return _TEXT_ENCODER.encode(value)
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as the JSON data it will be stored as.
+
+    Raises:
+        TypeError: it has no JSON form.
+    """
+    return json.loads(_STORED_ENCODER.encode(value))
+
+
+def _json_default(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{kind_of(value)} has no JSON form; return text or plain data")
+
+
+# Made once: `json.dumps` makes one at every call that has options.
+_TEXT_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_json_default)
+_STORED_ENCODER = json.JSONEncoder(default=_json_default)

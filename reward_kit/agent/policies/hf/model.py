@@ -1,0 +1,284 @@
+"""Language models: loading, the options kept with a tokenizer, merged weights and the value head.
+
+`transformers` is imported inside the functions that need it, so that code that only saves weights does not load it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from reward_kit.errors import ConfigError, boundary, did_you_mean, kind_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+OPTIONS: dict[str, Any] = {"action_format": "auto", "tools_in_prompt": True, "tool_role": "tool"}
+"""Options kept with the tokenizer, with their defaults."""
+_KEY = "reward_kit"
+_MODEL_FILES = ("config.json", "tokenizer_config.json")
+_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_hook_lock = threading.RLock()  # the progress hook is process-wide and is restored afterwards
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Load and save models without progress bars; downloads, which may take minutes, keep theirs."""
+    from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
+
+    def without_bar(_: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return EmptyTqdm(*args, **options)  # type: ignore[no-untyped-call]
+
+    with _hook_lock:
+        previous = set_tqdm_hook(without_bar)
+        try:
+            yield
+        finally:
+            set_tqdm_hook(previous)
+
+
+def remember(tokenizer: Any, **options: Any) -> None:
+    """Keep options with the tokenizer; `save_pretrained` writes them to `tokenizer_config.json`.
+
+    A model trained to answer with bare commands acts badly, without any error, if its answers are read as JSON. So the
+    options that decide how prompts and answers look are saved with the tokenizer, as its chat template is.
+
+    Args:
+        tokenizer: of `transformers`.
+        **options: of `OPTIONS`; options kept earlier stay.
+
+    Raises:
+        ConfigError: unknown option.
+    """
+    if unknown := sorted(options.keys() - OPTIONS.keys()):
+        raise ConfigError(f"a model does not remember {', '.join(unknown)}; it does {', '.join(OPTIONS)}")
+    if options:
+        tokenizer.init_kwargs[_KEY] = {**remembered(tokenizer), **options}
+
+
+def remembered(tokenizer: Any) -> dict[str, Any]:
+    """Return the options kept with the tokenizer; unknown ones are left out."""
+    kept = getattr(tokenizer, "init_kwargs", {}).get(_KEY)
+    return {key: value for key, value in kept.items() if key in OPTIONS} if isinstance(kept, dict) else {}
+
+
+def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Combine the given options with those kept with the tokenizer; options that neither sets are left out.
+
+    Args:
+        tokenizer: the model's.
+        given: options of `OPTIONS`; None takes the kept value.
+
+    Raises:
+        ConfigError: a given option contradicts the kept one.
+    """
+    kept = remembered(tokenizer)
+    chosen = {key: value for key, value in given.items() if value is not None}
+
+    def as_yaml(value: Any) -> str:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    for key, value in chosen.items():
+        if key in kept and kept[key] != value:
+            raise ConfigError(
+                f"{key}: the model was trained with {as_yaml(kept[key])}, as its tokenizer_config.json says, and here "
+                f"it is {as_yaml(value)}; leave {key} out"
+            )
+    return {**kept, **chosen}
+
+
+class ModelSource(NamedTuple):
+    """Where a model is loaded from, and its device and type.
+
+    Attributes:
+        name: a folder, or a name at the hub.
+        may_download: missing files are fetched from the hub.
+        device: where the weights go; "meta" loads no weights.
+        dtype: of the weights.
+    """
+
+    name: str
+    may_download: bool
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def parse(cls, model: str | Path, may_download: bool, device: str, dtype: str) -> ModelSource:
+        """Parse the options of a policy.
+
+        A path is whatever begins with a dot, a slash or a tilde, has more than one slash, or is a `Path`.
+
+        Raises:
+            ConfigError: the folder, device or type does not exist.
+        """
+        target = parse_device(device)
+        if dtype != "auto" and dtype not in DTYPES:
+            raise ConfigError(f"dtype: {dtype!r}{did_you_mean(dtype, [*DTYPES, 'auto'])}")
+        automatic = torch.float32 if target.type == "cpu" else torch.bfloat16
+        name, path = str(model), Path(model).expanduser()
+        is_name = not isinstance(model, Path) and not name.startswith((".", "~", os.sep)) and name.count("/") < 2
+        if path.is_dir():
+            if not (path / "config.json").is_file():
+                raise ConfigError(f"model: there is no config.json in {path}; give a folder that save_pretrained wrote")
+            name = str(path)
+        elif not is_name or not name:
+            siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+            near = did_you_mean(path.name, siblings)
+            raise ConfigError(f"model: there is no folder {path}{near if near.endswith('?') else ''}")
+        return cls(name, may_download, target, DTYPES.get(dtype, automatic))
+
+    def load_model(self) -> PreTrainedModel:
+        """Load the model.
+
+        Raises:
+            ConfigError: it is missing, or not a causal language model.
+        """
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        self._check_present("model", self.name)
+        build: Any = AutoModelForCausalLM
+        with boundary(ConfigError, f"model {self.name!r}"):
+            if self.device.type == "meta":
+                config = AutoConfig.from_pretrained(self.name, **self._loader_options())
+                with self.device:
+                    outline: PreTrainedModel = build.from_config(config, dtype=self.dtype, trust_remote_code=False)
+                return outline
+            with no_progress_bars():
+                model: Any = build.from_pretrained(self.name, dtype=self.dtype, **self._loader_options())
+            loaded: PreTrainedModel = model.to(self.device)
+        return loaded
+
+    def load_tokenizer(self, name: str | None) -> PreTrainedTokenizerBase:
+        """Load the tokenizer, from `name` if it is not with the model.
+
+        Raises:
+            ConfigError: it is missing.
+        """
+        from transformers import AutoTokenizer
+
+        place = name or self.name
+        if Path(place).is_dir() and not any((Path(place) / file).is_file() for file in _TOKENIZER_FILES):
+            raise ConfigError(
+                f"tokenizer: there is none in {place}; write it there with save_pretrained, or say where it is"
+            )
+        self._check_present("tokenizer" if name else "model", place)
+        with boundary(ConfigError, f"tokenizer {place!r}"):
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, **self._loader_options())
+        return tokenizer
+
+    def _loader_options(self) -> dict[str, Any]:
+        """Return options for every loader: no code of the model's folder runs, the network only if asked for."""
+        return {"local_files_only": not self.may_download, "trust_remote_code": False}
+
+    def _check_present(self, what: str, place: str) -> None:
+        """Report a missing model before `transformers` reports a failed connection."""
+        from huggingface_hub import try_to_load_from_cache
+
+        if self.may_download or Path(place).is_dir():
+            return
+        try:
+            is_cached = any(isinstance(try_to_load_from_cache(place, file), str) for file in _MODEL_FILES)
+        except ValueError:  # not a valid name at the hub
+            is_cached = False
+        if not is_cached:
+            raise ConfigError(
+                f"{what} {place!r}: there is no such folder, and no {what} of this name in the local cache of the hub; "
+                "with download: true it is fetched from there"
+            )
+
+
+def parse_device(name: str) -> torch.device:
+    """Return the device of this name; "auto" is the accelerator if there is one.
+
+    Raises:
+        ConfigError: torch cannot use the device.
+    """
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name == "auto":
+        return accelerator or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        here = f"cpu and {accelerator.type}" if accelerator is not None else "cpu alone"
+        raise ConfigError(f"device: {name!r} cannot be used; on this machine torch has {here} ({reason})") from None
+    return device
+
+
+@torch.no_grad()
+def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
+    """Return the weights with low-rank adapters of `peft` added in, under the names they have without adapters.
+
+    The module is not changed. Without adapters this is its own `state_dict`.
+    """
+    state: dict[str, Tensor] = module.state_dict()
+    for path, layer in module.named_modules():
+        # Recognized by attributes, so that peft is not imported.
+        if hasattr(layer, "lora_A") and hasattr(layer, "get_delta_weight"):
+            _merge_layer(state, path, layer)
+    return state
+
+
+def _merge_layer(state: dict[str, Tensor], path: str, layer: Any) -> None:
+    for key in [key for key in state if key.startswith(f"{path}.lora_")]:
+        del state[key]
+    for key in [key for key in state if key.startswith(f"{path}.base_layer.")]:
+        state[key.replace(".base_layer.", ".")] = state.pop(key)
+    weight = layer.get_base_layer().weight
+    # Merged adapters are in the weight already, and not every adapter covers every layer.
+    known = {*layer.lora_A, *layer.lora_embedding_A} - {*layer.merged_adapters}
+    names = [] if layer.disable_adapters else [name for name in layer.active_adapters if name in known]
+    delta = sum((layer.get_delta_weight(name) for name in names), torch.zeros_like(weight))
+    state[f"{path}.weight"] = (weight + delta.to(weight.dtype)).detach()
+
+
+class PolicyWithValue(nn.Module):
+    """A causal language model and a value head, trained together.
+
+    Calling it calls the model. The value of a state is `value_head` of the hidden state at the last token before an
+    action, from which the action's first token is sampled.
+
+    Args:
+        policy: a causal language model of `transformers`.
+        value_head: (…,H) -> (…,1). By default a linear layer of zeros in the model's type and on its device: a critic
+            that begins at 0 makes advantages of returns, not of noise.
+
+    Raises:
+        ConfigError: the model has no output embeddings to take the hidden state from.
+    """
+
+    def __init__(self, policy: nn.Module, value_head: nn.Module | None = None) -> None:
+        super().__init__()
+        embeddings: Any = getattr(policy, "get_output_embeddings", lambda: None)()
+        if embeddings is None:
+            raise ConfigError(f"a value head needs a causal language model with a head; got {kind_of(policy)}")
+        self.policy = policy
+        if value_head is None:
+            weight = embeddings.weight
+            value_head = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=weight.dtype)
+            nn.init.zeros_(value_head.weight)
+            nn.init.zeros_(value_head.bias)
+        self.value_head = value_head
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model."""
+        return self.policy(*args, **kwargs)
+
+    def get_output_embeddings(self) -> Any:
+        """Return the model's output layer."""
+        policy: Any = self.policy
+        return policy.get_output_embeddings()
+
+    @property
+    def config(self) -> Any:
+        """The model's configuration."""
+        return self.policy.config

@@ -1,0 +1,335 @@
+"""Execute the tool calls of an action, and count the tool errors of a run."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from reward_kit import errors
+from reward_kit.agent.actions import as_text, call_ids, plain
+from reward_kit.agent.policy_interface import Action, tool_calls_of
+from reward_kit.display_text import counted, shown
+from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec, tool_spec
+from reward_kit.environments.tools import ToolRegistry
+from reward_kit.errors import (
+    ConfigError,
+    DeadlineError,
+    EnvironmentFailure,
+    Failure,
+    RewardKitError,
+    ToolError,
+    boundary,
+    did_you_mean,
+    kind_of,
+    safe_str,
+    user_traceback,
+)
+from reward_kit.models import Message, TaskDefinitionModel
+
+NOT_CARRIED_OUT = "Not carried out: the episode is over."
+
+logger = logging.getLogger("reward_kit.agent")
+
+
+@dataclass(slots=True)
+class Execution:
+    """The results of one action.
+
+    Attributes:
+        messages: the tools' answers, or a nudge; they follow the assistant message.
+        reward: the sum of the environment's rewards, None if it gave none.
+        terminated: the environment ended the task.
+        truncated: the environment stopped for an outside reason.
+        wants_end: the agent called the task's terminate tool.
+        info: JSON-safe facts for the step.
+        is_interrupted: the episode's time limit cancelled a call of the resource; its state is unknown.
+        failure: set if something broke.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    reward: float | None = None
+    terminated: bool = False
+    truncated: bool = False
+    wants_end: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+    is_interrupted: bool = False
+    failure: Failure | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """No further call of this action is executed."""
+        ended = self.terminated or self.truncated or self.wants_end
+        return ended or self.is_interrupted or self.failure is not None
+
+
+class Toolbox:
+    """Every tool that an agent can call in one episode: the resource's, the task's own, and the terminate tool.
+
+    Args:
+        task: its limits and its terminate tool.
+        resource: the episode's.
+        registry: the task's own tools.
+    """
+
+    def __init__(
+        self, task: TaskDefinitionModel, resource: ForkableResource | None, registry: ToolRegistry | None
+    ) -> None:
+        self._resource, self._registry = resource, registry
+        self._terminate_tool = task.terminate_tool
+        self._tool_time_s, self._output_chars = task.limits.tool_time_s, task.limits.tool_output_chars
+        self._own = list(registry.get_openai_tools()) if registry else []
+        if task.terminate_tool:
+            parameters = {
+                "type": "object",
+                "properties": {"message": {"type": "string", "description": "a closing remark"}},
+                "additionalProperties": False,
+            }
+            about = "End the episode. Call this when the task is done."
+            self._own.append(tool_spec(task.terminate_tool, about, parameters))
+        self._offered: list[str] = []
+
+    async def specs(self) -> list[ToolSpec] | None:
+        """Return the tools that can be called now, None if there are none.
+
+        Raises:
+            ConfigError: two tools have the same name.
+        """
+        specs = list(self._own)
+        with boundary(EnvironmentFailure, "get_tools_spec"):
+            if self._resource is not None:
+                specs = [*await self._resource.get_tools_spec(), *specs]
+            names = [spec["function"]["name"] for spec in specs]
+            is_ambiguous = len(set(names)) < len(names)
+        if is_ambiguous:
+            twice = {name for name in names if names.count(name) > 1}
+            raise ConfigError(f"two tools are called {', '.join(sorted(twice))}; rename one of them")
+        self._offered = names
+        return specs or None
+
+    async def execute(
+        self, action: Action, step: int, seconds_left: float | None, done: Execution | None = None
+    ) -> Execution:
+        """Make the calls of an action, one after another.
+
+        A call that fails answers the agent with the error. A resource that breaks, or does not answer in time, ends the
+        episode: its state is no longer known.
+
+        Args:
+            action: with tool calls.
+            step: its number in the episode.
+            seconds_left: of the episode.
+            done: results are added to it; by default to a new one.
+        """
+        done = Execution() if done is None else done
+        calls, ids = tool_calls_of(action), call_ids(action, step)
+        began = time.perf_counter()
+        for position, call in enumerate(calls):
+            left = None if seconds_left is None else max(seconds_left - (time.perf_counter() - began), 0.0)
+            text, facts = await self._call(call, done, left)
+            content, is_cut = cut_text(text, self._output_chars)
+            name = call["name"]
+            done.messages.append(Message(role="tool", name=name, tool_call_id=ids[position], content=content))
+            done.info.setdefault("tools", []).append({**facts, "name": name, **({"cut": True} if is_cut else {})})
+        if calls:
+            done.info["is_action_valid"] = all(tool.get("is_valid", True) for tool in done.info["tools"])
+        return done
+
+    async def _call(
+        self, call: Mapping[str, Any], done: Execution, seconds_left: float | None
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the text that answers one call, and facts about it."""
+        if done.is_over:
+            return NOT_CARRIED_OUT, {"skipped": True}
+        name = call["name"]
+        try:
+            arguments = _read_arguments(call)
+            if name == self._terminate_tool:
+                done.wants_end = True
+                return "The episode ends.", {}
+            is_own = self._registry is not None and name in self._registry.get_tools()
+            if not is_own and self._resource is not None and self._resource.never_waits:
+                return await self._call_resource(name, arguments, done)
+            limit = self._tool_time_s
+            allowed = [seconds for seconds in (limit, seconds_left) if seconds is not None]
+            with anyio.move_on_after(min(allowed) if allowed else None):
+                if is_own:
+                    return await self._call_own(name, arguments)
+                return await self._call_resource(name, arguments, done)
+            if seconds_left is not None and (limit is None or seconds_left < limit):
+                done.is_interrupted = not is_own
+                raise ToolError(f"tool {name!r} was cut off: the episode's time is up (limits.wall_time_s)")
+            # The task's own tool may be tried again; a resource that was interrupted is in an unknown state.
+            raise (ToolError if is_own else DeadlineError)(
+                f"tool {name!r} did not answer within {limit:g} s (limits.tool_time_s)"
+            )
+        except ToolError as error:
+            if error.__cause__ is not None:
+                if (tool_errors := CURRENT_TOOL_ERRORS.get()) is not None:
+                    tool_errors.add(name, error)
+                logger.info("tool %s failed: %s", name, user_traceback(_root_cause(error)) or error)
+            return f"Error: {error}", {"error": str(error), "is_valid": False}
+        except RewardKitError as error:
+            logger.info("%s failed", name, exc_info=error)
+            done.failure = Failure.from_exception(error)
+            return f"Error: {error}", {"error": str(error), "is_valid": False}
+
+    async def _call_own(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        assert self._registry is not None
+        try:
+            with boundary(ToolError, f"tool {name!r}"):
+                return as_text(await self._registry.get_tool(name).call(arguments, self._resource)), {}
+        except EnvironmentFailure:
+            raise
+        except RewardKitError as error:
+            raise ToolError(str(error)) from error
+
+    async def _call_resource(
+        self, name: str, arguments: Mapping[str, Any], done: Execution
+    ) -> tuple[str, dict[str, Any]]:
+        if name not in self._offered:
+            await self.specs()  # an earlier call of the same action may have added tools
+        if name not in self._offered:
+            if (tool_errors := CURRENT_TOOL_ERRORS.get()) is not None:
+                tool_errors.add_unknown(name, self._offered)
+            raise ToolError(f"unknown tool {name!r}{did_you_mean(name, self._offered)}")
+        assert self._resource is not None
+        with boundary(EnvironmentFailure, f"{type(self._resource).__name__} in {name!r}"):
+            outcome = await self._resource.step(name, arguments)
+            if not isinstance(outcome, StepOutcome):
+                raise EnvironmentFailure(f"step({name!r}) returned {type(outcome).__name__}, not a StepOutcome")
+            text, facts = as_text(outcome.observation), plain(dict(outcome.info))
+            reward = None if outcome.reward is None else float(outcome.reward)
+        if reward is not None:
+            if not math.isfinite(reward):
+                raise EnvironmentFailure(f"step({name!r}) gave the reward {reward}; a reward is finite")
+            done.reward = (done.reward or 0.0) + reward
+        done.terminated, done.truncated = outcome.terminated, outcome.truncated
+        if facts.pop("is_action_valid", True) is False:
+            facts["is_valid"] = False
+        return text, facts
+
+
+def _read_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "arguments_text" in call:
+        text = str(call["arguments_text"])[:200]
+        raise ToolError(f"the arguments of {call['name']!r} are not a JSON object: {text}")
+    arguments = call.get("arguments") or {}
+    if not isinstance(arguments, Mapping):
+        raise ToolError(f"the arguments of {call['name']!r} are {kind_of(arguments)}, not an object")
+    return dict(arguments)
+
+
+def cut_text(text: str, limit: int) -> tuple[str, bool]:
+    """Return `text`, or its two ends with a note between them if it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text, False
+    half = limit // 2
+    note = f"\n[… {len(text) - 2 * half:,} of {len(text):,} characters left out …]\n"
+    return f"{text[:half]}{note}{text[len(text) - half :]}", True
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    """Return the error that was raised first; those raised from it repeat its message."""
+    seen = {id(error)}  # `raise error from error` makes a cycle
+    while error.__cause__ is not None and id(error.__cause__) not in seen:
+        error = error.__cause__
+        seen.add(id(error))
+    return error
+
+
+_PACKAGE = f"{Path(errors.__file__).parent}{os.sep}"
+_BUGS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+)
+"""Raised by Python for wrong code; unlike ValueError, OSError and RuntimeError, with which tools refuse."""
+_MAX_KINDS = 200  # a model may invent names without end
+_SHOWN_NAMES, _SHOWN_TOOLS, _SHOWN_CHARS = 3, 8, 200
+
+
+class ToolErrors:
+    """Counts the bugs in tools and the calls of unknown tools in a run, for its final report.
+
+    Both are answered to the agent and the episode continues, so nobody else would see them. A tool that refuses on
+    purpose is part of an episode and is not counted.
+    """
+
+    def __init__(self) -> None:
+        self._bugs: Counter[tuple[str, str, str]] = Counter()  # by tool, exception and place
+        self._messages: dict[tuple[str, str, str], str] = {}
+        self._unknown: Counter[str] = Counter()
+        self._unknown_calls = 0
+        self._offered: Sequence[str] = ()
+
+    def add(self, tool: str, error: RewardKitError) -> None:
+        """Count a call that failed with `error`, if a bug in the tool's own code caused it."""
+        cause: BaseException | None = error
+        while isinstance(cause, RewardKitError):
+            trace = cause.__traceback__
+            while trace is not None and trace.tb_next is not None:
+                trace = trace.tb_next
+            if trace is None or not trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+                return  # raised by the tool's own code, and so on purpose
+            cause = cause.__cause__
+        # A subclass defined elsewhere is raised on purpose, too.
+        if not isinstance(cause, _BUGS) or type(cause).__module__ != "builtins":
+            return
+        lines = user_traceback(cause, max_lines=2).splitlines()  # the innermost line of the tool's own code
+        place = Path(lines[1].strip().rpartition(" in ")[0]).name if len(lines) > 1 else ""
+        key = (tool, type(cause).__name__, place)
+        if key in self._messages or len(self._messages) < _MAX_KINDS:
+            self._messages.setdefault(key, safe_str(cause))
+            self._bugs[key] += 1
+
+    def add_unknown(self, name: str, offered: Sequence[str]) -> None:
+        """Count a call of a tool that is not among the `offered` ones."""
+        self._unknown_calls += 1
+        self._offered = offered
+        if name in self._unknown or len(self._unknown) < _MAX_KINDS:
+            self._unknown[name] += 1
+
+    def lines(self, log: Path, most: int = 3) -> list[str]:
+        """Return a line for each of the `most` commonest bugs, and one for all unknown tools.
+
+        Args:
+            log: the file with the tracebacks.
+            most: limit of the bugs listed.
+        """
+        lines = []
+        for key, times in self._bugs.most_common(most):
+            tool, kind, place = key
+            message = " ".join(self._messages[key].split())
+            what = f"{shown(tool, _SHOWN_CHARS)} raised {kind}{f': {shown(message, _SHOWN_CHARS)}' if message else ''}"
+            lines.append(f"tool {what}{f' ({place})' if place else ''}, {counted(times, 'call')}; more in {log}")
+        if self._unknown_calls:
+            names = [repr(shown(name, 60)) for name, _ in self._unknown.most_common(_SHOWN_NAMES)]
+            more = len(self._unknown) - len(names)
+            named = f"{', '.join(names)}{f' and {more:,} more' if more else ''}"
+            ellipsis = ["…"] if len(self._offered) > _SHOWN_TOOLS else []
+            offered = ", ".join([*self._offered[:_SHOWN_TOOLS], *ellipsis])
+            calls = counted(self._unknown_calls, "call")
+            there = f"there are: {offered}" if offered else "there is none"
+            lines.append(f"{calls} named a tool that is not there: {named} ({there})")
+        return lines
+
+
+CURRENT_TOOL_ERRORS: ContextVar[ToolErrors | None] = ContextVar("CURRENT_TOOL_ERRORS", default=None)
+"""The counter of the current run; None outside of one."""
