@@ -11,7 +11,7 @@ import click
 from reward_kit.cli.echo import echo
 from reward_kit.cli.learning import needs_to_learn
 from reward_kit.cli.trust import require_trust_in_file, trust_option
-from reward_kit.runs.overrides import parse_override
+from reward_kit.runs.task_file import parse_override
 
 
 @click.command(name="explain")

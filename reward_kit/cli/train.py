@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from reward_kit.cli.going_on import goes_on
 from reward_kit.cli.learning import needs_to_learn
+from reward_kit.cli.options import resume_options
 from reward_kit.cli.trust import trust_option
 
 
@@ -23,7 +23,7 @@ from reward_kit.cli.trust import trust_option
     metavar="KEY=VALUE",
     help="Set a key of the train file (dotted for inner; task.KEY for one of the task).",
 )
-@goes_on
+@resume_options
 @click.option("--force", is_flag=True, help="With --resume: go on though the files changed.")
 @click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal.")
 @click.option(

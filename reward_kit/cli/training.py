@@ -16,7 +16,7 @@ import anyio
 import click
 
 from reward_kit.cli.echo import echo, echo_json
-from reward_kit.cli.going_on import LATEST
+from reward_kit.cli.options import LATEST, report_hidden_secrets
 from reward_kit.cli.outcome import (
     allow_many_connections,
     display_kind,
@@ -25,7 +25,6 @@ from reward_kit.cli.outcome import (
     note_console,
     write_page,
 )
-from reward_kit.cli.resumed_secrets import told_of_hidden
 from reward_kit.cli.trust import require_trust_in_file
 from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
@@ -42,13 +41,12 @@ from reward_kit.rl.training.session import INTERRUPTED
 from reward_kit.rl.training.setup import Makers
 from reward_kit.rl.training.together import help_to_train, sharded_by
 from reward_kit.runs import events
-from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.overrides import parse_override
+from reward_kit.runs.files import METRICS
 from reward_kit.runs.plan import Control
 from reward_kit.runs.redaction import without_hidden
-from reward_kit.runs.resources import check_world
-from reward_kit.runs.store import new_run_path
-from reward_kit.runs.training_files import METRICS
+from reward_kit.runs.run_folder import FILE, RunHeader, new_run_path
+from reward_kit.runs.task_file import parse_override
+from reward_kit.runs.tasks import check_world
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,7 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
     header = RunHeader.read(path)
     training = training_of(header, path)
     is_agreed = require_trust_in_file(Path(training.train_path), given, training.overrides)
-    hidden = told_of_hidden(training.overrides, given)
+    hidden = report_hidden_secrets(training.overrides, given)
     for key in given:
         if key.partition(".")[0] not in CHANGEABLE and key not in hidden:
             raise ConfigError(

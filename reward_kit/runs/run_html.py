@@ -7,8 +7,8 @@ from pathlib import Path
 
 from reward_kit.display_text import counted
 from reward_kit.notebook_html import Html, element, escaped, faint, folded, line, link, strong, table, whole
+from reward_kit.runs.display import figure, interval_text
 from reward_kit.runs.summary import EpisodeRow, PolicySummary
-from reward_kit.runs.tables import figure, interval_text
 
 _BAR = "color-mix(in srgb, currentColor {0}, transparent)"
 

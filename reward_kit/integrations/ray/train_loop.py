@@ -24,8 +24,8 @@ from reward_kit.rl.training.resuming import changes_since
 from reward_kit.rl.training.run_folder import RunFolder, header_of
 from reward_kit.rl.training.setup import Makers
 from reward_kit.rl.training.together import help_to_train, sharded_by
-from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.plan import Control
+from reward_kit.runs.run_folder import FILE, RunHeader
 
 _KEYS = ("train_file", "run", "overrides")
 

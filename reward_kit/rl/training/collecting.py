@@ -11,7 +11,7 @@ from reward_kit.agent.samples import Sample
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.rl.training.start_together import StartTogether
-from reward_kit.runs.engine import RolloutWorker
+from reward_kit.runs.runner import RolloutWorker
 
 
 class TrainingWorker(RolloutWorker, Protocol):

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from reward_kit.console import SafeConsole
 from reward_kit.rl.training.state import Progress
-from reward_kit.runs.training_files import HELD_OUT_SCORE
+from reward_kit.runs.files import HELD_OUT_SCORE
 
 DisplayKind = Literal["rich", "plain", "none"]
 

@@ -15,8 +15,7 @@ from typing import Any, Protocol, Self
 from reward_kit.errors import ConfigError, how_to_install
 from reward_kit.private_files import private_opener
 from reward_kit.rl.training.config import LogsModel, WandbModel
-from reward_kit.runs.files import cut_torn_line, told_of
-from reward_kit.runs.training_files import METRICS
+from reward_kit.runs.files import METRICS, cut_torn_line, told_of
 
 
 class Writer(Protocol):

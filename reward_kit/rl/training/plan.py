@@ -18,11 +18,10 @@ from reward_kit.models import TaskDefinitionModel
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl_processing import CreditAssigner
-from reward_kit.runs.overrides import keys_of_user, overlaid
-from reward_kit.runs.policies import check_costs
+from reward_kit.runs.plan import check_costs
 from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
-from reward_kit.runs.tasks import LoadedTask, load_task, located_assigner, place_of, task_of, validated
-from reward_kit.runs.yaml_lines import LocatedYaml, about
+from reward_kit.runs.task_file import LocatedYaml, about, keys_of_user, overlaid, place_of, validated
+from reward_kit.runs.tasks import LoadedTask, load_task, located_assigner, resolve_task
 from reward_kit.task_parts import CreditModel, PolicyModel
 
 TRAIN_FILE = "train file"
@@ -202,7 +201,7 @@ def _task(
         return load_task(folder / config.task, of_task, stored=stored)
     if "task" in own:
         raise ConfigError("-T task=… names a task file; set single keys of it with -T task.KEY=…")
-    return task_of(located.part("task"), of_task, stored=stored)
+    return resolve_task(located.part("task"), of_task, stored=stored)
 
 
 def _check_task(located: LocatedYaml, config: TrainModel, task: LoadedTask) -> None:
@@ -283,7 +282,7 @@ def _held_out(
             raise ConfigError(f"{other.path}: an evaluation needs scores; name a reward_function_path")
         return task.samples, HeldOut(other, other.samples[: asked.limit], True)
     laid_over = {**of_task, "dataset_path": str(folder / str(asked.dataset_path))}
-    other = task_of(task.located, laid_over, stored=stored)
+    other = resolve_task(task.located, laid_over, stored=stored)
     return task.samples, HeldOut(other, other.samples[: asked.limit], False)
 
 

@@ -15,7 +15,7 @@ from reward_kit.rl.learner.optimizer import check_critic, parameter_groups
 from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.plan import TrainingPlan
 from reward_kit.rl.training.setup import with_temperature
-from reward_kit.runs.tasks import place_of
+from reward_kit.runs.task_file import place_of
 
 _OPTIONS = {one.name for one in fields(PPOConfig)}
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from reward_kit.rl.training.plan import TRAIN_FILE, TrainingPlan
 from reward_kit.rl.training.run_folder import stored_config, training_of
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.inputs import TASK_FILE
+from reward_kit.runs.run_folder import RunHeader
 
 CHANGEABLE = ("updates", "checkpoints", "early_stop", "logs", "threads", "engine")
 """Keys of the train file that may change: they say how long, where, and what is kept and told of it."""

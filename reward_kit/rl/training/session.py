@@ -18,9 +18,8 @@ from reward_kit.rl.training.saved_model import save_weights
 from reward_kit.rl.training.setup import Equipment
 from reward_kit.rl.training.state import Progress, save_state
 from reward_kit.runs import events
-from reward_kit.runs.files import write_atomically
+from reward_kit.runs.files import kept_file, write_atomically
 from reward_kit.runs.plan import Control
-from reward_kit.runs.training_files import kept_file
 
 INTERRUPTED = "interrupted"
 

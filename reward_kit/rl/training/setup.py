@@ -34,8 +34,8 @@ from reward_kit.rl.training.pipelines import Pipeline, PipelineOptions
 from reward_kit.rl.training.plan import TrainingPlan
 from reward_kit.rl.training.sample_stream import SampleStream
 from reward_kit.rl.training.start_together import StartTogether
+from reward_kit.runs.plan import make_user
 from reward_kit.runs.tasks import LoadedTask
-from reward_kit.runs.users import make_user
 from reward_kit.tokens import TokenBatch
 
 Say = Callable[[str], None]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from reward_kit.display_text import shown
 from reward_kit.runs.comparison.comparing import Comparison, Difference
+from reward_kit.runs.display import signed
 from reward_kit.runs.report.drawing import Drawing, Label, Path
-from reward_kit.runs.tables import signed
 
 _WIDTH, _EDGE, _ROW, _TOP = 480.0, 24.0, 64.0, 4.0
 _BAR, _HALF = 48.0, 10.0  # where in a row the bar lies, and how far lines go beyond it

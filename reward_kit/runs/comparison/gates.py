@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from reward_kit.runs.comparison.comparing import Comparison, Difference
 from reward_kit.runs.comparison.sides import Side
-from reward_kit.runs.tables import figure, signed
+from reward_kit.runs.display import figure, signed
 
 
 class Gate(NamedTuple):

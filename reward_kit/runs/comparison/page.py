@@ -16,10 +16,10 @@ from reward_kit.runs.comparison.pairing import SamplePair
 from reward_kit.runs.comparison.sides import SampleScores, Side
 from reward_kit.runs.comparison.table import lines, notes_of, sentence
 from reward_kit.runs.files import write_atomically
-from reward_kit.runs.header import this_software
 from reward_kit.runs.report.bundling import bundle, digest
 from reward_kit.runs.report.data import NAME_LENGTH, Column, DataTable, as_script_data, with_choices
 from reward_kit.runs.report.drawing import Drawing
+from reward_kit.runs.run_folder import this_software
 
 _STYLES, _SCRIPTS = ("page.css",), ("base.js", "tables.js")
 _OWN, _REPORTS = files("reward_kit.runs.comparison"), files("reward_kit.runs.report")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reward_kit.errors import ConfigError, StoreError, boundary, did_you_mean
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.results import Result, read_results
+from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.statistics import mean_of
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise
 

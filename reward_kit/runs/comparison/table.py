@@ -13,7 +13,7 @@ from reward_kit.display_text import shown
 from reward_kit.runs.comparison.comparing import Comparison, Difference
 from reward_kit.runs.comparison.pairing import SamplePair
 from reward_kit.runs.comparison.sides import Side
-from reward_kit.runs.tables import difference_text, figure, interval_text
+from reward_kit.runs.display import difference_text, figure, interval_text
 
 _NAMES_SHOWN = 10
 _NAME_LENGTH = 60

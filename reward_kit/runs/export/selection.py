@@ -11,9 +11,8 @@ from typing import Any
 
 from reward_kit.errors import ConfigError, StoreError, did_you_mean
 from reward_kit.runs.files import told_of
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.places import credit_places
-from reward_kit.runs.results import Result, read_results
+from reward_kit.runs.results import Result, credit_places, read_results
+from reward_kit.runs.run_folder import RunHeader
 
 
 @dataclass(slots=True)

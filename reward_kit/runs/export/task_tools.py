@@ -16,8 +16,8 @@ from reward_kit.agent.starts import GroupStart
 from reward_kit.agent.tool_execution import Toolbox
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, RewardKitError
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.redaction import without_hidden
+from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.tasks import LoadedTask, load_task
 
 Tools = Sequence[Mapping[str, Any]]

@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from reward_kit.runs.files import told_of
-from reward_kit.runs.places import STEP, Place, credit_places
 from reward_kit.runs.report.fitting import LineFitter
 from reward_kit.runs.report.reading import EpisodeOutline, RunFacts
+from reward_kit.runs.results import STEP, Place, credit_places
 
 MOST_TOGETHER = 64
 """Episodes of a group that are shown side by side; of a larger one in parts."""

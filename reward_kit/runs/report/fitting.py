@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from reward_kit.episodes.json_codec import TAG, from_json_value
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.report.token_rows import TokenTexts, token_rows, token_texts
+from reward_kit.runs.run_folder import RunHeader
 
 CUT = "__cut__"
 """The key of what stands in the place of a long text: `{"__cut__": its beginning, "length": of the whole}`."""

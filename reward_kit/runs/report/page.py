@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from reward_kit.errors import ConfigError
 from reward_kit.runs.files import write_atomically
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.report.bundling import SCRIPTS, STYLES, bundle, digest
 from reward_kit.runs.report.chunks import ChunkReader
 from reward_kit.runs.report.contents import Page, page_of
@@ -18,6 +17,7 @@ from reward_kit.runs.report.data import as_script_data
 from reward_kit.runs.report.episodes_data import MOST_INLINE, EpisodeData, beside, forget_others, served, within
 from reward_kit.runs.report.reading import read_run
 from reward_kit.runs.report.wording import href, number, seconds, share
+from reward_kit.runs.run_folder import RunHeader
 
 if TYPE_CHECKING:
     from jinja2 import Template

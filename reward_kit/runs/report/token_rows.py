@@ -14,9 +14,9 @@ from typing import Any
 
 from reward_kit.display_text import shown
 from reward_kit.episodes.json_codec import from_json_value
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.files import TRAINING
 from reward_kit.runs.redaction import HIDDEN
-from reward_kit.runs.training_files import TRAINING
+from reward_kit.runs.run_folder import RunHeader
 
 _MOST_CONTEXT = 200  # tokens shown of what the model saw before an action
 _DIGITS = 4

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from reward_kit.runs.tables import figure
+from reward_kit.runs.display import figure
 
 DASH = "–"
 _HALVES = re.compile(r"[\ud800-\udfff]")  # of surrogate pairs, which no URL can hold

@@ -18,11 +18,9 @@ from typing import NamedTuple
 
 from reward_kit.display_text import shown
 from reward_kit.errors import ConfigError, StoreError, boundary
-from reward_kit.runs.files import read_json
-from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.store import is_open_elsewhere
+from reward_kit.runs.files import EPISODES, METRICS, read_json
+from reward_kit.runs.run_folder import FILE, RunHeader, is_open_elsewhere
 from reward_kit.runs.summary import PolicySummary, summarise, summary_from_json
-from reward_kit.runs.training_files import EPISODES, METRICS
 from reward_kit.runs.viewer.training_tail import last_held_out
 from reward_kit.runs.viewer.watched_run import WatchedRun
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from reward_kit.runs.header import FILE
-from reward_kit.runs.training_files import EPISODES, METRICS
+from reward_kit.runs.files import EPISODES, METRICS
+from reward_kit.runs.run_folder import FILE
 from reward_kit.runs.viewer import pages
 from reward_kit.runs.viewer.catalogue import SUMMARY
 

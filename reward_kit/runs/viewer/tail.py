@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reward_kit.runs.files import told_of
-from reward_kit.runs.places import Place
-from reward_kit.runs.store import line_record
+from reward_kit.runs.results import Place
+from reward_kit.runs.run_folder import line_record
 
 _PART = 1 << 20
 Check = Callable[[Mapping[str, Any]], None]

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reward_kit.runs.files import told_of
-from reward_kit.runs.training_files import HELD_OUT_SCORE, METRICS
+from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, told_of
 
 _END = 1 << 18
 

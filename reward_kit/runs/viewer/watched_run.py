@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 from reward_kit.episodes.record import attempt_of
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.runs.files import told_of
-from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.places import Place, credit_places
 from reward_kit.runs.report.chunks import Part, StoredLines, parts_of
 from reward_kit.runs.report.reading import EpisodeOutline, RunFacts, episode_outline, lean_score
-from reward_kit.runs.store import check_score, line_record
+from reward_kit.runs.results import Place, credit_places
+from reward_kit.runs.run_folder import FILE, RunHeader, check_score, line_record
 from reward_kit.runs.viewer.tail import Placed, TailReader
 
 Attempt = tuple[str, int]

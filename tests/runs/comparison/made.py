@@ -9,8 +9,7 @@ from typing import Any
 
 from reward_kit.runs.comparison.comparing import Comparison, compare
 from reward_kit.runs.comparison.sides import read_sides
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunHeader, RunStore
 
 Scores = Mapping[str, Sequence[float | None]]
 

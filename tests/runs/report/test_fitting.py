@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.report.fitting import LineFitter
+from reward_kit.runs.run_folder import RunHeader
 
 
 @pytest.fixture

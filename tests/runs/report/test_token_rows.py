@@ -11,8 +11,8 @@ import pytest
 
 from reward_kit.episodes.record import episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.report.token_rows import TokenTexts, token_rows, token_texts
+from reward_kit.runs.run_folder import RunHeader
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.report.reading import read_run
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunHeader, RunStore
 from reward_kit.runs.summary import summarise, summary_to_json
 from reward_kit.runs.viewer.catalogue import Catalogue, RunRow
 from tests.runs.report.made import episode, make_run, random_run, score

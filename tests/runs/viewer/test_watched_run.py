@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.report.chunks import StoredLines
 from reward_kit.runs.report.reading import read_run
+from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.viewer.watched_run import WatchedRun
 from tests.runs.report.made import episode, make_run, random_run, score
 

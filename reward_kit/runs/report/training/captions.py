@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from reward_kit.runs.training_files import HELD_OUT_SCORE
+from reward_kit.runs.files import HELD_OUT_SCORE
 
 
 class Line(NamedTuple):

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from reward_kit.runs.files import HELD_OUT_SCORE
 from reward_kit.runs.report.training.captions import Line, Picture
 from reward_kit.runs.report.training.reading import TrainingFacts
 from reward_kit.runs.report.training.thinning import Curve, curve_of
-from reward_kit.runs.training_files import HELD_OUT_SCORE
 
 _Z = 1.96  # of a normal distribution, 95% lie within so many standard errors
 _MOST_DOTS = 40

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.files import TRAINING, kept_files
 from reward_kit.runs.report.chunks import Part, StoredLines, group_text
 from reward_kit.runs.report.episodes_data import EpisodeData
 from reward_kit.runs.report.fitting import LineFitter
 from reward_kit.runs.report.reading import EpisodeOutline, episode_outline
 from reward_kit.runs.report.training.samples import kept_records
-from reward_kit.runs.training_files import TRAINING, kept_files
+from reward_kit.runs.run_folder import RunHeader
 
 _MOST_BYTES = 1_500_000
 _CREDIT = ("estimator", "step_rewards", "gamma", "omega", "combination", "step_weight", "default_step_reward")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from reward_kit.display_text import shown
-from reward_kit.runs.files import write_atomically
+from reward_kit.runs.files import HELD_OUT_SCORE, write_atomically
 from reward_kit.runs.report.bundling import SCRIPTS, STYLES, bundle, digest
 from reward_kit.runs.report.page import page_file
 from reward_kit.runs.report.training.captions import PARTS, SCORE, STOPS, STOPS_TITLE, Line, Part, Picture
@@ -25,7 +25,6 @@ from reward_kit.runs.report.training.reading import ALARM, Series, TrainingFacts
 from reward_kit.runs.report.training.samples import ShownUpdate, kept_updates
 from reward_kit.runs.report.training.thinning import MOST_POINTS, STRETCHES, thinned
 from reward_kit.runs.report.wording import href, number, seconds, share
-from reward_kit.runs.training_files import HELD_OUT_SCORE
 
 _STYLES, _SCRIPTS = ("page.css", "training.css"), ("base.js", "training.js")
 _WITH_GROUPS = (*STYLES, "training.css"), (*SCRIPTS, "training.js")

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.runs.files import read_json, told_of
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.training_files import HELD_OUT_SCORE, METRICS
+from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, read_json, told_of
+from reward_kit.runs.run_folder import RunHeader
 
 TRAINED = "score/mean"
 ALARM = "learner/alarm/"

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 from reward_kit.display_text import shown
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import StoreError
-from reward_kit.runs.files import told_of
+from reward_kit.runs.files import kept_files, told_of
 from reward_kit.runs.report.wording import number
-from reward_kit.runs.store import line_record
-from reward_kit.runs.training_files import kept_files
+from reward_kit.runs.run_folder import line_record
 
 _MOST_UPDATES, _MOST_EPISODES, _MOST_MESSAGES = 8, 2, 24
 _TEXT, _NAME = 700, 120

@@ -1,14 +1,13 @@
-"""What a task, or a run of one, is given as Python objects where a task file has names: reward, tools, rows, policies.
-
-A Python object lives in this process, so a reward that is one has no walls. No file says what it is, so a run with one
-is not resumed; its source text is kept with the run as far as Python knows it.
-"""
+"""The source text of a Python object, also of one that was written in a cell of a notebook, which is no file."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 import inspect
 import json
+import linecache
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +17,39 @@ from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.errors import ConfigError, EpisodeError, PolicyError, RewardKitError, boundary, kind_of
+from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, kind_of
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.levels import reward_here
-from reward_kit.runs.plan import NamedPolicy
-from reward_kit.runs.source_texts import source_of
 from reward_kit.typed_interface import RewardSpec
+
+
+def source_of(value: Any) -> str:
+    """The source text of a function, a class or an instance's class; "" where Python does not know it."""
+    if not isinstance(value, type):
+        while isinstance(value, functools.partial):
+            value = value.func
+        value = value if inspect.isroutine(value) else type(value)
+    try:
+        return inspect.getsource(inspect.unwrap(value))
+    except (OSError, TypeError):
+        return _class_in_a_cell(value) if isinstance(value, type) else ""
+
+
+def _class_in_a_cell(kind: type) -> str:
+    """The text of a class of which only its methods know the cell that it was written in."""
+    codes = (getattr(inspect.unwrap(one), "__code__", None) for one in vars(kind).values() if inspect.isfunction(one))
+    for code in codes:
+        text = "".join(linecache.getlines(code.co_filename)) if code is not None else ""
+        try:
+            nodes = list(ast.walk(ast.parse(text)))
+        except SyntaxError:  # a cell may hold commands of the notebook
+            continue
+        found = (node for node in nodes if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
+        if (node := next(found, None)) is not None:
+            return ast.get_source_segment(text, node) or ""
+    return ""
+
 
 LivePolicy = AgentPolicy | type[AgentPolicy]
 
@@ -42,7 +67,7 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TaskObjects:
     """The Python objects of a task.
 
     Attributes:
@@ -125,50 +150,6 @@ def given_rows(dataset: Any) -> list[dict[str, Any]]:
     if not rows:
         raise ConfigError("dataset: the list has no rows")
     return [dict(row) for row in rows]
-
-
-def label_each(policies: Sequence[LivePolicy]) -> dict[str, LivePolicy]:
-    """Policies under the names of their classes.
-
-    Raises:
-        ConfigError: two have one name.
-    """
-    labels = [one.__name__ if isinstance(one, type) else type(one).__name__ for one in policies]
-    if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise ConfigError(f"two policies are called {twice!r}; give them labels: policies={{'one': …, 'other': …}}")
-    return dict(zip(labels, policies, strict=True))
-
-
-def lent_policies(given: Mapping[str, LivePolicy]) -> list[NamedPolicy]:
-    """Policies that are Python objects: an instance acts as it is and stays its owner's, of a class one is made.
-
-    Args:
-        given: each by its label.
-
-    Raises:
-        ConfigError: a class cannot be made without arguments.
-    """
-    return [
-        NamedPolicy(label, _made(label, one), is_lent=False)
-        if isinstance(one, type)
-        else NamedPolicy(label, one, is_lent=True)
-        for label, one in given.items()
-    ]
-
-
-def _made(label: str, kind: type[AgentPolicy]) -> AgentPolicy:
-    parameters = inspect.signature(kind).parameters.values()
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
-    if needed:
-        raise ConfigError(
-            f"policy {label!r} needs {', '.join(needed)}; give an instance, {kind.__name__}({needed[0]}=…)"
-        )
-    try:
-        with boundary(ConfigError, f"policy {label!r}"):
-            return kind()
-    except PolicyError as error:
-        raise ConfigError(f"policy {label!r}: {error}") from error
 
 
 def is_live(policy: object) -> TypeGuard[LivePolicy]:
