@@ -1,14 +1,15 @@
-"""What goes over the wire between a reward server and its clients: rollouts to score, scores, and what a reward is.
+"""`RemoteReward`: a reward that runs behind `reward-kit serve`, and is scored with like any other.
 
-The fields are those of `ScoringRequest` and `Scored`. Values are plain JSON; with `codec: "typed"`, values that JSON
-does not have (tuples, NaN, bytes, lone surrogates, NumPy arrays) stand in the form of `episodes/json_codec.py`, so that
-a reward behind HTTP gets what it would get in process.
+It is named by its URL wherever a reward is named: `reward_function_path: http://host:8700/v1/rewards/exact` in a task
+file, `--reward https://…` on the command line, `AsyncRewardAgent(await RemoteReward.at("https://…"))` in code. Scores
+and failures are those of the same reward in process: values that JSON does not have (tuples, NaN, bytes, lone
+surrogates, NumPy arrays) are sent in the form of `episodes/json_codec.py`. Errors of the network are retried, and else
+recorded as a `provider_error` (not reached, overloaded), a `timeout`, or `refused`. Every answer is untrusted.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import copy
 import json
 import logging
@@ -17,18 +18,16 @@ import random
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from reward_kit.environments.base import StateSnapshot
 from reward_kit.episodes.json_codec import from_json_value, to_json_value
-from reward_kit.episodes.record import episode_from_record
 from reward_kit.errors import (
     ConfigError,
     DeadlineError,
@@ -39,9 +38,8 @@ from reward_kit.errors import (
     RewardError,
     RewardKitError,
     boundary,
-    kind_of,
 )
-from reward_kit.models import EvaluateResult, Message
+from reward_kit.models import EvaluateResult
 from reward_kit.providers.faults import TransientError, UnreachableError, excerpt, status_error
 from reward_kit.providers.keys import check_allowed, read_dotenv
 from reward_kit.providers.request_queue import RetryPolicy, with_retries
@@ -54,73 +52,17 @@ from reward_kit.validation import check_number, describe_validation_error
 if TYPE_CHECKING:
     import aiohttp
 
-Codec = Literal["plain", "typed"]
-
-_BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+KEY_VARIABLE = "REWARD_KIT_REWARD_API_KEY"
+"""The environment variable that holds the key for rewards behind HTTP."""
 
 _ALWAYS = frozenset({"messages", "rollout_id", "assistant_turns"})
-
 _OWN_FIELDS = ("ground_truth", "sample", "environment_return", "stop_reason")
+_ADDRESS = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?/v1/rewards/[A-Za-z0-9._-]+\Z")
+_EXAMPLE = "http://127.0.0.1:8700/v1/rewards/exact"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_REFUSED = frozenset({400, 404, 405, 406, 411, 413, 414, 415, 422, 431})
 
-_OF_RESULT = set(EvaluateResult.model_fields)
-
-_MOST_PROBLEMS = 5
-
-_MOST_BITS = 64
-
-MOST_PARTS = 10_000
-
-"""Content parts, and tool calls, of one message."""
-
-
-class StateBody(BaseModel):
-    """A resource's final state as it is stored."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", title="State")
-
-    kind: str = Field(description='The format of the payload: "json", "sqlite", "files", …')
-    payload: str = Field(pattern=_BASE64, description="The payload in base64.")
-
-
-class RolloutBody(BaseModel):
-    """One rollout as a reward function may see it."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", title="Rollout")
-
-    messages: list[Message] = Field(fail_fast=True, description="The whole conversation, in OpenAI chat form.")
-    rollout_id: str | None = Field(None, description="Names it in the answer; by default its place in the request.")
-    ground_truth: Any = Field(None, description="The sample's.")
-    assistant_turns: list[int] | None = Field(
-        None,
-        fail_fast=True,
-        description="The position in messages of each step's message; by default every assistant message is a step.",
-    )
-    sample: dict[str, Any] = Field(default_factory=dict, description="The sample's row.")
-    environment_return: float | None = Field(None, description="The sum of the environment's rewards.")
-    stop_reason: str | None = Field(None, description="Why the episode ended.")
-    state: StateBody | None = Field(None, description="The final state, for rewards that name it.")
-    episode: dict[str, Any] | None = Field(
-        None,
-        description="A line of episodes.jsonl, for rewards that name step_data; unscored where it cannot be read.",
-    )
-    extra: dict[str, Any] = Field(default_factory=dict, description="Further named values, such as goal_description.")
-
-
-class ScoreBody(RolloutBody):
-    """A request for one score."""
-
-    model_config = ConfigDict(title="ScoreRequest")
-
-    codec: Codec = Field("plain", description='"typed": values are coded as in episodes.jsonl.')
-
-
-class BatchBody(BaseModel):
-    """A request for several scores; to a batch reward they are one group."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", title="BatchRequest")
-
-    rollouts: list[RolloutBody] = Field(min_length=1)
-    codec: Codec = Field("plain", description='"typed": values are coded as in episodes.jsonl.')
+logger = logging.getLogger("reward_kit.reward_agent")
 
 
 class FailureBody(BaseModel):
@@ -132,10 +74,6 @@ class FailureBody(BaseModel):
     where: str
     message: str
     traceback: str = ""
-
-    def failure(self) -> Failure:
-        """As it is kept on a score."""
-        return Failure(self.failure_class, self.where, self.message, self.traceback)
 
 
 class AnswerBody(BaseModel):
@@ -155,16 +93,8 @@ class AnswerBody(BaseModel):
     retry_after_s: float | None = Field(None, ge=0)
 
 
-class BatchAnswerBody(BaseModel):
-    """Scores in the order of the request."""
-
-    model_config = ConfigDict(strict=True, title="Scores")
-
-    scores: list[AnswerBody]
-
-
 class AboutBody(BaseModel):
-    """What a served reward is."""
+    """The description of a served reward."""
 
     model_config = ConfigDict(strict=True, title="Reward")
 
@@ -179,183 +109,16 @@ class AboutBody(BaseModel):
     max_batch: int = Field(ge=1, description="Rollouts in a request.")
 
 
-class ListBody(BaseModel):
-    """All rewards of a server."""
-
-    model_config = ConfigDict(strict=True, title="Rewards")
-
-    rewards: list[AboutBody]
-
-
-def decoded(rollout: Any, codec: Any) -> Any:
-    """A rollout whose values are as they were before they were coded.
-
-    Raises:
-        EpisodeError: one of them is no code.
-    """
-    if codec != "typed" or not isinstance(rollout, Mapping):
-        return rollout
-    with boundary(EpisodeError, "a value is not coded as codec: typed says"):
-        # The episode's own values are coded in its record already.
-        return {key: value if key == "episode" else from_json_value(value) for key, value in rollout.items()}
-
-
-def request_of(body: RolloutBody, place: int, *, wants_episode: bool) -> ScoringRequest:
-    """The request for the score of a rollout.
-
-    Args:
-        body: what came.
-        place: which in its request it is.
-        wants_episode: the reward asks for `step_data`.
-    """
-    episode, failure = None, None
-    if wants_episode and body.episode is not None:
-        try:
-            with boundary(EpisodeError, "the episode cannot be read"):
-                episode = episode_from_record(body.episode)
-        except RewardKitError as error:
-            failure = Failure("refused", type(error).__name__, str(error))
-    turns = body.assistant_turns
-    if turns is None:
-        turns = [index for index, message in enumerate(body.messages) if message.role == "assistant"]
-    return ScoringRequest(
-        rollout_id=body.rollout_id if body.rollout_id is not None else str(place),
-        messages=body.messages,
-        ground_truth=body.ground_truth,
-        assistant_turns=turns,
-        sample=body.sample,
-        environment_return=body.environment_return,
-        stop_reason=body.stop_reason,
-        final_state=StateSnapshot(body.state.kind, base64.b64decode(body.state.payload)) if body.state else None,
-        failure=failure,
-        episode=episode,
-        extra=body.extra,
-    )
-
-
-def rollout_of(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[str, Any]:
-    """What is sent of a rollout: what the reward names, typed.
-
-    Args:
-        request: the rollout.
-        wanted: the parameters of the reward; None for any.
-
-    Raises:
-        EpisodeError: a value has no JSON form.
-    """
-    names = request.names(wanted) | _ALWAYS
-    told: dict[str, Any] = {
-        "messages": [to_json_value(message.to_chat()) for message in request.messages],
-        "rollout_id": to_json_value(request.rollout_id),
-        "assistant_turns": [int(turn) for turn in request.assistant_turns],
-    }
-    for name in sorted(names & {*_OWN_FIELDS}):
-        if (value := getattr(request, name)) is not None and name not in request.extra:
-            told[name] = to_json_value(dict(value) if name == "sample" else value)
-    if "state" in names and (state := state_record(request)) is not None:
-        told["state"] = state
-    if "step_data" in names and (episode := steps_record(request)) is not None:
-        told["episode"] = episode
-    if extra := {name: to_json_value(request.extra[name]) for name in names & request.extra.keys()}:
-        told["extra"] = extra
-    return told
-
-
-def answer_of(scored: Scored, codec: Codec) -> dict[str, Any]:
-    """What is told of a score; `AnswerBody` describes it.
-
-    A step whose index has no end of digits, which nobody could read, leaves its own rollout unscored.
-    """
-    if any(isinstance(index, int) and index.bit_length() > _MOST_BITS for index in _step_indexes(scored)):
-        told = f"step_outputs: a step_index of more than {_MOST_BITS} bits"
-        scored = replace(scored, result=None, failure=Failure("invalid_result", "RewardError", told))
-    result = scored.result
-    answer = {
-        "rollout_id": scored.rollout_id,
-        "score": scored.score,
-        "result": None if result is None else result.model_dump(include=_OF_RESULT),
-        "error": scored.failure.to_json() if scored.failure else None,
-        "duration_s": max(0.0, scored.duration_s),
-        "sandbox": dict(scored.sandbox) if scored.sandbox else None,
-        "stdout": scored.stdout,
-        "stderr": scored.stderr,
-        "is_output_cut": scored.is_output_cut,
-        "retry_after_s": scored.retry_after_s,
-    }
-    return {key: to_json_value(value) for key, value in answer.items()} if codec == "typed" else answer
-
-
-def _step_indexes(scored: Scored) -> list[int | str]:
-    steps = scored.result.step_outputs if scored.result is not None else None
-    return [step.step_index for step in steps or ()]
-
-
-def scored_of(answer: Any, rollout_id: str, duration_s: float) -> Scored:
-    """The score that a server tells with `codec: typed`, under the rollout's own name.
-
-    Raises:
-        EpisodeError: a value is not coded.
-        pydantic.ValidationError: it is no `AnswerBody`.
-        ValueError: it is about another rollout, or has neither a score nor an error.
-    """
-    told = AnswerBody.model_validate(from_json_value(answer), strict=True)
-    if told.rollout_id != rollout_id:
-        raise ValueError(f"the score of {told.rollout_id!r} in the place of that of {rollout_id!r}")
-    if told.error is None and (told.result is None or told.score != told.result.score):
-        raise ValueError(f"neither a score nor an error for {rollout_id!r}")
-    failure = told.error.failure() if told.error is not None else None
-    output = (told.stdout, told.stderr, told.is_output_cut)
-    return Scored(rollout_id, told.result, failure, duration_s, told.sandbox, *output, told.retry_after_s)
-
-
-def problems_in(error: pydantic.ValidationError, place: str = "") -> str:
-    """What is wrong with a body, by field; values are shown where they are short.
-
-    Args:
-        error: what pydantic raised.
-        place: put before each field, such as "rollouts.3.".
-    """
-    found = error.errors(include_url=False)
-    lines = [_problem(problem, place) for problem in found[:_MOST_PROBLEMS]]
-    more = len(found) - len(lines)
-    return "; ".join([*lines, *([f"and {more} more"] if more else [])])
-
-
-def _problem(problem: Any, place: str) -> str:
-    field = place + ".".join(map(str, problem["loc"])) or "(top level)"
-    if problem["type"] == "extra_forbidden":
-        return f"{field}: unknown key"
-    if problem["type"] == "missing":
-        return f"{field}: missing"
-    value = problem["input"]
-    is_plain = value is None or isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 200)
-    shown = repr(value) if is_plain else repr(value[:60]) if isinstance(value, str) else kind_of(value)
-    return f"{field}: {problem['msg'].removeprefix('Value error, ')} (got {shown})"
-
-
-KEY_VARIABLE = "REWARD_KIT_REWARD_API_KEY"
-
-"""The environment variable that holds the key for rewards behind HTTP."""
-
-_ADDRESS = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?/v1/rewards/[A-Za-z0-9._-]+\Z")
-
-_EXAMPLE = "http://127.0.0.1:8700/v1/rewards/exact"
-
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-_REFUSED = frozenset({400, 404, 405, 406, 411, 413, 414, 415, 422, 431})
-
-
 def is_address(reference: str) -> bool:
-    """Whether a reference to a reward is a URL."""
+    """Report whether a reference to a reward is a URL."""
     return reference.startswith(("http://", "https://"))
 
 
 def checked_address(url: str) -> str:
-    """The URL of a reward, without a slash at its end.
+    """Return the URL of a reward, without a slash at its end.
 
     Raises:
-        ConfigError: it is none; a URL that may hold a credential is not shown.
+        ConfigError: it is not a reward's; a URL that may hold a credential is not shown.
     """
     if "@" in url:
         raise ConfigError(f"the URL of a reward holds no user name and no password; set {KEY_VARIABLE} instead")
@@ -365,25 +128,16 @@ def checked_address(url: str) -> str:
     except ValueError:
         is_right = False
     if not is_right:
-        if found != (shown := re.split("[?#]", found)[0]):  # what follows may be a key too
-            raise ConfigError(f"{shown + '…'!r} is no reward's address; nothing follows its path")
+        if found != (shown := re.split("[?#]", found)[0]):  # the rest may be a key too
+            raise ConfigError(f"{shown + '…'!r} is not a reward's address; nothing follows its path")
         near = found.removesuffix("/score").removesuffix("/score_batch")
-        told = f"name {near}" if near != found and _ADDRESS.match(near) else "it looks like " + _EXAMPLE
-        raise ConfigError(f"{url!r} is no reward's address; {told}")
+        fix = f"name {near}" if near != found and _ADDRESS.match(near) else "it looks like " + _EXAMPLE
+        raise ConfigError(f"{url!r} is not a reward's address; {fix}")
     return found
 
 
-def goes_unencrypted(url: str) -> bool:
-    """Whether what is sent there can be read on the way."""
-    return urlsplit(url).scheme == "http" and not _is_here(url)
-
-
-def _is_here(url: str) -> bool:
-    return urlsplit(url).hostname in _LOOPBACK
-
-
 def check_named_by_file(url: str) -> None:
-    """Refuse to send the key where a file alone says so: the file may be somebody else's (`providers/keys.py`).
+    """Refuse to send the key to an address that only a file names: the file may be untrusted (`providers/keys.py`).
 
     Raises:
         ConfigError: the key is not configured for that server.
@@ -394,12 +148,11 @@ def check_named_by_file(url: str) -> None:
 
 
 def _key() -> str:
-    """The key: of the environment, else of the nearest `.env`."""
     return (os.environ.get(KEY_VARIABLE) or read_dotenv(Path.cwd()).get(KEY_VARIABLE, "")).strip()
 
 
 def key_for(url: str, api_key: str | None = None) -> str:
-    """The key for a server: as given, else of the environment, else of the nearest `.env`.
+    """Return the key for a server: the given one, else of the environment, else of the nearest `.env`.
 
     Raises:
         ConfigError: there is none, or no HTTP header can carry it.
@@ -414,17 +167,16 @@ def key_for(url: str, api_key: str | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for a reward server, and how often to ask it.
+    """Timeouts and attempts of requests to a reward server.
 
     Attributes:
         timeout_s: for one attempt, from its begin to the last byte of the answer.
         connect_timeout_s: for a connection.
-        policy: attempts, where the server could not be reached or wants less or failed (408, 409, 429, 500, 502 to
-            504), and the waits between them: on top of what it asks for with Retry-After. An attempt that took
-            `timeout_s` is not made again.
+        policy: attempts if the server cannot be reached, is overloaded or fails (408, 409, 429, 500, 502 to 504), and
+            the waits between, on top of its Retry-After. An attempt that took `timeout_s` is not made again.
 
     Raises:
-        ConfigError: a time is no positive number.
+        ConfigError: a time is not a positive number.
     """
 
     timeout_s: float = 660.0
@@ -438,14 +190,8 @@ class Patience:
         check_number("budget_s", self.policy.budget_s)
 
 
-class _Answer(NamedTuple):
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
 class RewardEndpoint:
-    """One reward's address, asked over kept-alive connections. Use it as an async context manager.
+    """One reward's address, requested over kept-alive connections. Use it as an async context manager.
 
     Args:
         url: as `checked_address` gives it.
@@ -460,20 +206,20 @@ class RewardEndpoint:
         self._session: aiohttp.ClientSession | None = None
 
     def another(self) -> RewardEndpoint:
-        """One with connections of its own."""
+        """Return one with connections of its own."""
         return RewardEndpoint(self.url, self._key, self._patience)
 
     async def __aenter__(self) -> Self:
         import aiohttp
 
         self._session = aiohttp.ClientSession(
-            # How many are in flight is up to the reward agent.
+            # The reward agent decides how many are in flight.
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(
                 total=self._patience.timeout_s, sock_connect=self._patience.connect_timeout_s
             ),
-            # Compressed, a small answer could be of any size.
+            # Compressed, a small answer could expand to any size.
             headers={"Authorization": f"Bearer {self._key}", "Accept-Encoding": "identity", "User-Agent": "reward-kit"},
             auto_decompress=False,
         )
@@ -487,31 +233,31 @@ class RewardEndpoint:
             await session.close()
 
     async def get(self) -> Any:
-        """What the server says of the reward. Raises as `post`."""
-        return await self._asked("GET", self.url, None)
+        """Return the server's description of the reward. Raises as `post`."""
+        return await self._request("GET", self.url, None)
 
     async def post(self, action: str, body: bytes) -> Any:
-        """What it answers to a JSON body.
+        """Return the answer to a JSON body.
 
         Args:
             action: "score" or "score_batch".
             body: JSON.
 
         Raises:
-            ConfigError: it refuses the request, or the key.
-            ProviderError: it cannot be reached, is overloaded or answers something else, also when asked again.
+            ConfigError: the server refuses the request, or the key.
+            ProviderError: it cannot be reached, is overloaded or answers something else, after all attempts.
             DeadlineError: it did not answer in time.
         """
-        return await self._asked("POST", f"{self.url}/{action}", body)
+        return await self._request("POST", f"{self.url}/{action}", body)
 
-    async def _asked(self, method: str, url: str, body: bytes | None) -> Any:
+    async def _request(self, method: str, url: str, body: bytes | None) -> Any:
         async def attempt() -> Any:
-            return self._value_of(await self._exchange(method, url, body), url)
+            return self._value_of(*await self._exchange(method, url, body), url)
 
         value, _ = await with_retries(attempt, self._patience.policy, self._jitter)
         return value
 
-    async def _exchange(self, method: str, url: str, body: bytes | None) -> _Answer:
+    async def _exchange(self, method: str, url: str, body: bytes | None) -> tuple[int, Mapping[str, str], bytes]:
         import aiohttp
 
         assert self._session is not None, "it is used inside of its block"
@@ -520,7 +266,7 @@ class RewardEndpoint:
             async with self._session.request(
                 method, url, data=body, headers=headers, allow_redirects=False
             ) as response:
-                return _Answer(response.status, response.headers, await read_body(response, REWARD_ANSWER_BYTES))
+                return response.status, response.headers, await read_body(response, REWARD_ANSWER_BYTES)
         except TooLargeError as error:
             raise ProviderError(f"{url}: the answer has more than {error}, which is the limit") from None
         except aiohttp.ConnectionTimeoutError as error:
@@ -528,24 +274,23 @@ class RewardEndpoint:
         except TimeoutError as error:
             raise DeadlineError(f"{url} did not answer within timeout_s={self._patience.timeout_s:g}") from error
         except (aiohttp.InvalidURL, aiohttp.ClientSSLError) as error:
-            raise ProviderError(f"{url} cannot be talked to: {self._told(error)}") from error
+            raise ProviderError(f"{url} cannot be talked to: {self._excerpt(error)}") from error
         except aiohttp.ClientConnectorError as error:
             raise UnreachableError(
                 f"{url} refused the connection; is the server running? {error.os_error.strerror or error.os_error}"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise TransientError(f"{url} dropped the connection: {self._told(error)}") from error
+            raise TransientError(f"{url} dropped the connection: {self._excerpt(error)}") from error
 
-    def _told(self, error: Exception) -> str:
+    def _excerpt(self, error: Exception) -> str:
         return excerpt(str(error) or type(error).__name__, [self._key])
 
-    def _value_of(self, answer: _Answer, url: str) -> Any:
-        status, headers, body = answer
+    def _value_of(self, status: int, headers: Mapping[str, str], body: bytes, url: str) -> Any:
         if status == 200:
             try:
                 return read_strictly(body)
             except (ValueError, RecursionError) as error:
-                raise TransientError(f"{url} answered something that is not JSON: {self._told(error)}") from None
+                raise TransientError(f"{url} answered something that is not JSON: {self._excerpt(error)}") from None
         if 300 <= status < 400:
             raise ConfigError(f"{url} redirects (HTTP {status}); name the address that it leads to")
         problem = status_error(status, headers, body, url, [self._key])
@@ -556,23 +301,20 @@ class RewardEndpoint:
         raise problem
 
 
-logger = logging.getLogger("reward_kit.reward_agent")
-
-
 class RemoteReward:
-    """One reward of a reward server: what is known of it, and the scorer that asks it.
+    """One reward of a reward server: its description, and the scorer that calls it; see `scoring.Reward`.
 
-    Make it with `RemoteReward.at`, or have `load_reward` make it. It is opened as an async context manager, which the
-    reward agent does; `scorer` gives one more of it.
+    Make it with `RemoteReward.at` or `load_reward`. It is opened as an async context manager, which the reward agent
+    does; `scorer` returns another one.
 
     Args:
         url: its address, such as "https://rewards.example:8700/v1/rewards/exact".
-        about: what the server says of it.
+        about: the server's description.
         api_key: by default `REWARD_KIT_REWARD_API_KEY`, of the environment or `.env`.
         patience: timeouts and attempts.
 
     Raises:
-        ConfigError: the URL is no reward's, or there is no key.
+        ConfigError: the URL is not a reward's, or there is no key.
     """
 
     def __init__(
@@ -584,7 +326,7 @@ class RemoteReward:
 
     @classmethod
     async def at(cls, url: str, *, api_key: str | None = None, patience: Patience | None = None) -> Self:
-        """The reward at an address, once the server has said what it is.
+        """Return the reward at an address, once the server has described it.
 
         Args:
             url: its address.
@@ -592,18 +334,18 @@ class RemoteReward:
             patience: timeouts and attempts.
 
         Raises:
-            ConfigError: the URL is no reward's, there is no key, or the server does not know one of them.
-            ProviderError: it cannot be reached, or is no reward server.
+            ConfigError: the URL is not a reward's, there is no key, or the server does not know one of them.
+            ProviderError: it cannot be reached, or is not a reward server.
             DeadlineError: it does not answer.
         """
         url = checked_address(url)
         async with RewardEndpoint(url, key_for(url, api_key), patience or Patience()) as endpoint:
-            told = await endpoint.get()
+            description = await endpoint.get()
         try:
-            about = AboutBody.model_validate(told, strict=True)
+            about = AboutBody.model_validate(description, strict=True)
         except pydantic.ValidationError as error:
             problems = "; ".join(describe_validation_error(error)[:3])
-            raise ProviderError(f"{url} is no reward of a reward server: {problems}") from None
+            raise ProviderError(f"{url} is not a reward of a reward server: {problems}") from None
         return cls(url, about, api_key=api_key, patience=patience)
 
     @property
@@ -618,12 +360,12 @@ class RemoteReward:
 
     @property
     def origin(self) -> Origin | None:
-        """None: its file is not here."""
+        """None: its file is on the server."""
         return None
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """None: what it requires is installed there."""
+        """None: its requirements are installed on the server."""
         return ()
 
     @property
@@ -633,29 +375,29 @@ class RemoteReward:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """None: they are fixed there, and part of `digest`."""
+        """None: they are fixed on the server, and part of `digest`."""
         return {}
 
     @property
     def parameters(self) -> frozenset[str] | None:
-        """The names it takes; None where it takes any."""
+        """The names it takes; None if it takes any."""
         return None if self.about.parameters is None else frozenset(self.about.parameters)
 
     @property
     def required(self) -> frozenset[str]:
-        """Those of them that have no default, and that a rollout has."""
+        """The parameters without a default that a rollout has."""
         return frozenset(self.about.required)
 
     @property
     def digest(self) -> str:
-        """What the server says decides its scores: other where its code or its options are."""
+        """The server's hash of its code and its options."""
         return self.about.digest
 
     def scorer(self, deadline_s: float | None = None) -> RemoteReward:
-        """Another one that can be opened beside this.
+        """Return another one that can be opened beside this.
 
         Args:
-            deadline_s: for one call, its retries included; what exceeds it is unscored with the class `timeout`.
+            deadline_s: for one call, its retries included; beyond it, the call is unscored with the class `timeout`.
         """
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
@@ -679,11 +421,11 @@ class RemoteReward:
         return (await self._scored([request], "score"))[0]
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """As `Scorer`: one request for all that did not break, or several where the rewards are pointwise and many."""
+        """As `Scorer`: one request for all that did not break, or several if the reward is pointwise and they many."""
         return await scored_together(requests, self._score_whole)
 
     async def _score_whole(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        # A group that is too large for the server is refused there; where each is scored by itself it can be cut.
+        # A group that is too large for the server is refused there; requests of a pointwise reward can be split.
         size = len(requests) if self.mode == "batch" else self.about.max_batch
         parts = [requests[start : start + size] for start in range(0, len(requests), size)]
         return [scored for part in parts for scored in await self._scored(part, "score_batch")]
@@ -692,47 +434,92 @@ class RemoteReward:
         began = time.perf_counter()
         try:
             with boundary(RewardError, f"reward {self.id!r} at {self.url}"):
-                told = await self._told(requests, action)
-                return self._read(told, requests, action, time.perf_counter() - began)
+                rollouts = [rollout_of(request, self.parameters) for request in requests]
+                body = rollouts[0] if action == "score" else {"rollouts": rollouts}
+                sent = json.dumps({**body, "codec": "typed"}, allow_nan=False, separators=(",", ":")).encode("ascii")
+                try:
+                    async with asyncio.timeout(self._deadline_s):
+                        answer = await self._endpoint.post(action, sent)
+                except TimeoutError:
+                    raise DeadlineError(
+                        f"reward {self.id!r} at {self.url} took longer than its {self._deadline_s} s"
+                    ) from None
+                return self._read(answer, requests, action, time.perf_counter() - began)
         except RewardKitError as error:
             failure, asked_s = failure_of(error)
             duration_s = time.perf_counter() - began
         logger.info("%d episodes cannot be scored: %s", len(requests), failure.message)
         return [Scored(one.rollout_id, None, failure, duration_s, retry_after_s=asked_s) for one in requests]
 
-    async def _told(self, requests: Sequence[ScoringRequest], action: str) -> Any:
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                return await self._endpoint.post(action, self._body(requests, action))
-        except TimeoutError:
-            raise DeadlineError(f"reward {self.id!r} at {self.url} took longer than its {self._deadline_s} s") from None
-
-    def _body(self, requests: Sequence[ScoringRequest], action: str) -> bytes:
-        rollouts = [rollout_of(request, self.parameters) for request in requests]
-        body = rollouts[0] if action == "score" else {"rollouts": rollouts}
-        return json.dumps({**body, "codec": "typed"}, allow_nan=False, separators=(",", ":")).encode("ascii")
-
-    def _read(self, told: Any, requests: Sequence[ScoringRequest], action: str, duration_s: float) -> list[Scored]:
-        """The scores that the server told.
+    def _read(self, answer: Any, requests: Sequence[ScoringRequest], action: str, duration_s: float) -> list[Scored]:
+        """Return the scores of an answer.
 
         Raises:
-            ProviderError: they are not those that were asked for.
+            ProviderError: they are not those of the requests.
         """
-        answers = [told] if action == "score" else told.get("scores") if isinstance(told, Mapping) else None
+        answers = [answer] if action == "score" else answer.get("scores") if isinstance(answer, Mapping) else None
         if not isinstance(answers, list) or len(answers) != len(requests):
             raise ProviderError(f"{self.url} answered something else than {len(requests)} scores")
         try:
             pairs = zip(requests, answers, strict=True)
-            return [scored_of(answer, request.rollout_id, duration_s) for request, answer in pairs]
+            return [scored_of(one, request.rollout_id, duration_s) for request, one in pairs]
         except pydantic.ValidationError as error:
             problem = "; ".join(describe_validation_error(error)[:3])
         except (ValueError, KeyError, TypeError, EpisodeError) as error:
             problem = str(error)
-        raise ProviderError(f"{self.url} answered something that is no score: {problem}")
+        raise ProviderError(f"{self.url} answered something that is not a score: {problem}")
+
+
+def rollout_of(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[str, Any]:
+    """Return the values of a rollout that the reward names, coded.
+
+    Args:
+        request: the rollout.
+        wanted: the parameters of the reward; None for any.
+
+    Raises:
+        EpisodeError: a value has no JSON form.
+    """
+    names = request.names(wanted) | _ALWAYS
+    values: dict[str, Any] = {
+        "messages": [to_json_value(message.to_chat()) for message in request.messages],
+        "rollout_id": to_json_value(request.rollout_id),
+        "assistant_turns": [int(turn) for turn in request.assistant_turns],
+    }
+    for name in sorted(names & {*_OWN_FIELDS}):
+        if (value := getattr(request, name)) is not None and name not in request.extra:
+            values[name] = to_json_value(dict(value) if name == "sample" else value)
+    if "state" in names and (state := state_record(request)) is not None:
+        values["state"] = state
+    if "step_data" in names and (episode := steps_record(request)) is not None:
+        values["episode"] = episode
+    if extra := {name: to_json_value(request.extra[name]) for name in names & request.extra.keys()}:
+        values["extra"] = extra
+    return values
+
+
+def scored_of(answer: Any, rollout_id: str, duration_s: float) -> Scored:
+    """Return the score in a coded answer, under the rollout's own name.
+
+    Raises:
+        EpisodeError: a value is not coded.
+        pydantic.ValidationError: it is not an `AnswerBody`.
+        ValueError: it is about another rollout, or has neither a score nor an error.
+    """
+    body = AnswerBody.model_validate(from_json_value(answer), strict=True)
+    if body.rollout_id != rollout_id:
+        raise ValueError(f"the score of {body.rollout_id!r} instead of {rollout_id!r}")
+    if body.error is None and (body.result is None or body.score != body.result.score):
+        raise ValueError(f"neither a score nor an error for {rollout_id!r}")
+    error = body.error
+    failure = Failure(error.failure_class, error.where, error.message, error.traceback) if error is not None else None
+    output = (body.stdout, body.stderr, body.is_output_cut)
+    return Scored(rollout_id, body.result, failure, duration_s, body.sandbox, *output, body.retry_after_s)
 
 
 def notes_on(reward: RemoteReward) -> tuple[str, ...]:
-    """Lines for the user."""
-    if not goes_unencrypted(reward.url):
+    """Return lines for the user."""
+    address = urlsplit(reward.url)
+    if address.scheme != "http" or address.hostname in _LOOPBACK:
         return ()
     return (f"reward {reward.id!r}: rollouts and the key go to {reward.url} unencrypted; use https",)

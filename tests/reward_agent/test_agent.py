@@ -366,7 +366,7 @@ class TestWalls:
             assert scored.sandbox == {"level": "in_process"}
         await score_one(reward_spec(walled), batch(0)[0])
         (told,) = caplog.messages
-        assert told.startswith("reward 'asks for walls' asks for isolated and runs in_process, without walls")
+        assert told.startswith("reward 'asks for walls' asks for isolated and runs in_process, without a sandbox")
 
     @pytest.mark.parametrize("level", [None, "in_process"])
     async def test_a_function_that_asks_for_none_is_scored_without_a_word(self, level, caplog):

@@ -35,7 +35,7 @@ def test_a_form_that_cannot_be_called_is_refused_when_it_is_loaded(tmp_path: Pat
 
 SLIPS = {
     "def mine(solution_string): ...": "f.py:1: mine takes 'solution_string' in the place of 'solution_str'",
-    "def mine(solution_str, groundtruth=None): ...": "'groundtruth', which nobody gives; .*'ground_truth'",
+    "def mine(solution_str, groundtruth=None): ...": "unknown parameter 'groundtruth'; .*'ground_truth'",
     "def mine(solution_str, extra_infos=None): ...": "'extra_infos' does not go with .*; write 'extra_info'",
     "def mine(solution_str, solution_strs): ...": "'solution_str' does not go with 'solution_strs'",
     "class mine:\n def computescore(self, solution_str): ...": "'computescore'; the one that is called is 'comp",
