@@ -20,7 +20,8 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, StoreError, boundary, did_you_mean
 from reward_kit.reward_checks.report import shown
 from reward_kit.runs.files import state_file, told_of
-from reward_kit.runs.run_folder import FILE, RunHeader, read_scores
+from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.store import read_scores
 from reward_kit.tokens.checking.episodes import EpisodeFinding, check_episode
 from reward_kit.tokens.checking.findings import Found
 from reward_kit.tokens.checking.foreign import FORMATS, check_foreign_file

@@ -9,15 +9,15 @@ from typing import Any
 import click
 from rich.console import Console
 
+from reward_kit.cli import completing
 from reward_kit.cli.echo import echo_json
-from reward_kit.cli.options import Number, WholeNumber, complete_runs, newest_run_option, two_newest
+from reward_kit.cli.newest import two_newest, where_runs_are
+from reward_kit.cli.numbers import Number, WholeNumber
 from reward_kit.cli.outcome import note_console
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import shown
-from reward_kit.runs.comparison.comparing import Comparison, compare, to_json
-from reward_kit.runs.comparison.gates import Gate, regression_gates, under_gate
-from reward_kit.runs.comparison.sides import read_sides
-from reward_kit.runs.comparison.table import comparison_table, notes_of
+from reward_kit.runs.comparison import Comparison, Gate, compare, read_sides, regression_gates, to_json, under_gate
+from reward_kit.runs.comparison_table import comparison_table, notes_of
 
 
 class _Margin(Number):
@@ -37,7 +37,7 @@ class _Margin(Number):
     nargs=-1,
     type=click.Path(path_type=Path),
     metavar="[RUN]...",
-    shell_complete=complete_runs,
+    shell_complete=completing.runs,
 )
 @click.option(
     "--policy",
@@ -47,7 +47,7 @@ class _Margin(Number):
     metavar="NAME",
     help="Of a run with several policies, the one to compare; may be repeated.",
 )
-@newest_run_option("the two newest runs are")
+@where_runs_are("the two newest runs are")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write a page, such as compare.html."
 )
@@ -126,7 +126,7 @@ def _tell(comparison: Comparison, gates: list[Gate], output: Path | None) -> Non
     for told in notes_of(comparison):
         note.print(f"warning: {told}", style="yellow")
     if output is not None:
-        from reward_kit.runs.comparison.page import write_comparison
+        from reward_kit.report.comparison_page import write_comparison
 
         note.print(f"Its page:  {write_comparison(comparison, output)}")
     for gate in gates:

@@ -10,10 +10,11 @@ from pathlib import Path
 import click
 
 from reward_kit.cli.echo import echo, echo_json
-from reward_kit.cli.options import WholeNumber, log_dir_option
+from reward_kit.cli.log_dir import log_dir_option
+from reward_kit.cli.numbers import WholeNumber
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.runs.display import figure
 from reward_kit.runs.shelf import StoredRun, remove, stored_runs, to_remove
+from reward_kit.runs.tables import figure
 
 _AGE = re.compile(r"(\d+)([dhm])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}

@@ -1,4 +1,4 @@
-"""`reward-kit view`: the pages of all runs of a folder in the browser, live; or the page of one run as a file."""
+"""`reward-kit view`: the pages of all runs of a folder in the browser, live while runs go on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import anyio
 import anyio.to_thread
 import click
 
+from reward_kit.cli import completing
 from reward_kit.cli.echo import echo
-from reward_kit.cli.options import complete_runs, run_or_newest
 from reward_kit.errors import ConfigError
-from reward_kit.runs.report.any_page import write_any_report
-from reward_kit.runs.run_folder import FILE
-from reward_kit.runs.viewer.catalogue import Catalogue
+from reward_kit.report.viewer_runs import Catalogue
+from reward_kit.runs.header import FILE
 
 
 @click.command(name="view")
@@ -24,8 +23,8 @@ from reward_kit.runs.viewer.catalogue import Catalogue
     required=False,
     type=click.Path(path_type=Path),
     default=Path("runs"),
-    metavar="[DIR|RUN]",
-    shell_complete=complete_runs,
+    metavar="[DIR]",
+    shell_complete=completing.runs,
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
 @click.option(
@@ -35,34 +34,18 @@ from reward_kit.runs.viewer.catalogue import Catalogue
     envvar="REWARD_KIT_VIEW_OPEN",
     help="Open the address in the browser of this machine.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the page of one run to FILE, such as report.html, and serve nothing.",
-)
-def command(folder: Path, port: int, opens: bool, output: Path | None) -> None:
+def command(folder: Path, port: int, opens: bool) -> None:
     """Serve the pages of the runs in DIR ("runs" by default), or of one run, to a browser on this machine alone.
 
     The address has a token, without which nothing is shown. Episodes of a run that goes on appear as they finish.
     Nothing in DIR is changed. Ctrl-C ends it.
 
-    With -o, the page of one run is written to a file: the run that DIR is, else the newest in DIR. It has the episodes
-    of a large run in a folder beside it, and loads nothing else.
-
     \b
     Examples:
       reward-kit view
       reward-kit view runs/clock-20260101T120000Z-ab12cd --open
-      reward-kit view runs/clock-20260101T120000Z-ab12cd -o clock.html
     """
-    if output is None:
-        anyio.run(_serve, _catalogue_of(folder), port, opens)
-        return
-    is_of_runs = not (folder / FILE).is_file() and any(folder.glob(f"*/{FILE}"))
-    run = run_or_newest(None, folder, training=True) if is_of_runs else folder
-    echo(str(write_any_report(run, None if output == run / "report.html" else output)))
+    anyio.run(_serve, _catalogue_of(folder), port, opens)
 
 
 def _catalogue_of(folder: Path) -> Catalogue:
@@ -75,8 +58,8 @@ def _catalogue_of(folder: Path) -> Catalogue:
 
 
 async def _serve(catalogue: Catalogue, port: int, opens: bool) -> None:
-    from reward_kit.runs.viewer.access import CODE, Access
-    from reward_kit.runs.viewer.server import serving
+    from reward_kit.report.viewer_access import CODE, Access
+    from reward_kit.report.viewer_server import serving
 
     access = Access()
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

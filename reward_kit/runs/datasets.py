@@ -11,7 +11,7 @@ from typing import Any
 from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.runs.task_file import LocatedYaml
+from reward_kit.runs.yaml_lines import LocatedYaml, siblings
 from reward_kit.safe_input import NESTING, is_nested_too_deeply
 
 _TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
@@ -81,8 +81,7 @@ def check_dataset(path: Path) -> None:
     if path.suffix not in _readers():
         raise ConfigError(f"dataset {path}: unknown kind {path.suffix!r}; known: {', '.join(_readers())}")
     if not path.is_file():
-        beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = did_you_mean(path.name, beside)
+        near = did_you_mean(path.name, siblings(path))
         raise ConfigError(f"dataset {path} does not exist{near if '?' in near else ''}")
 
 

@@ -6,22 +6,15 @@ is about as fields of its own.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Mapping
-from io import TextIOWrapper
+from collections.abc import Mapping
 from pathlib import Path
 
-from reward_kit.display_text import SafeFormatter
-from reward_kit.private_files import private_opener
-from reward_kit.runs.files import HELD_OUT_SCORE
-from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.summary import EpisodeRow
+from reward_kit.runs.training_files import HELD_OUT_SCORE
 
 NAME = "reward_kit.events"
-
 _log = logging.getLogger(NAME)
-
 _OF_UPDATE = (HELD_OUT_SCORE, "score/mean", "learner/approx_kl", "time/total_s")
 
 
@@ -58,63 +51,3 @@ def updated(update: int, figures: Mapping[str, float]) -> None:
 
 def _named(row: EpisodeRow) -> dict[str, str | int]:
     return {"rollout_id": row.rollout_id, "policy": row.policy, "attempt": row.attempt}
-
-
-class _LogFile(logging.FileHandler):
-    """A log that never breaks what it is a log of: the store says it where the disk takes no more."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # the file is opened with the first record
-            super().emit(record)
-
-    def _open(self) -> TextIOWrapper:
-        arguments = {"encoding": self.encoding, "errors": self.errors, "opener": private_opener}
-        return open(self.baseFilename, self.mode, **arguments)  # type: ignore[call-overload, no-any-return] # noqa: PTH123
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        return
-
-
-def log_handler(path: Path, redaction: Redaction) -> logging.Handler:
-    """What writes the log of a run.
-
-    Args:
-        path: the file; it is made with the first record.
-        redaction: keeps secrets out of it.
-    """
-    handler = _LogFile(path, encoding="utf-8", errors="backslashreplace", delay=True)
-    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", redaction.of_text))
-    handler.addFilter(lambda record: record.name != NAME)  # the run's own files say it already
-    return handler
-
-
-class _PassedOn(logging.Handler):
-    """Gives a record to the program's own handlers, as if nobody else were listening."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        logging.getLogger().callHandlers(record)
-
-
-@contextlib.contextmanager
-def logged_to(path: Path, redaction: Redaction) -> Iterator[None]:
-    """Write the log of a run for as long as the block lasts. What the program itself logs of us stays as it is.
-
-    Args:
-        path: the file.
-        redaction: keeps secrets out of it.
-    """
-    package = logging.getLogger("reward_kit")
-    level, propagates, before = package.level, package.propagate, package.getEffectiveLevel()
-    added = [log_handler(path, redaction), *([_PassedOn(before)] if propagates else [])]
-    for handler in added:
-        package.addHandler(handler)
-    package.propagate = False
-    package.setLevel(min(before, logging.INFO))
-    try:
-        yield
-    finally:
-        for handler in added:
-            package.removeHandler(handler)
-            handler.close()
-        package.setLevel(level)
-        package.propagate = propagates

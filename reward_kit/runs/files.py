@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any
 
 import pydantic_core
 
@@ -18,7 +18,6 @@ from reward_kit.errors import StoreError
 from reward_kit.private_files import private_opener
 
 STATES = "states"
-
 _STATE_NAME = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_-]{1,64}")
 
 
@@ -189,31 +188,3 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, is_private: b
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
-
-
-METRICS: Final = "metrics.jsonl"
-
-"""A line for each update, with its figures."""
-
-HELD_OUT_SCORE: Final = "held_out/score"
-
-"""The figure of an evaluation: the mean score on the samples that are not trained on."""
-
-EPISODES: Final = "episodes"
-
-"""The folder of the episodes that were kept, a file for each update of which they were."""
-
-TRAINING: Final = "training"
-
-"""The key of a kept episode's line under which stands what the update made of it; see `rl/training/kept.py`."""
-
-
-def kept_file(run: Path, update: int) -> Path:
-    """Where the episodes of an update are kept."""
-    return run / EPISODES / f"update-{update:06d}.jsonl"
-
-
-def kept_files(run: Path) -> dict[int, Path]:
-    """The files of the updates whose episodes were kept, by the number of the update, ascending."""
-    named = {file.stem.removeprefix("update-"): file for file in (run / EPISODES).glob("update-*.jsonl")}
-    return dict(sorted((int(number), file) for number, file in named.items() if number.isdecimal()))

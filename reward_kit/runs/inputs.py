@@ -25,8 +25,8 @@ from reward_kit.reward_agent.scoring import Reward
 from reward_kit.reward_agent.sources import sources_of, user_roots
 from reward_kit.reward_calls import REFERENCE
 from reward_kit.runs.files import told_of, write_atomically
-from reward_kit.runs.run_folder import RunStore
-from reward_kit.runs.task_objects import source_of
+from reward_kit.runs.source_texts import source_of
+from reward_kit.runs.store import RunStore
 from reward_kit.typed_interface import RewardSpec
 
 FOLDER = "inputs"
@@ -125,6 +125,15 @@ def _written(reward: Reward) -> str:
     """What a reward is that stands in no file, such as in a cell of a notebook: its text, where Python knows it."""
     text = source_of(reward.function) if isinstance(reward, RewardSpec) else ""
     return f"{reward.id}\n{text}" if text else reward.id
+
+
+def digests_of(inputs: Mapping[str, Path]) -> dict[str, str]:
+    """The SHA-256 of each input.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    return {name: digest_of(path) for name, path in inputs.items()}
 
 
 def digest_of(path: Path) -> str:

@@ -1,4 +1,8 @@
-"""Where lines lie in the files of a run, so that those of one episode are read without the others."""
+"""What a run came to, an episode after the other: the latest attempt of each, with the score that counts.
+
+The files are read twice, first to learn which lines count and then those lines alone, so that memory does not grow with
+what episodes and scores hold.
+"""
 
 from __future__ import annotations
 
@@ -13,36 +17,8 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import EvaluateResult
 from reward_kit.notebook_html import Html, line, strong, whole
 from reward_kit.runs.files import told_of
-from reward_kit.runs.run_folder import line_record, placed_episodes, placed_lines, placed_scores
+from reward_kit.runs.store import placed_episodes, placed_scores
 from reward_kit.runs.summary import EpisodeRow
-
-STEP = b'"step":'
-
-"""What follows, in a line of `credit.jsonl`, on all that the lines of one episode begin with."""
-
-
-class Place(NamedTuple):
-    """Where a line, or several that follow one another, lie in a file: from which byte on, and how many."""
-
-    offset: int
-    length: int
-
-
-def credit_places(run: Path) -> Mapping[str, Place]:
-    """Where the lines of each episode's steps are in the `credit.jsonl` of a run; they follow one another.
-
-    Raises:
-        StoreError: the file is damaged.
-    """
-    path, places = run / "credit.jsonl", {}
-    name, start, prefix = "", 0, b"\n"
-    for number, (offset, text) in enumerate(placed_lines(path), 1):
-        if not text.startswith(prefix):
-            name, start = line_record(path, number, text)["rollout_id"], offset
-            # Up to the number of the step, all lines of an episode are alike.
-            prefix = text[: text.find(STEP)] if STEP in text else text
-        places[name] = Place(start, offset + len(text) - start)
-    return places
 
 
 class Result(NamedTuple):

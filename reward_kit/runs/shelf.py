@@ -11,7 +11,8 @@ from typing import Any
 
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.files import read_json
-from reward_kit.runs.run_folder import FILE, RunHeader, is_open_elsewhere
+from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.store import is_open_elsewhere
 
 _LONG_AGO = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 

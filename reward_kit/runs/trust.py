@@ -26,7 +26,8 @@ from reward_kit.loading import is_built_in, module_name_of
 from reward_kit.reward_agent.sources import find_module
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.inputs import digest_of, own_modules
-from reward_kit.runs.task_file import LocatedYaml, overlaid
+from reward_kit.runs.overrides import overlaid
+from reward_kit.runs.yaml_lines import LocatedYaml
 from reward_kit.sandbox.program import library_path
 
 _COMMANDS = ("command", "start_command")

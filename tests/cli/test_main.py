@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from reward_kit.cli import main as entry
 from reward_kit.errors import ConfigError, RewardKitError, StoreError
@@ -150,36 +149,6 @@ class TestHelp:
         assert silent == []
 
 
-def test_help_shows_three_groups_of_at_most_thirteen_commands() -> None:
-    assert [len(group) for group in entry.GROUPS.values()] == [8, 2, 3]
-    shown = CliRunner().invoke(entry.program, ["--help"]).output
-    assert re.findall(r"^(\w+):$", shown, re.MULTILINE) == ["Options", *entry.GROUPS]
-    assert not [name for name in entry.HIDDEN if f"  {name} " in shown]
-
-
-def test_the_options_of_run_are_grouped() -> None:
-    shown = CliRunner().invoke(entry.program, ["run", "--help"]).output
-    titles = re.findall(r"^([A-Z][\w, ]+):$", shown, re.MULTILINE)
-    assert titles[0] == "Models and policies" and titles[-1] == "Engine" and "Samples" in titles
-    options = entry.program.get_command(None, "run").params
-    assert sum(shown.count(f"{max(one.opts, key=len)} ") > 0 for one in options if isinstance(one, click.Option)) > 25
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("eval", "run"),
-        ("test", "check"),
-        ("rnu", "run"),
-        ("rescore", "score RUN"),
-        ("report", "view RUN -o report.html"),
-    ],
-)
-def test_an_unknown_command_is_answered_with_the_one_that_is_meant(typed: str, meant: str) -> None:
-    done = CliRunner().invoke(entry.program, [typed])
-    assert done.exit_code == 2 and f"no command {typed!r}; did you mean {meant!r}?" in done.output
-
-
 def test_the_first_words_of_the_program_are_true(tmp_path: Path) -> None:
     lines = entry.program.help.partition("Start with:")[2].split("\n")
     words = [line.split() for line in lines if line.strip()]
@@ -252,14 +221,13 @@ def without_chance(text: str) -> str:
     return re.sub(r"\b\d+\.\d+(/s|s| s)?\b|\b[0-9.]+e-\d+", "N", text)
 
 
-@pytest.mark.parametrize("verb", ["train", "explain"])
-def test_learning_without_its_extra_says_how_to_install_it(verb: str) -> None:
-    missing = f"import sys; sys.modules['torch'] = None; sys.argv[1:] = [{verb!r}, 'train.yaml']"
+def test_learning_without_its_extra_says_how_to_install_it() -> None:
+    missing = "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['train', 'train.yaml']"
     code = f"{missing}; from reward_kit.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {verb} needs torch; install the extra 'train'")
+    assert done.stderr.startswith("error: train needs torch; install the extra 'train'")
     helped = subprocess.run(
         [sys.executable, "-c", code.replace("train.yaml", "--help")], capture_output=True, text=True
     )
-    assert helped.returncode == 0 and f"reward-kit {verb} train.yaml" in helped.stdout
+    assert helped.returncode == 0 and "reward-kit train train.yaml" in helped.stdout

@@ -1,4 +1,4 @@
-"""The page that `run` and `score` leave, and `reward-kit view RUN -o`."""
+"""The page that `run` and `score` leave, and `reward-kit report`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.project import Project
-from tests.runs.report.made import Parsed, make_run
+from tests.report.made import Parsed, make_run
 
 
 @pytest.fixture
@@ -84,16 +84,15 @@ def test_report_writes_the_page_again_and_prints_where(project: Project) -> None
     path = project.run_path()
     before = (path / "report.html").read_bytes()
     (path / "report.html").unlink()
-    run = str(path.relative_to(project.folder))
-    done = project.call("view", run, "-o", f"{run}/report.html")
+    done = project.call("report", str(path.relative_to(project.folder)))
     assert (done.returncode, done.stdout) == (0, f"runs/{path.name}/report.html\n")
     assert (path / "report.html").read_bytes() == before
-    assert project.call("view", str(path), "-o", "mine.html").stdout == "mine.html\n"
+    assert project.call("report", str(path), "-o", "mine.html").stdout == "mine.html\n"
     assert (project.folder / "mine.html").read_bytes() == before
 
 
 def test_report_of_what_is_no_run_is_refused(project: Project) -> None:
-    done = project.call("view", ".", "-o", "page.html")
+    done = project.call("report", ".")
     assert done.returncode == 2
     assert "error: . is not the folder of a run: it has no run.json" in done.stderr
 
@@ -101,7 +100,7 @@ def test_report_of_what_is_no_run_is_refused(project: Project) -> None:
 def test_report_of_a_damaged_run_names_the_line(project: Project) -> None:
     path = make_run(project.folder, [], [])
     (path / "episodes.jsonl").write_text("{}\n")
-    done = project.call("view", "run", "-o", "page.html")
+    done = project.call("report", "run")
     assert done.returncode == 3 and "run/episodes.jsonl:1: a line is an object with a rollout_id" in done.stderr
 
 

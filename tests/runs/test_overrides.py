@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.runs.task_file import overlaid, parse_override
+from reward_kit.runs.overrides import overlaid, parse_override
 
 
 @pytest.mark.parametrize(

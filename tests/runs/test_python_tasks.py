@@ -18,9 +18,11 @@ from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.runs.evaluation import Task, evaluate, evaluate_async
-from reward_kit.runs.plan import header_to_resume
-from reward_kit.runs.run_folder import RunHeader, latest_run
+from reward_kit.runs.evaluation import evaluate, evaluate_async
+from reward_kit.runs.header import RunHeader
+from reward_kit.runs.python_tasks import Task
+from reward_kit.runs.request import header_to_resume
+from reward_kit.runs.store import latest_run
 from reward_kit.typed_interface import reward_function
 
 ROWS = [

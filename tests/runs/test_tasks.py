@@ -10,8 +10,9 @@ import pytest
 
 from reward_kit.agent.starts import GroupStart
 from reward_kit.errors import ConfigError
-from reward_kit.runs.task_file import parse_override
-from reward_kit.runs.tasks import LoadedTask, check_world, load_task, selected
+from reward_kit.runs.overrides import parse_override
+from reward_kit.runs.resources import check_world
+from reward_kit.runs.tasks import LoadedTask, load_task, selected
 
 MINIMAL = "name: t\ninitial_user_prompt: hello\n"
 

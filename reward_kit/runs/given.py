@@ -1,0 +1,217 @@
+"""What a task, or a run of one, is given as Python objects where a task file has names: reward, tools, rows, policies.
+
+A Python object lives in this process, so a reward that is one has no walls. No file says what it is, so a run with one
+is not resumed; its source text is kept with the run as far as Python knows it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+from reward_kit.agent.policy_interface import AgentPolicy
+from reward_kit.environments.base import ForkableResource
+from reward_kit.environments.tools import ToolRegistry
+from reward_kit.episodes.json_codec import to_json_value
+from reward_kit.errors import ConfigError, EpisodeError, PolicyError, RewardKitError, boundary, kind_of
+from reward_kit.loading import load_object
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.reward_agent.levels import reward_here
+from reward_kit.runs.plan import NamedPolicy
+from reward_kit.runs.source_texts import source_of
+from reward_kit.typed_interface import RewardSpec
+
+LivePolicy = AgentPolicy | type[AgentPolicy]
+
+_WITHOUT_WALLS = (
+    "reward {0!r} is a Python object and runs in_process, without walls; write it to a file and name it, "
+    "e.g. reward='reward.py:{0}', and it runs in the sandbox"
+)
+
+
+class Kept(NamedTuple):
+    """A text that is kept with a run: how the name of its file ends, and its content."""
+
+    suffix: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The Python objects of a task.
+
+    Attributes:
+        reward: the reward function or class.
+        tools: the task's tools.
+        rows: its dataset.
+        policy: who acts where a run names nobody.
+        names: what each object is called, by its parameter, for `run.json`; empty for a task that a file describes.
+        kept: texts that tell what a run came from, by what they are.
+    """
+
+    reward: Any = None
+    tools: ToolRegistry | None = None
+    rows: Sequence[Mapping[str, Any]] | None = None
+    policy: LivePolicy | None = None
+    names: Mapping[str, Any] = field(default_factory=dict)
+    kept: Mapping[str, Kept] = field(default_factory=dict)
+
+    def refuse(self, overrides: Mapping[str, Any]) -> None:
+        """Refuse a key laid over the task's where the task has a Python object in its place.
+
+        Raises:
+            ConfigError: the key would have no effect.
+        """
+        objects = {
+            "reward": (self.reward, "reward_function_path", "custom_reward_function"),
+            "tools": (self.tools, "tools_module_path"),
+            "dataset": (self.rows, "dataset_path"),
+            "policy": (self.policy, "policy"),
+        }
+        for name, (value, *keys) in objects.items():
+            for key in overrides:
+                if value is not None and key.partition(".")[0] in keys:
+                    raise ConfigError(f"overrides: {key} has no effect: the task's {name} is a Python object")
+
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of each text that is kept."""
+        return {name: hashlib.sha256(kept.content).hexdigest() for name, kept in self.kept.items()}
+
+
+def live_reward(reward: Any, definition: TaskDefinitionModel) -> tuple[RewardSpec, str]:
+    """A reward that is a Python object, ready to be called in this process, and a line for the user on its walls.
+
+    Args:
+        reward: a function or a class, as a reward file has it.
+        definition: the task; its `reward_options` are fixed.
+
+    Raises:
+        ConfigError: it is no reward, or walls are asked for, by the task or by its own decorator.
+    """
+    spec = reward_here(reward, definition.reward_options)
+    sandbox = definition.sandbox
+    asked = next((key for key in sandbox.model_fields_set if getattr(sandbox, key) not in (None, "in_process")), None)
+    told = f"sandbox.{asked}" if asked is not None else f"@reward_function(sandbox={spec.sandbox!r})"
+    if asked is not None or spec.sandbox in ("warm", "isolated"):
+        raise ConfigError(
+            f"{told} needs a reward in a file; reward {spec.id!r} is a Python object, which runs in_process. Write it "
+            f"to a file, in a notebook with %%writefile reward.py, and give reward='reward.py:{spec.id}'"
+        )
+    return spec, _WITHOUT_WALLS.format(spec.id)
+
+
+def given_rows(dataset: Any) -> list[dict[str, Any]]:
+    """A dataset that is given as rows.
+
+    Raises:
+        ConfigError: it is none, or a row is no mapping.
+    """
+    if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
+        raise ConfigError(f"dataset: expected a file's path or a list of rows, got {kind_of(dataset)}")
+    rows = list(dataset)
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
+            raise ConfigError(f"dataset[{index}]: a row is a dict of fields with names, this one is {row!r:.80}")
+        try:
+            to_json_value(row)  # each episode keeps its row
+        except (EpisodeError, RecursionError) as error:
+            told = error if isinstance(error, EpisodeError) else "it is nested too deeply, or contains itself"
+            raise ConfigError(f"dataset[{index}]: {told}") from None
+    if not rows:
+        raise ConfigError("dataset: the list has no rows")
+    return [dict(row) for row in rows]
+
+
+def label_each(policies: Sequence[LivePolicy]) -> dict[str, LivePolicy]:
+    """Policies under the names of their classes.
+
+    Raises:
+        ConfigError: two have one name.
+    """
+    labels = [one.__name__ if isinstance(one, type) else type(one).__name__ for one in policies]
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
+        raise ConfigError(f"two policies are called {twice!r}; give them labels: policies={{'one': …, 'other': …}}")
+    return dict(zip(labels, policies, strict=True))
+
+
+def lent_policies(given: Mapping[str, LivePolicy]) -> list[NamedPolicy]:
+    """Policies that are Python objects: an instance acts as it is and stays its owner's, of a class one is made.
+
+    Args:
+        given: each by its label.
+
+    Raises:
+        ConfigError: a class cannot be made without arguments.
+    """
+    return [
+        NamedPolicy(label, _made(label, one), is_lent=False)
+        if isinstance(one, type)
+        else NamedPolicy(label, one, is_lent=True)
+        for label, one in given.items()
+    ]
+
+
+def _made(label: str, kind: type[AgentPolicy]) -> AgentPolicy:
+    parameters = inspect.signature(kind).parameters.values()
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
+    if needed:
+        raise ConfigError(
+            f"policy {label!r} needs {', '.join(needed)}; give an instance, {kind.__name__}({needed[0]}=…)"
+        )
+    try:
+        with boundary(ConfigError, f"policy {label!r}"):
+            return kind()
+    except PolicyError as error:
+        raise ConfigError(f"policy {label!r}: {error}") from error
+
+
+def is_live(policy: object) -> TypeGuard[LivePolicy]:
+    """Whether it is a policy as a Python object, and not the name of one."""
+    return isinstance(policy, AgentPolicy) or (isinstance(policy, type) and issubclass(policy, AgentPolicy))
+
+
+def name_of(value: Any) -> str:
+    """`module:name` of a function, a class or an instance, as Python knows it."""
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def named_resource(kind: Any) -> str:
+    """The reference by which a resource's class is found again in this process.
+
+    Raises:
+        ConfigError: it is no such class, or stands inside a function.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, ForkableResource)):
+        raise ConfigError(f"resource: expected a name or a subclass of ForkableResource, got {kind_of(kind)}")
+    reference = name_of(kind)
+    try:
+        is_found = load_object(reference) is kind
+    except RewardKitError:
+        is_found = False
+    if not is_found:
+        raise ConfigError(f"resource: {reference} cannot be found by its name; define the class outside of functions")
+    return reference
+
+
+def kept_sources(objects: Mapping[str, Any]) -> dict[str, Kept]:
+    """The source texts of these objects, as far as Python knows them."""
+    texts = {name: source_of(one) for name, one in objects.items()}
+    return {name: Kept(".py", text.encode("utf-8", "backslashreplace")) for name, text in texts.items() if text}
+
+
+def kept_rows(rows: Sequence[Mapping[str, Any]]) -> Kept:
+    """A dataset that was given as rows; what JSON does not know has the form that it has in an episode."""
+    lines = (json.dumps(to_json_value(row), ensure_ascii=False) for row in rows)
+    return Kept(".jsonl", "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
+
+
+def place_of_task(folder: Path | None, name: str) -> Path:
+    """What stands for the file of a task that has none: the folder in which names are looked up, and what it is."""
+    return (folder or Path()) / f"Task {name!r}".replace("/", "-").replace("\0", "")

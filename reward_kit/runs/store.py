@@ -1,0 +1,390 @@
+"""A run directory: append-only JSON lines that a kill at any moment leaves readable.
+
+`run.json` says what is run; `episodes.jsonl` gets one line when an episode stops, `scores.jsonl` one when it is
+scored; `states/` holds final states by their SHA-256; `summary.json` and `report.html` are written at the end, and so
+is `credit.jsonl` where the task asks for it. A line is one `write`; the torn last line that a kill can leave is cut
+off when the run is opened again. A lock keeps a second process out.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from reward_kit.environments.base import StateSnapshot
+from reward_kit.environments.snapshots import compose, decompose
+from reward_kit.episodes.json_codec import compact_json
+from reward_kit.episodes.record import episode_from_record, episode_to_record
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import ConfigError, Failure, StoreError, boundary
+from reward_kit.private_files import make_private_folder, private_opener
+from reward_kit.processes import lock_for_this_process
+from reward_kit.runs.files import (
+    STATES,
+    cut_torn_line,
+    read_line,
+    refuse_links_out,
+    state_file,
+    state_name,
+    told_of,
+    write_atomically,
+)
+from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.redaction import Redaction
+
+SCHEMA_VERSION = 1
+_READ_AT_ONCE = 1 << 18  # lines are longer than Python's own buffer
+
+
+def new_run_path(log_dir: Path, task_name: str) -> Path:
+    """`<log_dir>/<task>-<utc>-<id>`; the names sort by time within a task."""
+    slug = re.sub(r"[^A-Za-z0-9_-]+", "-", task_name).strip("-")[:60] or "task"
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    return log_dir / f"{slug}-{now}-{secrets.token_hex(3)}"
+
+
+def latest_run(log_dir: Path, task_name: str | None = None) -> Path:
+    """The newest run of a task in `log_dir` that can be resumed, of one task where a name is given.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    runs = newest_runs(log_dir, lambda header: _can_be_resumed(header) and task_name in (None, header.task_name))
+    if not runs:
+        of_task = f" of task {task_name!r}" if task_name else ""
+        raise ConfigError(f"no run{of_task} in {log_dir}; start one, or name its directory with --resume RUN")
+    return runs[0]
+
+
+def newest_runs(log_dir: Path, fits: Callable[[RunHeader], bool]) -> list[Path]:
+    """The runs in `log_dir` whose header fits, the newest first; one that is damaged is left out."""
+    found = {path.parent: header for path in log_dir.glob(f"*/{FILE}") if (header := _readable(path.parent))}
+    runs = [path for path, header in found.items() if fits(header)]
+    return sorted(runs, key=lambda path: found[path].timing.started_at, reverse=True)
+
+
+def _can_be_resumed(header: RunHeader) -> bool:
+    return header.task_path is not None and header.from_python is None
+
+
+def _readable(path: Path) -> RunHeader | None:
+    """A header, None where it cannot be read: one damaged run does not hide the others."""
+    try:
+        return RunHeader.read(path)
+    except StoreError:
+        return None
+
+
+def is_open_elsewhere(path: Path) -> bool:
+    """Whether a process has the run at `path` open for writing."""
+    try:
+        descriptor = os.open(path / ".lock", os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return False
+    try:
+        lock_for_this_process(descriptor)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class RunStore:
+    """One run directory, open for writing by this process alone. Use it as a context manager.
+
+    Args:
+        path: the directory.
+        redaction: keeps secrets out of what is written.
+
+    Attributes:
+        header: what `run.json` says; read while no other process can change it.
+    """
+
+    header: RunHeader
+
+    def __init__(self, path: Path, redaction: Redaction | None = None) -> None:
+        self.path = path
+        self.redaction = redaction or Redaction()
+        self._files: dict[str, int] = {}
+        self._states: set[tuple[str, str]] = set()
+
+    @classmethod
+    def create(cls, path: Path, header: RunHeader, redaction: Redaction | None = None) -> RunStore:
+        """Make the directory with its `run.json`.
+
+        Raises:
+            ConfigError: the directory cannot be made.
+            StoreError: `run.json` cannot be written.
+        """
+        try:
+            make_private_folder(path, parents=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make the run directory {path}: {error.strerror}; choose another --log-dir"
+            ) from error
+        store = cls(path, redaction)
+        store.write_header(header)
+        return store
+
+    def __enter__(self) -> Self:
+        """Open its files.
+
+        Raises:
+            StoreError: one of them cannot be opened, or another process has the run open.
+        """
+        refuse_links_out(self.path)
+        with ExitStack() as opened:
+            lock = self._open(".lock", os.O_RDWR, opened)
+            try:
+                lock_for_this_process(lock)
+            except OSError:
+                raise StoreError(f"{self.path} is open in another process; wait for it to end") from None
+            for name in ("episodes.jsonl", "scores.jsonl"):
+                with told_of("open", self.path / name):
+                    cut_torn_line(self.path / name)
+                self._files[name] = self._open(name, os.O_WRONLY | os.O_APPEND, opened)
+            self.write_header(RunHeader.read(self.path).with_(status="running"))
+            self._opened = opened.pop_all()
+        return self
+
+    def _open(self, name: str, flags: int, opened: ExitStack) -> int:
+        with told_of("open", self.path / name):
+            descriptor = private_opener(self.path / name, os.O_CREAT | flags)
+        opened.callback(os.close, descriptor)
+        return descriptor
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.clear()
+        self._opened.close()
+
+    def append_episode(self, episode: SingleAgentEpisode) -> None:
+        """Write one episode; its final state goes to `states/` first."""
+        state = episode.custom_data.get("final_state")
+        kept = self._keep_state(redacted_state(state, self.redaction)) if state else None
+        if self.redaction.has_hook:
+            self._append("episodes.jsonl", episode_to_record(episode, final_state=kept))
+        else:
+            self._append_line("episodes.jsonl", compact_json(episode_to_record(episode, final_state=kept)))
+
+    def append_score(self, record: Mapping[str, Any]) -> None:
+        """Write one score."""
+        self._append("scores.jsonl", {"schema_version": SCHEMA_VERSION, **record})
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> None:
+        self._append_line(name, compact_json(self.redaction.of_record(record)))
+
+    def _append_line(self, name: str, text: str) -> None:
+        line = self.redaction.of_line(text.encode("ascii")) + b"\n"
+        descriptor = self._files[name]
+        facts = os.fstat(descriptor)
+        if not facts.st_nlink:  # writing would succeed, into a file that nobody can ever read
+            raise StoreError(f"{self.path / name} was removed while the run went on; what it held is lost")
+        before = facts.st_size
+        try:
+            rest = memoryview(line)
+            while rest:  # a full disk takes a part first and says why with the next write
+                rest = rest[os.write(descriptor, rest) :]
+        except OSError as error:
+            os.ftruncate(descriptor, before)
+            raise StoreError(f"cannot write {self.path / name}: {error.strerror or error}") from error
+
+    def _keep_state(self, snapshot: StateSnapshot) -> dict[str, str]:
+        digest = snapshot.digest
+        if (digest, snapshot.kind) not in self._states:  # episodes of a group often end alike
+            path = self.path / STATES / state_name({"kind": snapshot.kind, "sha256": digest})
+            if not path.exists():
+                with told_of("write", path):
+                    make_private_folder(path.parent, exist_ok=True)
+                write_atomically(path, snapshot.payload)
+            self._states.add((digest, snapshot.kind))
+        return {"kind": snapshot.kind, "sha256": digest}
+
+    def write_header(self, header: RunHeader) -> None:
+        """Replace `run.json`."""
+        write_atomically(self.path / FILE, self.redaction.of_line(header.to_bytes()))
+        self.header = header
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replace `summary.json`."""
+        text = json.dumps(summary, indent=2, allow_nan=False).encode("ascii") + b"\n"
+        write_atomically(self.path / "summary.json", self.redaction.of_line(text))
+
+    def finish(self, status: str, seconds: float) -> None:
+        """Note in `run.json` how the run ended and how long this process worked on it."""
+        timing = self.header.timing
+        timing = timing.model_copy(update={"worked_s": round(timing.worked_s + seconds, 3)})
+        self.write_header(self.header.with_(status=status, timing=timing))
+
+
+def redacted_state(state: Mapping[str, Any], redaction: Redaction) -> StateSnapshot:
+    """An episode's final state without secrets, as it is stored."""
+    return _without_secrets(StateSnapshot(state["kind"], state["payload"]), redaction)
+
+
+def _without_secrets(snapshot: StateSnapshot, redaction: Redaction) -> StateSnapshot:
+    """A state without secrets, where it is text; a database has a form of its own."""
+    if snapshot.kind == "composite":
+        return compose({name: _without_secrets(part, redaction) for name, part in decompose(snapshot).items()})
+    is_text = snapshot.kind in ("json", "files")
+    return StateSnapshot(snapshot.kind, redaction.of_bytes(snapshot.payload)) if is_text else snapshot
+
+
+def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run's `episodes.jsonl`; a torn last line is left out."""
+    return (record for _, record in placed_episodes(path))
+
+
+def placed_episodes(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """As `read_episodes`, each line with the offset at which `episode_at` finds it again."""
+    return _read_lines(path / "episodes.jsonl")
+
+
+def read_scores(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run's `scores.jsonl`; a torn last line is left out.
+
+    Raises:
+        StoreError: a line is damaged, or names a failure that no release knows, or no score; the message says which.
+    """
+    return (record for _, record in placed_scores(path))
+
+
+def placed_scores(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """As `read_scores`, each line with the offset at which it begins."""
+    return _read_lines(path / "scores.jsonl", check_score)
+
+
+def check_score(record: Mapping[str, Any]) -> None:
+    """Refuse a score that no figure can be made of, and a failure that would be counted as one of its own.
+
+    Raises:
+        StoreError: the score is no finite number and not null, or the failure cannot be told.
+    """
+    if (score := record.get("score")) is not None and not _is_finite(score):
+        raise StoreError(f"the score of {record['rollout_id']} is a finite number or null; got {score!r:.80}")
+    if (failure := record.get("failure")) is not None:
+        with boundary(StoreError, "the failure cannot be read"):
+            Failure.from_json(failure)
+
+
+def _is_finite(value: Any) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
+def read_credit(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run's `credit.jsonl`, one per step, none where no credit was assigned."""
+    return (record for _, record in _read_lines(path / "credit.jsonl"))
+
+
+def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
+    """The episode of the line at an offset of the `episodes.jsonl` of the run at `path`, with its final state.
+
+    Raises:
+        StoreError: its final state is missing or is not what its name says.
+    """
+    with told_of("read", path / "episodes.jsonl"), (path / "episodes.jsonl").open("rb") as lines:
+        lines.seek(offset)
+        return load_episode(path, json.loads(lines.readline()))
+
+
+def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
+    """The episode of one line of the run at `path`, with its final state.
+
+    The line names the file of its state by its digest, or, as training keeps it, holds the state itself.
+
+    Raises:
+        StoreError: its final state is missing, is not what its name says, or is none.
+    """
+    episode = episode_from_record(record)
+    if stored := episode.custom_data["final_state"]:
+        snapshot = _stored_state(path, episode.id_, stored)
+        episode.custom_data["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
+    return episode
+
+
+def _stored_state(path: Path, rollout_id: str, stored: Any) -> StateSnapshot:
+    match stored:
+        case {"kind": str(kind), "payload": bytes(payload)}:
+            return StateSnapshot(kind, payload)
+        case {"kind": str(kind), "sha256": str(digest)}:
+            file = state_file(path, rollout_id, stored)
+        case _:
+            raise StoreError(
+                f"episode {rollout_id}: final_state has a kind, and a sha256 or a payload of bytes; edited by hand?"
+            )
+    snapshot = StateSnapshot(kind, file.read_bytes())
+    if snapshot.digest != digest:
+        raise StoreError(f"episode {rollout_id}: its final state {file} was changed")
+    return snapshot
+
+
+Check = Callable[[Mapping[str, Any]], None]
+
+
+def _anything(record: Mapping[str, Any]) -> None:
+    """Refuses nothing."""
+
+
+def _read_lines(path: Path, check: Check = _anything) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The records of a file, each with the offset at which its line begins; what `check` refuses is told of it."""
+    for number, (offset, line) in enumerate(placed_lines(path), 1):
+        yield offset, line_record(path, number, line, check)
+
+
+def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of one of a run's files as they stand there, each with the offset at which it begins.
+
+    A torn last line is left out; a file that is not there has none.
+    """
+    if not path.exists():
+        return
+    offset = 0
+    with told_of("read", path), path.open("rb", buffering=_READ_AT_ONCE) as lines:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return
+            yield offset, line
+            offset += len(line)
+
+
+def line_record(path: Path, number: int, line: bytes, check: Check = _anything) -> dict[str, Any]:
+    """What a line of a run's files says.
+
+    Args:
+        path: the file, for messages.
+        number: of the line, from 1, for messages.
+        line: as it stands in the file.
+        check: raises StoreError where the record is not what the file holds.
+
+    Raises:
+        StoreError: it is no JSON object with a `rollout_id`, or `check` refuses it; the message says where.
+    """
+    try:
+        record = read_line(line.rstrip())
+    except ValueError as error:
+        raise StoreError(f"{path}:{number}: not JSON: {error}") from None
+    if not isinstance(record, dict) or not isinstance(record.get("rollout_id"), str):
+        raise StoreError(f"{path}:{number}: a line is an object with a rollout_id, a text; edited by hand?")
+    if not isinstance(record.get("attempt"), int | None):
+        raise StoreError(f"{path}:{number}: attempt is a whole number; got {record['attempt']!r}")
+    try:
+        check(record)
+    except StoreError as error:
+        raise StoreError(f"{path}:{number}: {error}") from None
+    return record
