@@ -151,11 +151,7 @@ async def _start(spec: ServerSpec) -> Server:
     """Start a server; again on another port if the one we found free was taken in between."""
     has_free_port = "{port}" in spec.health_check_url
     for attempt in range(_STARTS):
-        port = 0
-        if has_free_port:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
+        port = _free_port() if has_free_port else 0
         url = spec.health_check_url.replace("{port}", str(port))
         address = _address(url)
         if not has_free_port:
@@ -229,6 +225,13 @@ def _how_it_ended(process: ChildProcess) -> str:
 def _last_lines(process: ChildProcess) -> str:
     output = process.log_tail()
     return f"; its last lines:\n{output}" if output else "; it wrote nothing"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 async def _refuse_taken(address: str) -> None:

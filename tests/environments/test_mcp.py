@@ -179,7 +179,7 @@ async def test_a_refusal_by_the_protocol_changes_nothing_and_an_answer_that_is_n
         assert await world.state_key() != start
     async with opened(fork="replay", call_timeout_s=0.1) as world:
         # What happened cannot be taken again, so this world is given up.
-        with pytest.raises(EnvironmentFailure, match="no result"):
+        with pytest.raises(EnvironmentFailure, match="not a result"):
             await ask(world, "garbled")
         with pytest.raises(DeadlineError, match="did not answer"):
             await ask(world, "wait")

@@ -303,7 +303,7 @@ async def test_the_first_observation_explains_the_marks_and_the_task() -> None:
     ("tool", "arguments", "message"),
     [
         ("mvoe", {"direction": "up"}, "did you mean 'move'"),
-        ("move", {}, "None is none of up, down, left, right"),
+        ("move", {}, "direction: missing"),
         ("move", {"direction": "north"}, "'north' is none of"),
         ("move", {"direction": ["up"]}, "is none of"),
         ("move", {"direction": "up", "times": 2}, "unknown argument 'times'"),
