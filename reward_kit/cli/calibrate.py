@@ -100,7 +100,6 @@ def command(
     threshold: float,
     levels: str | None,
     sandbox: str | None,
-    install_requirements: bool,
     max_concurrency: int,
     seed: int,
     resamples: int,
@@ -123,7 +122,7 @@ def command(
     names = LabelColumns(**{name.removesuffix("_column"): value for name, value in columns.items()})
     rows = read_labels(labels, names, data=data, pairs=pairs)
     require_trust_in([reward])
-    walls = keys_of_walls(sandbox, install_requirements)
+    walls = keys_of_walls(sandbox)
     loaded, deadline_s = _loaded(reward, labels.stem, walls, options)
     requests = [request for row in rows for request in row.requests]
     fields = (key for request in requests for key in request.sample)

@@ -27,7 +27,6 @@ from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.inputs import digest_of, scorer_hash
 from reward_kit.runs.plan import Plan
 from reward_kit.runs.redaction import HIDDEN, without_secrets
-from reward_kit.runs.request import environment_of
 from reward_kit.runs.rescoring import (
     Counts,
     PolicyChange,
@@ -116,7 +115,6 @@ def _header(source: Source, asked: Asked, ready: Ready, plan: Plan) -> RunHeader
         task=without_secrets(task),
         seed=earlier.seed,
         total=plan.total,
-        **environment_of(ready.reward),
     )
 
 
