@@ -14,7 +14,7 @@ from reward_kit.errors import ConfigError, RewardError, how_to_install
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_options import checks_options
 from reward_kit.rewards.option_types import Closeness, check_closeness, check_extra
-from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, passed, shown
+from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, passed, shown, truncate
 from reward_kit.safe_input import Pairs, strict_decoder
 from reward_kit.typed_interface import reward_function
 
@@ -176,10 +176,10 @@ def find_json(text: str, where: Where = "any") -> Any:
 
 
 def _last_in(text: str) -> Any:
-    """The last object or array in a text, None where there is none.
+    """The last object or array in a text; None if there is none.
 
-    What fails is left behind up to where it fails, so that no part of a broken value is taken for the answer. Each
-    failure costs Python a look at the whole text, to count its lines.
+    A value that fails is skipped up to where it fails, so that no part of it is taken for the answer. Each failure
+    costs Python a look at the whole text, to count its lines.
     """
     found, position, failures = None, 0, 0
     while start := _BRACKET.search(text, position):
@@ -347,14 +347,12 @@ def _item_difference(expected: Sequence[Any], found: Sequence[Any], how: Compari
 
 
 def _same_scalar(expected: Any, found: Any, tolerance: float) -> bool:
-    if is_number(expected) and is_number(found):
-        return bool(expected == found) or (tolerance > 0 and _is_close(expected, found, tolerance))
-    return type(expected) is type(found) and bool(expected == found)
-
-
-def _is_close(one: float, other: float, tolerance: float) -> bool:
+    if not (is_number(expected) and is_number(found)):
+        return type(expected) is type(found) and bool(expected == found)
+    if expected == found or not tolerance:
+        return bool(expected == found)
     try:
-        return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
+        return math.isclose(expected, found, rel_tol=tolerance, abs_tol=tolerance)
     except OverflowError:  # a whole number beyond every float
         return False
 
@@ -427,15 +425,15 @@ def why_not_conforming(value: Any, schema: Any, formats: bool) -> str:
         raise RewardError("the schema refers to itself without end") from None
     if error is None:
         return ""
-    return f"{shown(error.json_path)}: {shown(error.message, 120)[1:-1]}"
+    return f"{shown(error.json_path)}: {truncate(error.message, 120)}"
 
 
 def check_schema(schema: Any) -> None:
-    """Refuse what is no schema, without a value.
+    """Reject what is not a schema, without a value.
 
     Raises:
         RewardError: jsonschema is not installed.
-        ValueError: it is none.
+        ValueError: it is not a schema.
     """
     _validator(json.dumps(as_json(schema), sort_keys=True), formats=False)
 
@@ -453,7 +451,7 @@ def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
     try:
         draft.check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise ValueError(f"{shown(error.json_path)}: {shown(error.message, 120)[1:-1]}") from None
+        raise ValueError(f"{shown(error.json_path)}: {truncate(error.message, 120)}") from None
     bounded = jsonschema.validators.extend(draft, {"uniqueItems": _unique_items})
     checker = draft.FORMAT_CHECKER if formats else None
     return bounded(schema, registry=jsonschema_specifications.REGISTRY, format_checker=checker)
