@@ -37,7 +37,7 @@ def final_state_matches(
 ) -> EvaluateResult:
     """1 where the resource's final state is the expected one, else 0, or the share of things that `partial` asks for.
 
-    The ground truth has the form that fits the state; a text is read as JSON text. It runs behind walls, since a
+    The ground truth has the form that fits the state; a text is read as JSON text. It runs in the sandbox, since a
     database's views are the agent's.
 
     | state | ground truth | a thing |
@@ -205,7 +205,9 @@ def table_findings(expected: Any, found: SqliteState, how: Checking) -> Iterator
 def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
     """Whether a JSON pointer leads somewhere, and where to."""
     if pointer and not pointer.startswith("/"):
-        raise RewardError(f"final_state_matches: {pointer!r} is no JSON pointer; write '/a/0/b', or '' for the whole")
+        raise RewardError(
+            f"final_state_matches: {pointer!r} is not a JSON pointer; write '/a/0/b', or '' for the whole"
+        )
     for part in pointer.split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
         if isinstance(value, Mapping) and part in value:

@@ -203,7 +203,9 @@ class AnswerCache:
             self._append(_HEADER)
             return
         if _parsed(lines[0]) != _HEADER:
-            raise ConfigError(f"{path} is no cache of a judge: its first line is {lines[0][:80]!r}; name another file")
+            raise ConfigError(
+                f"{path} is not a cache of a judge: its first line is {lines[0][:80]!r}; name another file"
+            )
         for line in lines[1:]:
             entry = _parsed(line)
             if isinstance(entry, dict) and isinstance(entry.get("key"), str) and isinstance(entry.get("text"), str):

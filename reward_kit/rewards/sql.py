@@ -3,7 +3,7 @@
 Execution accuracy as of Spider (Yu et al. 2018, arXiv:1809.08887; test suites: Zhong et al. 2020, arXiv:2010.02840)
 and BIRD (Li et al. 2023, arXiv:2305.03111), without the traps by which wrong queries pass there: duplicates count, the
 order counts where the gold query has one, and where a gold query leaves open what it returns, as with LIMIT among
-equals, that is told and not decided by chance.
+equals, that is reported and not decided by chance.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Database(NamedTuple):
             with connection.atomic() as guarded:
                 cursor = guarded.execute(query)
                 if cursor.description is None:
-                    raise ToolError("it is no query: it returns no columns")
+                    raise ToolError("it is not a query: it returns no columns")
                 rows = cursor.fetchmany(self.max_rows + 1)
                 width = len(cursor.description)
                 cursor.close()
@@ -102,7 +102,7 @@ def sql_result(
     the episode ended. They can read it and nothing else: ATTACH, writes, and functions of the file system are refused.
 
     Rows are compared as a multiset, so that a missing DISTINCT is wrong; in order where the gold query ends with ORDER
-    BY, rows that it holds for equal in any order. NULL equals NULL only, 1 equals 1.0, a text is no number. Names of
+    BY, rows that it holds for equal in any order. NULL equals NULL only, 1 equals 1.0, a text is not a number. Names of
     columns do not count, their number and order do. Where other plans of the gold query return other rows (LIMIT among
     equals, LIMIT without ORDER BY), the rollout is unscored and the reason says so.
 
@@ -170,7 +170,7 @@ def _golds(ground_truth: Any) -> tuple[list[str], Mapping[str, Any]]:
         place, ground_truth = ground_truth, ground_truth.get("query")
     queries = list(ground_truth) if isinstance(ground_truth, list | tuple) else [ground_truth]
     if not queries or not all(isinstance(query, str) and query.strip() for query in queries):
-        raise RewardError(f"ground_truth holds {kind_of(ground_truth)} in the place of a query; {_FORM}")
+        raise RewardError(f"ground_truth holds {kind_of(ground_truth)} instead of a query; {_FORM}")
     return queries, place
 
 
@@ -214,7 +214,7 @@ def _read(path: str) -> bytes:
     except OSError as error:
         raise RewardError(f"database {path} cannot be read ({error.strerror}); name it in sandbox.read_paths") from None
     if not data.startswith(b"SQLite format 3\0"):
-        raise RewardError(f"database {path} is no SQLite database")
+        raise RewardError(f"database {path} is not a SQLite database")
     # In a copy in memory there is no write-ahead log, which these two bytes would ask for.
     return data[:18] + b"\1\1" + data[20:]
 
@@ -383,7 +383,7 @@ def _plain(query: str) -> str:
 
 
 def _terms(text: str) -> int | None:
-    """Where the terms of the outermost ORDER BY end; None where there is none."""
+    """Where the terms of the outermost ORDER BY end; None if there is none."""
     depth, before, end = 0, "", None
     for match in _TOKEN.finditer(text):
         depth += {"(": 1, ")": -1}.get(match[0], 0)
