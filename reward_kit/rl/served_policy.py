@@ -30,7 +30,7 @@ from reward_kit.errors import ConfigError, PolicyError
 from reward_kit.models import Message
 from reward_kit.providers.keys import resolve_endpoint
 from reward_kit.providers.transport import Transport
-from reward_kit.rl.model_kit import load_model, save_model
+from reward_kit.rl.model_kit.models import load_model, save_model
 
 Server = Literal["vllm", "sglang"]
 

@@ -189,9 +189,9 @@ def test_a_reward_that_is_infinite_on_its_token() -> None:
         ({"reward_model": [{"groundtruth": "one"}]}, "rename 'groundtruth' to 'ground_truth'"),
         (
             {"raw_prompt": ["what?"], "reward_model": [{"ground_truth": 1}]},
-            r"raw_prompt'\]\[0\] is no list of messages",
+            r"raw_prompt'\]\[0\] is not a list of messages",
         ),
-        ({"raw_prompt": [[{"rol": "user"}]], "reward_model": [{"ground_truth": 1}]}, "is no list of messages"),
+        ({"raw_prompt": [[{"rol": "user"}]], "reward_model": [{"ground_truth": 1}]}, "is not a list of messages"),
     ],
 )
 def test_prompts_and_truths_of_another_form(others: dict[str, Any], told: str) -> None:

@@ -16,7 +16,7 @@ from reward_kit.agent.policy_interface import EpisodeContext
 from reward_kit.errors import ConfigError, PolicyError, ProviderError
 from reward_kit.models import Message
 from reward_kit.rl.losses import logprobs_of
-from reward_kit.rl.model_kit import build_decoder, build_tokenizer, save_model
+from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, save_model
 from reward_kit.rl.served_policy import ServedPolicy
 from reward_kit.rl.trainer import trainable
 from tests.rl.model_server import ModelServer
