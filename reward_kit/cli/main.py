@@ -34,7 +34,6 @@ VERBS: dict[str, str] = {
     "train": "Train a policy as a train file says, with everything on disk that a resume needs.",
     "calibrate": "Set a reward, such as an LLM judge, against human labels.",
     "check": "Check a task, a reward or a resource before it costs anything, or a run after it.",
-    "simulate-pipeline": "Show what training would gain if rewards were scored while it works.",
     "serve": "Serve reward functions over HTTP, to trainers on other machines.",
     "doctor": "Show what this machine offers, and what is missing.",
     "runs": "List runs, and remove old ones.",

@@ -12,9 +12,9 @@ their own, `<|end|>`, the end-of-sequence token. A message's text never depends 
 episode so far always begin its next prompt. A mark inside a message is broken up, so that no text can speak in another
 role. Calls are written as by the action format "hermes".
 
-Tokenizers keep the space before a piece (" fridge 1"), as GPT-2's vocabulary does, so that the text of a sequence is the
-texts of its tokens, whatever their neighbours, as constrained decoding requires. They can also drop what a small model
-does not need, such as articles, signs and spaces: contexts are then a third as long.
+Tokenizers keep the space before a piece (" fridge 1"), as GPT-2's vocabulary does, so that the text of a sequence is
+the texts of its tokens, whatever their neighbours, as constrained decoding requires. They can also drop what a small
+model does not need, such as articles, signs and spaces: contexts are then a third as long.
 
 Decoders are Qwen3's: a Llama whose queries and keys are normalised, so that attention cannot saturate at the high
 learning rates of small models. `transformers`, vLLM, SGLang and llama.cpp run it as it is.
@@ -403,7 +403,7 @@ def parameter_count(model: PreTrainedModel) -> int:
 
 
 def describe(model: PreTrainedModel) -> str:
-    """Describe a model in one line, such as "a decoder of 613.2k parameters (40.1k of them embeddings): 2 layers, width 128, …"."""
+    """Describe a model in one line: "a decoder of 613.2k parameters (40.1k of them embeddings): 2 layers, …"."""
     config = model.config
     weights: Any = model.get_input_embeddings().weight
     return (
