@@ -34,6 +34,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -464,8 +466,6 @@ def load_model(
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"there is no model in {folder}: no config.json; give a folder that save_model wrote")
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
     with boundary(ConfigError, f"cannot load the model in {folder}"), no_progress_bars():
         # No code of the folder is run.
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
