@@ -24,7 +24,6 @@ from reward_kit.console import SafeConsole
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.runs import runner
-from reward_kit.runs.credit import headline
 from reward_kit.runs.display import Display, DisplayKind, summary_table
 from reward_kit.runs.events import log_handler
 from reward_kit.runs.plan import Control, RunPlan
@@ -256,6 +255,8 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
     note.print(f"Written to {outcome.path}")
     _note_page(outcome.page, outcome.page_error, note)
     if outcome.credit is not None:
+        from reward_kit.runs.credit import headline
+
         best = shlex.join(["reward-kit", "credit", str(outcome.path)])
         note.print(f"{headline(outcome.credit.section)}; its best and worst:  {best}")
         for warning in outcome.credit.warnings:

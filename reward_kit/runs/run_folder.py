@@ -39,11 +39,11 @@ from reward_kit.runs.files import (
     write_atomically,
 )
 from reward_kit.runs.redaction import Redaction
+from reward_kit.safe_input import complete_lines
 from reward_kit.validation import describe_validation_error
 
 FILE = "run.json"
 SCHEMA_VERSION = 1
-_READ_AT_ONCE = 1 << 18  # lines are longer than Python's own buffer
 _ALWAYS = {"schema_version", "versions", "status", "timing"}
 
 
@@ -497,19 +497,10 @@ def _read_lines(path: Path, check: Check = _anything) -> Iterator[tuple[int, dic
 
 
 def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of one of a run's files as they stand there, each with the offset at which it begins.
-
-    A torn last line is left out; a file that is not there has none.
-    """
-    if not path.exists():
-        return
-    offset = 0
-    with told_of("read", path), path.open("rb", buffering=_READ_AT_ONCE) as lines:
-        for line in lines:
-            if not line.endswith(b"\n"):
-                return
-            yield offset, line
-            offset += len(line)
+    """Yield the lines of one of a run's files as `complete_lines` does; a missing file has none."""
+    if path.exists():
+        with told_of("read", path):
+            yield from complete_lines(path)
 
 
 def line_record(path: Path, number: int, line: bytes, check: Check = _anything) -> dict[str, Any]:

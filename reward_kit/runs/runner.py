@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import anyio
 import anyio.abc
@@ -46,7 +46,6 @@ from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringReque
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.runs import events
-from reward_kit.runs.credit import RunCredit, assign_credit, settings_of, write_section
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, Listener, RunPlan
 from reward_kit.runs.run_folder import RunStore, episode_at, placed_episodes, read_scores
@@ -243,6 +242,9 @@ class RunClock:
         return round(loop_s - self._zero_s, 6)
 
 
+if TYPE_CHECKING:
+    from reward_kit.runs.credit import RunCredit
+
 logger = logging.getLogger("reward_kit.runs")
 
 _MOST_LOADED = 256  # units that wait in memory at a time: many more than are scored at once
@@ -344,8 +346,9 @@ async def run(
         rows = list(execution.rows.values())
         policies = summarise(rows, plan.definition.pass_threshold)
         summary = {**summary_to_json(policies), **further(rows)}
+        settings = plan.definition.credit or _earlier_credit(folder.path)
         folder.write_summary(summary)
-        credit, credit_error = _assign_credit(folder, plan.definition.credit)
+        credit, credit_error = _assign_credit(folder.path, settings) if settings is not None else (None, None)
         page, page_error = write_page(folder.path)
     return RunOutcome(
         path=folder.path,
@@ -363,14 +366,22 @@ async def run(
     )
 
 
-def _assign_credit(folder: RunStore, asked: CreditModel | None) -> tuple[RunCredit | None, RewardKitError | None]:
-    """Assign credit if the task asks for it, or if it was assigned before. A failure leaves the run as it is."""
+def _earlier_credit(run: Path) -> CreditModel | None:
+    """Return the settings of credit that was assigned before, by hand perhaps; the scores may be others by now."""
+    if not (run / "credit.jsonl").exists():
+        return None
+    from reward_kit.runs.credit import settings_of
+
+    return settings_of(run)
+
+
+def _assign_credit(run: Path, settings: CreditModel) -> tuple[RunCredit | None, RewardKitError | None]:
+    """Assign credit. A failure leaves the run as it is."""
+    from reward_kit.runs.credit import assign_credit, write_section
+
     try:
-        settings = asked or settings_of(folder.path)  # the scores may be others by now
-        if settings is None:
-            return None, None
-        credit = assign_credit(folder.path, settings)
-        write_section(folder.path, credit)
+        credit = assign_credit(run, settings)
+        write_section(run, credit)
     except RewardKitError as error:
         logger.warning("no credit: %s", error)
         return None, error

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pydantic
 
@@ -32,7 +32,6 @@ from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, key_variable_
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
 from reward_kit.reward_agent.remote_client import check_named_by_file, is_address
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
-from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.datasets import check_dataset, read_samples
 from reward_kit.runs.inputs import TASK_FILE, digest_of, inputs_of
 from reward_kit.runs.task_file import LocatedYaml, about, keys_of_user, parse_task, place_of
@@ -40,6 +39,9 @@ from reward_kit.runs.task_objects import TaskObjects, live_reward
 from reward_kit.task_parts import CreditModel
 from reward_kit.typed_interface import RewardSpec
 from reward_kit.validation import describe_validation_error
+
+if TYPE_CHECKING:
+    from reward_kit.rl_processing import CreditAssigner
 
 _OF_OPTION = re.compile(r"reward '[^']*'(?: has no|,) option '([^']+)'")
 _OF_SANDBOX = re.compile(r"sandbox\.(\w+)")
@@ -261,6 +263,8 @@ def assigner_of(credit: CreditModel) -> CreditAssigner:
     Raises:
         ConfigError: the estimator is unknown, or refuses one of its keys.
     """
+    from reward_kit.rl_processing import CreditAssigner
+
     return CreditAssigner(credit.estimator, step_rewards=credit.step_rewards, **credit.options())
 
 

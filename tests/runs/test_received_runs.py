@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from reward_kit.cli.runs import remove, stored_runs
 from reward_kit.errors import StoreError
 from reward_kit.rl.training.run_folder import RunFolder
 from reward_kit.runs.events import logged_to
 from reward_kit.runs.files import state_name
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_folder import RunHeader, RunStore, load_episode, read_episodes
-from reward_kit.runs.shelf import remove, stored_runs
 from tests.cli.project import Project
 from tests.runs.stored_run import episode, make_run, score
 

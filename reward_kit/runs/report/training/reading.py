@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, read_json, told_of
-from reward_kit.runs.run_folder import RunHeader
+from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, read_json
+from reward_kit.runs.run_folder import RunHeader, placed_lines
 
 TRAINED = "score/mean"
 ALARM = "learner/alarm/"
@@ -128,11 +128,8 @@ def read_training(run: Path) -> TrainingFacts:
     if (training := header.training) is None:
         raise ConfigError(f"{run} is no run of `reward-kit train`")
     lines = _Lines()
-    if (run / METRICS).exists():
-        with told_of("read", run / METRICS), (run / METRICS).open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.endswith(b"\n"):
-                    lines.take(_record(line, f"{run / METRICS}:{number}"))
+    for number, (_, line) in enumerate(placed_lines(run / METRICS), 1):
+        lines.take(_record(line, f"{run / METRICS}:{number}"))
     summary = read_json(run / "summary.json") if (run / "summary.json").is_file() else {}
     return TrainingFacts(
         path=run,
