@@ -60,7 +60,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a JSONL, CSV or YAML dataset, each with its `file:line`.
 
     Raises:
-        ConfigError: the file does not exist, is of another kind, or a row is no mapping.
+        ConfigError: the file does not exist, is of another kind, or a row is not a mapping.
     """
     check_dataset(path)
     try:
@@ -76,7 +76,7 @@ def check_dataset(path: Path) -> None:
     """See that a dataset is there, and of a kind that can be read.
 
     Raises:
-        ConfigError: it is not; the nearest name is told.
+        ConfigError: it is not; the message names the nearest file.
     """
     if path.suffix not in _readers():
         raise ConfigError(f"dataset {path}: unknown kind {path.suffix!r}; known: {', '.join(_readers())}")
@@ -98,8 +98,8 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                told = f"{error.msg}, at character {error.pos + 1}"
-                raise ConfigError(f"{path}:{number}: not JSON: {told}; a JSONL file has one object a line") from None
+                problem = f"{error.msg}, at character {error.pos + 1}"
+                raise ConfigError(f"{path}:{number}: not JSON: {problem}; a JSONL file has one object a line") from None
             except (ValueError, RecursionError) as error:  # a number of thousands of digits; endless brackets
                 problem = _TOO_DEEP if isinstance(error, RecursionError) else str(error)[:80]
                 raise ConfigError(f"{path}:{number}: {problem}") from None

@@ -26,7 +26,7 @@ _MOST_LINES = 8
 
 
 def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableType:
-    """One column per policy, side by side, and below it the first error of each."""
+    """Return a column for each policy, and below them the first error of each."""
     # Names are Text, since brackets in a plain string would be taken for markup.
     table = Table(title=Text(printable(title), "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
     table.add_column("", style="dim", no_wrap=True)
@@ -74,19 +74,19 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
 
 
 def interval_text(interval: Interval | None) -> str:
-    """A mean with its interval; "unscored" where there is none."""
+    """Return a mean with its interval, or "unscored"."""
     return "unscored" if interval is None else _with_bounds(interval, figure)
 
 
 def difference_text(interval: Interval | None) -> str:
-    """A difference with its interval, or a dash where there is none."""
+    """Return a difference with its interval, or a dash."""
     return "–" if interval is None else _with_bounds(interval, signed)
 
 
-def _with_bounds(interval: Interval, told: Callable[[float], str]) -> str:
+def _with_bounds(interval: Interval, text: Callable[[float], str]) -> str:
     if interval.low is None or interval.high is None:
-        return told(interval.mean)
-    return f"{told(interval.mean)}  [{told(interval.low)}, {told(interval.high)}]"
+        return text(interval.mean)
+    return f"{text(interval.mean)}  [{text(interval.low)}, {text(interval.high)}]"
 
 
 def _share(value: float | None) -> str:
@@ -99,7 +99,7 @@ def figure(value: float) -> str:
 
 
 def signed(value: float | None) -> str:
-    """A difference with its sign, or a dash where there is none."""
+    """Return a difference with its sign, or a dash."""
     if value is None:
         return "–"
     text = figure(abs(value))
@@ -119,7 +119,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _first_error(summary: PolicySummary) -> RenderableType:
-    """What broke first: its first line, the end of what follows it, and the user's own frames where there are any."""
+    """Return the first error: its first line, the end of the rest, and the user's own frames if there are any."""
     first, *more = printable(summary.first_error or "").splitlines()
     if len(more) > _MOST_LINES:  # of a server's log, the end says why it ended
         more = ["…", *more[1 - _MOST_LINES :]]
@@ -146,7 +146,7 @@ class Display:
         console: where it draws, standard error by default.
 
     Attributes:
-        scoring: tells how the scoring goes, where the run scores; None until somebody says who does.
+        scoring: returns the statistics of the reward agent; None before there is one.
     """
 
     def __init__(self, kind: DisplayKind, total: int, console: SafeConsole | None = None) -> None:
@@ -161,7 +161,7 @@ class Display:
         self._next_line = self._began + 5.0
 
     def __enter__(self) -> Self:
-        # What was told before was there already, and says nothing about the rate.
+        # Earlier episodes were there already, and do not count towards the rate.
         self._began, self._resumed, self._scored_before = time.monotonic(), self._stopped, self._scored
         if self._live is not None:
             self._live.__enter__()
@@ -233,11 +233,11 @@ class Display:
         stats = self.scoring()
         if not self._waiting or (stats is None and not self._scored):
             return []
-        told = f"{self._waiting} waiting for a score"
+        text = f"{self._waiting} waiting for a score"
         if stats is not None:
             median = "" if stats.latency_p50_s is None else f", p50 {stats.latency_p50_s:.2f}s"
-            told += f" ({stats.in_flight} in flight{median})"
-        return [told]
+            text += f" ({stats.in_flight} in flight{median})"
+        return [text]
 
     def _print_now_and_then(self) -> None:
         if self._kind != "plain":

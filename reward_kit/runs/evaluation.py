@@ -57,7 +57,7 @@ def evaluate(task: str | Path | Task, **options: Any) -> FinishedRun:
         ConfigError: something is wrong with the task or an option; nothing was written.
         RewardKitError: the run itself failed.
     """
-    inspect.signature(evaluate_async).bind(task, **options)  # what is misspelt is told before a coroutine is made
+    inspect.signature(evaluate_async).bind(task, **options)  # report a misspelt option before a coroutine is made
     finished: FinishedRun = run_to_end(evaluate_async(task, **options))
     return finished
 
@@ -198,7 +198,7 @@ def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
     """Policies by their names, and those that are Python objects by their labels."""
     if isinstance(policies, Mapping):
         if wrong := [one for one in policies.values() if not is_live(one)]:
-            raise ConfigError(f"policies: a dict has a label for each AgentPolicy; {kind_of(wrong[0])} is none")
+            raise ConfigError(f"policies: a dict has a label for each AgentPolicy; {kind_of(wrong[0])} is not one")
         return (), {str(label): one for label, one in policies.items()}
     several = list(policies) if isinstance(policies, list | tuple) else [policies]
     live = [one for one in several if is_live(one)]
@@ -220,7 +220,7 @@ def _keys(name: str, given: object) -> dict[str, Any]:
 def _several(name: str, given: object) -> tuple[str, ...]:
     several = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else (given,)
     if wrong := [one for one in several if not isinstance(one, str)]:
-        raise ConfigError(f"{name} is a name or a list of names; {kind_of(wrong[0])} is none")
+        raise ConfigError(f"{name} is a name or a list of names; {kind_of(wrong[0])} is not one")
     return several
 
 
@@ -237,7 +237,7 @@ def task_html(task: LoadedTask) -> str:
         "resource": definition.resource_type or "",
     }
     parts = [line(strong(f"Task {definition.name}"))]
-    parts.append(table(["", ""], [(name, told) for name, told in facts.items() if told]))
+    parts.append(table(["", ""], [(name, value) for name, value in facts.items() if value]))
     if definition.initial_user_prompt:
         parts.append(folded("prompt", code(definition.initial_user_prompt)))
     parts += [line(note) for note in task.notes]
@@ -259,7 +259,7 @@ class Task:
 
     Args:
         name: of the task; the folders of its runs begin with it.
-        reward: a reward function or class, which then runs in this process, without walls; or where it is,
+        reward: a reward function or class, which then runs in this process, unconfined; or its reference,
             `file.py:function`, which runs in the sandbox.
         policy: an `AgentPolicy`, as an instance or a class that is made without arguments; a built-in name;
             `openai/NAME`; `file.py:Class`; or the keys of a `policy:` block. A run may name others.
@@ -304,7 +304,7 @@ class Task:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """The task of a task file, read anew for each run.
+        """Return the task of a task file, which is read again for each run.
 
         Raises:
             ConfigError: something is wrong with it; the message has one line for each problem.
@@ -329,7 +329,7 @@ class Task:
         return self._loaded.samples
 
     def messages(self, sample: int = 0) -> list[Message]:
-        """What an agent is told at the beginning of a sample, as far as the task says it and not its world.
+        """Return the first messages of a sample, without those of its environment.
 
         Args:
             sample: its place in `samples`.

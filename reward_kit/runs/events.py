@@ -1,4 +1,4 @@
-"""What happens in a run, as records of the logger `reward_kit.events`: for whoever watches the program from outside.
+"""The events of a run as records of the logger `reward_kit.events`, and its log file `run.log`.
 
 The logger is off unless the command line is asked for logs; then its records are of the level INFO, each with what it
 is about as fields of its own.
@@ -38,22 +38,22 @@ def ended(run: Path, kind: str, status: str) -> None:
 def episode_stopped(row: EpisodeRow) -> None:
     """An episode is over."""
     if _log.isEnabledFor(logging.INFO):
-        told = {"stop_reason": row.stop_reason, "steps": row.num_steps, "error": row.error_class}
-        _log.info("episode stopped", extra={**_named(row), **told})
+        fields = {"stop_reason": row.stop_reason, "steps": row.num_steps, "error": row.error_class}
+        _log.info("episode stopped", extra={**_named(row), **fields})
 
 
 def episode_scored(row: EpisodeRow, took_s: float) -> None:
     """It has its score, or none and why."""
     if _log.isEnabledFor(logging.INFO):
-        told = {"score": row.score, "error": row.score_error, "took_s": round(took_s, 6)}
-        _log.info("episode scored", extra={**_named(row), **told})
+        fields = {"score": row.score, "error": row.score_error, "took_s": round(took_s, 6)}
+        _log.info("episode scored", extra={**_named(row), **fields})
 
 
 def updated(update: int, figures: Mapping[str, float]) -> None:
     """An update of training is made; 0 is the evaluation before the first."""
     if _log.isEnabledFor(logging.INFO):
-        told = {name.replace("/", "_"): figures[name] for name in _OF_UPDATE if name in figures}
-        _log.info("update made", extra={"update": update, **told})
+        fields = {name.replace("/", "_"): figures[name] for name in _OF_UPDATE if name in figures}
+        _log.info("update made", extra={"update": update, **fields})
 
 
 def _named(row: EpisodeRow) -> dict[str, str | int]:
@@ -76,7 +76,7 @@ class _LogFile(logging.FileHandler):
 
 
 def log_handler(path: Path, redaction: Redaction) -> logging.Handler:
-    """What writes the log of a run.
+    """Return the handler that writes the log of a run.
 
     Args:
         path: the file; it is made with the first record.
@@ -89,7 +89,7 @@ def log_handler(path: Path, redaction: Redaction) -> logging.Handler:
 
 
 class _PassedOn(logging.Handler):
-    """Gives a record to the program's own handlers, as if nobody else were listening."""
+    """Passes records on to the program's own handlers."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logging.getLogger().callHandlers(record)

@@ -25,7 +25,7 @@ _STATE_NAME = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_-]{1,64}")
 
 @contextmanager
 def told_of(verb: str, path: Path) -> Iterator[None]:
-    """What the system refuses, as an error that names the file.
+    """Turn an OSError into an error that names the file.
 
     Raises:
         StoreError: "cannot `verb` `path`", and why.
@@ -60,7 +60,7 @@ def refuse_links_out(run: Path) -> None:
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """What is in a folder; nothing if it cannot be read, which its reader reports."""
+    """Return the entries of a folder; none if it cannot be read, which its reader reports."""
     try:
         with os.scandir(folder) as found:
             return sorted(found, key=lambda entry: entry.name)
@@ -99,10 +99,10 @@ def state_file(run: Path, rollout_id: str, stored: Mapping[str, Any]) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object.
+    """Read one JSON object.
 
     Raises:
-        StoreError: the file is missing or is none.
+        StoreError: the file is missing or is not one.
     """
     try:
         with told_of("read", path):
@@ -118,7 +118,7 @@ def read_line(line: bytes) -> Any:
     """The value of one line of JSON, the same as `json.loads` gives and in half the time.
 
     Raises:
-        ValueError: it is no JSON; the message says why.
+        ValueError: it is not JSON; the message says why.
         RecursionError: it nests deeper than Python can go.
     """
     try:
@@ -208,7 +208,7 @@ TRAINING: Final = "training"
 
 
 def kept_file(run: Path, update: int) -> Path:
-    """Where the episodes of an update are kept."""
+    """Return the file of the kept episodes of an update."""
     return run / EPISODES / f"update-{update:06d}.jsonl"
 
 

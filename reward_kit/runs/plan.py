@@ -54,7 +54,7 @@ _NO_USERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunArgs:
-    """What is to be run, as the command line or Python asks for it; `run.json` keeps it for a resume.
+    """The arguments of a run, from the command line or Python; `run.json` keeps them for a resume.
 
     Attributes:
         task_path: the task file, or what stands for it.
@@ -123,7 +123,7 @@ class RunPlan:
         max_concurrency: episodes in flight, and scores.
         reward: scores every episode; None where they are only collected.
         tools: the task's own tools, None where it has none.
-        user: who answers the agents' texts; None where nobody does.
+        user: answers the agents' texts; None if the task has no user.
         given: how many further episodes are there already and are only to be scored.
         redaction: what is kept out of the run's files.
     """
@@ -142,7 +142,7 @@ class RunPlan:
 
     @property
     def has_human(self) -> bool:
-        """Whether a person at this terminal takes part."""
+        """True if a person at this terminal takes part."""
         acting = [named.policy for named in self.policies] + ([self.user.policy] if self.user is not None else [])
         return any(isinstance(policy, HumanPolicy) for policy in acting)
 
@@ -153,7 +153,7 @@ class RunPlan:
 
 
 class Listener(Protocol):
-    """Who watches a run. Called in the run's own event loop."""
+    """Is called for each episode, in the run's own event loop."""
 
     def episode_stopped(self, row: EpisodeRow) -> None: ...
 
@@ -162,7 +162,7 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class Control:
-    """How a run is stopped from outside, and why it stopped.
+    """Stops a run from outside, and notes why it stopped.
 
     Attributes:
         stop_reason: set once no further episode begins; what is in flight is finished.
@@ -181,7 +181,7 @@ class Control:
         self.stop_reason = self.stop_reason or reason
 
     def reach(self, limit: Exhausted) -> None:
-        """Begin no further episode, because a limit of the run is reached; told again, it says how far by now."""
+        """Begin no further episode, because a limit of the run is reached; a later call updates the message."""
         if self.stop_reason is None or self.reached is not None:
             self.reached = limit
             self.stop_reason = f"the run's limit is reached, {limit.text} (run_limits.{limit.key})"
@@ -290,27 +290,27 @@ def header_to_resume(path: Path) -> RunHeader:
     """The header of a run that is to go on.
 
     Raises:
-        ConfigError: there is no run, or none of a task.
+        ConfigError: it is not the folder of a run, or not of a task.
         StoreError: its header is damaged.
     """
     if not (path / FILE).is_file():
-        raise ConfigError(f"--resume: {path} is no run; name a folder with a {FILE}, or none for the latest")
+        raise ConfigError(f"--resume: {path} is not a run; name a folder with a {FILE}, or none for the latest")
     header = RunHeader.read(path)
     if header.task_path is None:
-        raise ConfigError(f"{path} is no run of a task and cannot be resumed")
+        raise ConfigError(f"{path} is not a run of a task and cannot be resumed")
     if header.from_python is not None:
-        told = ", ".join(f"{name} {header.from_python[name]}" for name in header.from_python)
+        objects = ", ".join(f"{name} {header.from_python[name]}" for name in header.from_python)
         raise ConfigError(
-            f"--resume: {path} was run from Python, with objects that no file names ({told}); run it again from there"
+            f"--resume: {path} was run from Python, with objects that no file names ({objects}); repeat it there"
         )
     return header
 
 
 def changes_since(path: Path, header: RunHeader, task: LoadedTask) -> list[str]:
-    """How what a run came from differs now, its files and the packages of its reward; a text for each that does."""
+    """Return a text for each file, and for the packages of the reward, that changed since a run began."""
     changes = differences(path, header.digests, task.digests, task.inputs)
-    told = (header.reward_environment, environment_of(task.reward).get("reward_environment"))
-    before, now = (set((environment or {}).get("packages", ())) for environment in told)
+    environments = (header.reward_environment, environment_of(task.reward).get("reward_environment"))
+    before, now = (set((environment or {}).get("packages", ())) for environment in environments)
     if before != now:
         lines = sorted(f"    {'-' if package in before else '+'}{package}" for package in before ^ now)
         changes.append("\n".join(["the packages of the reward changed:", *lines]))
@@ -318,7 +318,7 @@ def changes_since(path: Path, header: RunHeader, task: LoadedTask) -> list[str]:
 
 
 def environment_of(reward: Reward | None) -> dict[str, Any]:
-    """What `run.json` says of the packages of a reward that has an environment of its own."""
+    """Return the entry of `run.json` for the packages of a reward that has an environment of its own."""
     if isinstance(reward, ConfinedReward) and reward.environment is not None:
         return {"reward_environment": reward.environment.to_json()}
     return {}
@@ -358,7 +358,7 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
     if task.definition.resource_type is None and any(choice.type == "expert" for choice in choices):
         raise ConfigError(f"{task.path}: the expert policy asks the resource, and the task has no resource_type")
     if task.definition.user is not None and any(choice.type == "own_agent" for choice in choices):
-        raise ConfigError(f"{task.path}: an own_agent talks to nobody but its model, so user: would have no effect")
+        raise ConfigError(f"{task.path}: an own_agent talks to its model only, so user: would have no effect")
     _check_labels([choice.label for choice in choices])
     if base_url is not None:
         asking = [choice for choice in choices if choice.type in _ASK_AN_ENDPOINT]
@@ -412,7 +412,7 @@ def _of_file(in_file: PolicyModel, folder: Path) -> list[_Choice]:
 
 
 def _replays(run: Path, options: Mapping[str, Any]) -> list[_Choice]:
-    """One for each policy of the run, or the one that is named.
+    """Return a choice for each policy of the run, or for the one that is named.
 
     Each stands under its own label, which is a part of the episodes' ids and seeds.
     """
@@ -479,7 +479,7 @@ def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: Simulat
 
 
 def _how_to_know(policies: Mapping[str, AgentPolicy]) -> str:
-    """What makes the price of these known: a file for a model of an endpoint, an attribute for a class of one's own."""
+    """Return how to make the price known: by a file for a model of an endpoint, by an attribute of a class."""
     own = [type(policy).__name__ for policy in policies.values() if not type(policy).__module__.startswith(_PACKAGE)]
     ways = []
     if len(own) < len(policies):
@@ -553,7 +553,7 @@ def _user(block: UserModel, task: LoadedTask, traffic: ProviderSession | None) -
             opens=block.opens,
         )
     if block.type == "openai" and not block.instructions:
-        raise ConfigError("a model has to be told who it is; give user.instructions")
+        raise ConfigError("a model needs instructions to play the user; give user.instructions")
     of_user = keys_of_user("user", options, task.of_user)
     policy = make_policy(block.type, options, task.folder, traffic, section="user", of_user=of_user)
     return SimulatedUser(policy, instructions=block.instructions, stop_phrase=block.stop_phrase, opens=block.opens)

@@ -1,4 +1,8 @@
-"""Where lines lie in the files of a run, so that those of one episode are read without the others."""
+"""Results of a run: for each episode, its latest attempt with the score that counts.
+
+The files are read twice, first to find the lines that count and then those lines alone, so that memory does not grow
+with the content of episodes and scores.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,14 @@ STEP = b'"step":'
 
 
 class Place(NamedTuple):
-    """Where a line, or several that follow one another, lie in a file: from which byte on, and how many."""
+    """The first byte and the length of one or several consecutive lines of a file."""
 
     offset: int
     length: int
 
 
 def credit_places(run: Path) -> Mapping[str, Place]:
-    """Where the lines of each episode's steps are in the `credit.jsonl` of a run; they follow one another.
+    """Return the place of each episode's consecutive lines in the `credit.jsonl` of a run.
 
     Raises:
         StoreError: the file is damaged.
@@ -46,7 +50,7 @@ def credit_places(run: Path) -> Mapping[str, Place]:
 
 
 class Result(NamedTuple):
-    """One episode and its score.
+    """An episode and its score.
 
     Attributes:
         line: of `episodes.jsonl`, as bytes, with its line break.
@@ -59,7 +63,7 @@ class Result(NamedTuple):
     score: Mapping[str, Any] | None
 
     def row(self) -> EpisodeRow:
-        """What a summary needs of it."""
+        """Return the row for a summary."""
         row = EpisodeRow.of(self.episode)
         if self.score is not None:
             row.add_score(self.score)
@@ -74,13 +78,13 @@ class Result(NamedTuple):
         return episode_from_record(self.episode)
 
     def to_result(self) -> EvaluateResult | None:
-        """What the reward returned; None where it waits for a score, or has none because something broke."""
-        told = (self.score or {}).get("result")
-        return EvaluateResult.model_validate(told) if told is not None else None
+        """Return the result of the reward; None if it waits for a score, or something broke."""
+        result = (self.score or {}).get("result")
+        return EvaluateResult.model_validate(result) if result is not None else None
 
     def __repr__(self) -> str:
-        told = "waits for its score" if self.score is None else self.score["score"]
-        return f"Result({self.episode['rollout_id']!r}, {'unscored' if told is None else told})"
+        score = "waits for its score" if self.score is None else self.score["score"]
+        return f"Result({self.episode['rollout_id']!r}, {'unscored' if score is None else score})"
 
     def _repr_html_(self) -> str:
         result, failure = self.to_result(), (self.score or {}).get("failure")
@@ -91,7 +95,7 @@ class Result(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the lines of a run begin that count; what a limit of the run cut off is no result, and has no place.
+    """Offsets of the lines of a run that count; an episode that a limit of the run cut off does not.
 
     Attributes:
         episodes: of each episode by its `rollout_id`, in the order of the file.

@@ -1,4 +1,10 @@
-"""`run.json`: what a run was asked to do, what it came from and how far it is. Read in one place, and checked there."""
+"""The folder of a run: its header `run.json`, and append-only JSON lines that a kill at any moment leaves readable.
+
+`episodes.jsonl` gets a line when an episode stops, `scores.jsonl` one when it is scored; `states/` holds final states
+by their SHA-256; `summary.json`, `report.html` and, if the task asks for it, `credit.jsonl` are written at the end. A
+line is one `write`; the torn last line that a kill can leave is cut off when the run is opened again. A lock keeps a
+second process out.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +59,7 @@ def this_software() -> dict[str, str]:
 
 
 class RunTiming(pydantic.BaseModel):
-    """What the clock says of a run.
+    """The times of a run.
 
     Attributes:
         started_at: when it began, in UTC.
@@ -67,14 +73,14 @@ class RunTiming(pydantic.BaseModel):
 
 
 class RunHeader(pydantic.BaseModel):
-    """What `run.json` says. A key that this release does not know is kept.
+    """The content of `run.json`. A key that this release does not know is kept.
 
     Attributes:
         task_name: of the task, or of the file of transcripts.
         total: how many episodes the run has when it is complete.
         run_id: the name of its folder.
         task: the definition as it was resolved, without secrets.
-        run_limits: those in force, where each may have been raised since the run began; null is no limit.
+        run_limits: those in force, each of which may have been raised since the run began; null is no limit.
         digests: SHA-256 of each file that decides what its episodes and scores are.
         versions: of the software that began it.
         reward_environment: the packages of a reward that has an environment of its own.
@@ -132,8 +138,10 @@ class RunHeader(pydantic.BaseModel):
         refuse_links_out(run)
         data = read_json(run / FILE)
         if data.get("schema_version") != SCHEMA_VERSION:
-            told = data.get("schema_version")
-            raise StoreError(f"{run / FILE} is of version {told!r}; this release reads version {SCHEMA_VERSION}")
+            version_there = data.get("schema_version")
+            raise StoreError(
+                f"{run / FILE} is of version {version_there!r}; this release reads version {SCHEMA_VERSION}"
+            )
         try:
             return cls.model_validate(data)
         except pydantic.ValidationError as error:
@@ -141,7 +149,7 @@ class RunHeader(pydantic.BaseModel):
 
     @classmethod
     def of_folder(cls, run: Path) -> RunHeader:
-        """As `read`, of a folder that a user named.
+        """Read the header of a folder that a user named.
 
         Raises:
             ConfigError: it is not that of a run; the message names what may have been meant.
@@ -154,9 +162,9 @@ class RunHeader(pydantic.BaseModel):
     @property
     def pass_threshold(self) -> float:
         """A score of at least this passes."""
-        told = self.task.get("pass_threshold")
-        if isinstance(told, int | float) and not isinstance(told, bool) and abs(told) <= sys.float_info.max:
-            return float(told)
+        value = self.task.get("pass_threshold")
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+            return float(value)
         return 1.0
 
     def status_now(self, is_open: bool) -> str:
@@ -164,7 +172,7 @@ class RunHeader(pydantic.BaseModel):
         return "killed" if self.status == "running" and not is_open else self.status
 
     def to_bytes(self) -> bytes:
-        """As it stands in the file: ASCII JSON, without the keys that say nothing of this kind of run."""
+        """Return the content of the file: ASCII JSON, without keys that do not apply to this kind of run."""
         unset = type(self).model_fields.keys() - self.model_fields_set - _ALWAYS
         document = self.model_dump(mode="json", exclude=unset)
         return json.dumps(document, indent=2, allow_nan=False).encode("ascii") + b"\n"
@@ -224,7 +232,7 @@ def _readable(path: Path) -> RunHeader | None:
 
 
 def is_open_elsewhere(path: Path) -> bool:
-    """Whether a process has the run at `path` open for writing."""
+    """Return True if a process has the run at `path` open for writing."""
     try:
         descriptor = os.open(path / ".lock", os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except OSError:
@@ -348,7 +356,7 @@ class RunStore(RunFolder):
         line = self.redaction.of_line(text.encode("ascii")) + b"\n"
         descriptor = self._files[name]
         facts = os.fstat(descriptor)
-        if not facts.st_nlink:  # writing would succeed, into a file that nobody can ever read
+        if not facts.st_nlink:  # writing would succeed, into a file that can never be read
             raise StoreError(f"{self.path / name} was removed while the run went on; what it held is lost")
         before = facts.st_size
         try:
@@ -396,7 +404,7 @@ def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def placed_episodes(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """As `read_episodes`, each line with the offset at which `episode_at` finds it again."""
+    """Read as `read_episodes` does, each line with the offset at which `episode_at` finds it again."""
     return _read_lines(path / "episodes.jsonl")
 
 
@@ -410,7 +418,7 @@ def read_scores(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def placed_scores(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """As `read_scores`, each line with the offset at which it begins."""
+    """Read as `read_scores` does, each line with the offset at which it begins."""
     return _read_lines(path / "scores.jsonl", check_score)
 
 
@@ -418,7 +426,7 @@ def check_score(record: Mapping[str, Any]) -> None:
     """Refuse a score that no figure can be made of, and a failure that would be counted as one of its own.
 
     Raises:
-        StoreError: the score is no finite number and not null, or the failure cannot be told.
+        StoreError: the score is neither a finite number nor null, or the failure cannot be read.
     """
     if (score := record.get("score")) is not None and not _is_finite(score):
         raise StoreError(f"the score of {record['rollout_id']} is a finite number or null; got {score!r:.80}")
@@ -458,7 +466,7 @@ def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
     The line names the file of its state by its digest, or, as training keeps it, holds the state itself.
 
     Raises:
-        StoreError: its final state is missing, is not what its name says, or is none.
+        StoreError: its final state is missing, or does not match its digest.
     """
     episode = episode_from_record(record)
     if stored := episode.custom_data["final_state"]:
@@ -491,7 +499,7 @@ def _anything(record: Mapping[str, Any]) -> None:
 
 
 def _read_lines(path: Path, check: Check = _anything) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The records of a file, each with the offset at which its line begins; what `check` refuses is told of it."""
+    """The records of a file, each with the offset at which its line begins; errors of `check` name the line."""
     for number, (offset, line) in enumerate(placed_lines(path), 1):
         yield offset, line_record(path, number, line, check)
 
@@ -504,7 +512,7 @@ def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def line_record(path: Path, number: int, line: bytes, check: Check = _anything) -> dict[str, Any]:
-    """What a line of a run's files says.
+    """Parse a line of a run's files.
 
     Args:
         path: the file, for messages.
@@ -513,7 +521,7 @@ def line_record(path: Path, number: int, line: bytes, check: Check = _anything) 
         check: raises StoreError where the record is not what the file holds.
 
     Raises:
-        StoreError: it is no JSON object with a `rollout_id`, or `check` refuses it; the message says where.
+        StoreError: it is not a JSON object with a `rollout_id`, or `check` refuses it; the message says where.
     """
     try:
         record = read_line(line.rstrip())

@@ -71,7 +71,7 @@ class RolloutWorker(Protocol):
 
 
 class Engine(Protocol):
-    """Where a run's work is done. One of them serves one run."""
+    """Collects the episodes of one run, and calls its reward."""
 
     def workers(self, plan: RunPlan, budget: RunBudget) -> AbstractAsyncContextManager[Mapping[str, RolloutWorker]]:
         """A worker for each policy, by its label, for as long as the block lasts.
@@ -82,7 +82,7 @@ class Engine(Protocol):
         """
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
-        """Where a reward is called.
+        """Return what calls a reward.
 
         Args:
             reward: the run's.
@@ -95,7 +95,7 @@ class LocalEngine:
 
     @asynccontextmanager
     async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
-        """As `Engine`."""
+        """Yield the workers, on this event loop."""
         yield {
             named.label: RLRolloutWorker(
                 plan.definition,
@@ -109,7 +109,7 @@ class LocalEngine:
         }
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
-        """As `Engine`."""
+        """Return the scorer of this process."""
         return scorer_of(reward, deadline_s)
 
 
@@ -134,7 +134,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class ScoringUnit:
-    """Episodes that one call scores, in the order of their group; there are none where all of them broke.
+    """Episodes that one call scores, in the order of their group; without any if all of them broke.
 
     Attributes:
         episodes: those that did not break.
@@ -155,7 +155,7 @@ class ScoringUnit:
         return all(line is not None and line.get("scored_group") == self.group for line in lines)
 
     def requests(self) -> list[ScoringRequest]:
-        """What a reward is given of each."""
+        """Return the request for each episode."""
         return [episode.request() for episode in self.episodes if episode.request is not None]
 
 
@@ -164,7 +164,7 @@ class ScoringUnits:
 
     Args:
         mode: of the reward.
-        group_size: how many episodes a group has, broken ones included; None where only the end of all tells.
+        group_size: how many episodes a group has, broken ones included; None if only the end of the run shows it.
     """
 
     def __init__(self, mode: Mode, group_size: int | None) -> None:
@@ -172,7 +172,7 @@ class ScoringUnits:
         self._groups: defaultdict[str, dict[int, Stopped]] = defaultdict(dict)
 
     def add(self, group_id: str, episode: Stopped) -> list[ScoringUnit]:
-        """What can be scored now that this episode is over; nothing while others of its group are still to come."""
+        """Add a finished episode, and return what can be scored now: nothing while others of its group are missing."""
         if self._mode == "pointwise":
             return [ScoringUnit([episode])] if episode.request is not None else []
         group = self._groups[group_id]
@@ -231,7 +231,7 @@ class RunClock:
         self._zero_s = self._loop.time() - elapsed.total_seconds()
 
     def times_of(self, ticket: Ticket, index: int) -> dict[str, Any]:
-        """When a result was asked for, when each call for it began and ended, and when it was there, which is now."""
+        """Return when a result was requested, when its calls began and ended, and when it arrived, which is now."""
         return {
             "submitted_s": self._since(ticket.submitted_at),
             "attempts": [[self._since(began), self._since(ended)] for began, ended in ticket.spans[index]],
@@ -401,12 +401,12 @@ def write_page(run: Path) -> tuple[Path | None, RewardKitError | None]:
 
 
 class Run:
-    """One run of a plan into a store.
+    """The work of a run: the episodes and scores that its folder lacks.
 
     Args:
         plan: what is run.
         store: an open run directory; what it already holds is not run again.
-        listener: told of every episode.
+        listener: is called for every episode.
         control: stops the run.
         error_limit: stops the run once more episodes than this broke; a share of the total where it is below 1.
         only_failed: what broke earlier runs again, and nothing else does.
@@ -443,7 +443,7 @@ class Run:
 
     @property
     def scoring(self) -> AgentStats | None:
-        """What the reward agent has done and is doing; None before there is one."""
+        """The statistics of the reward agent; None before there is one."""
         return self._agent.stats if self._agent is not None else None
 
     async def execute(self) -> None:
@@ -475,7 +475,7 @@ class Run:
             logger.warning("%s", error)
 
     def missing(self) -> int:
-        """How many episodes are not there yet, or wait for a score."""
+        """Return how many episodes are missing or wait for a score."""
         waits = self._plan.reward is not None
         waiting = sum(waits and row.score is None and not row.is_error for row in self.rows.values())
         return max(self._plan.total - len(self.rows), 0) + waiting
@@ -581,7 +581,7 @@ class Run:
             await self._collect(scoring)
 
     def _until_stopped(self, waiting: Iterable[ScoringUnit]) -> Iterator[ScoringUnit]:
-        """What an earlier process left; of a run that only scores no further ones once it is stopped."""
+        """Yield what an earlier process left; a run that only scores stops here once it is stopped."""
         for unit in waiting:
             if self._control.stop_reason and not self._plan.policies:
                 return
@@ -604,7 +604,7 @@ class Run:
                 tasks.start_soon(work)
 
     def _missing(self) -> Iterator[_Item]:
-        """What is to be run, a group at a time, so that groups complete early."""
+        """Yield what is to be run, a group at a time, so that groups complete early."""
         plan = self._plan
         for sample in plan.samples:
             for label in (named.label for named in plan.policies):

@@ -50,7 +50,7 @@ def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
     run's limit cut off.
 
     Raises:
-        ConfigError: a row has no messages, or a message is none, or a rollout stands there twice; the line is named.
+        ConfigError: a row has no messages, a message is invalid, or a rollout occurs twice; the message names the line.
         StoreError: a line of a run is damaged, or its final state is; the message says which.
     """
     rollouts: Counter[str] = Counter()
@@ -70,7 +70,7 @@ def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
 
 
 class _Attempt(NamedTuple):
-    """One line; its episode is None where the run's limit cut it off, so that it is no result."""
+    """A line of a file; its episode is None if the run's limit cut it off, so that it does not count."""
 
     rollout_id: str
     number: int
@@ -132,7 +132,7 @@ _OF_REWARD = ("sandbox", "reward_options", "redact")
 
 
 class Origin(NamedTuple):
-    """What episodes were collected for, as keys of a task file, and where the files lie that it names."""
+    """The task that episodes were collected for, as keys of a task file, and the folder of the files that it names."""
 
     task: Mapping[str, Any]
     folder: Path
@@ -156,7 +156,7 @@ def origin_of_data(data: Path) -> Origin:
 
 
 class Ready(NamedTuple):
-    """What scores are given by, what is kept out of the files, and what the user should know of it."""
+    """A reward that is ready to score, the redaction of the files, and notes for the user."""
 
     definition: TaskDefinitionModel
     reward: Reward
@@ -238,7 +238,7 @@ def scoring_run(data: Path, ready: Ready, reward: str, log_dir: Path) -> Scoring
 def definition_for_scores(
     known: Mapping[str, Any], reward: str, changes: Mapping[str, Any], pass_threshold: float | None
 ) -> TaskDefinitionModel:
-    """What scores are given by. Walls and options of a run were chosen for its own reward, and not for this one.
+    """Return the task that scores are given by. The sandbox and options of a run were chosen for its own reward only.
 
     Args:
         known: keys of the task that the episodes were collected for.
@@ -266,14 +266,14 @@ def definition_for_scores(
 
 
 def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
-    """As `run` does of its samples: a reward that would break on every row, or could be right on none, is refused.
+    """Reject a reward that would break on every row, or could be right on none, as `run` does.
 
     Args:
         reward: the reward.
         facts: of each episode, at least its `ground_truth` and its `sample`.
 
     Raises:
-        ConfigError: it asks for what nobody gives.
+        ConfigError: it has a parameter that no row provides.
     """
     check_parameters(reward)
     truths, fields = [], {"messages"}
@@ -307,14 +307,14 @@ def source_of(run: Path) -> Source:
     """The run in a folder, checked.
 
     Raises:
-        ConfigError: it is no run with episodes.
+        ConfigError: it is not a run with episodes.
         StoreError: a file of it is damaged.
     """
     header = RunHeader.of_folder(run)
     if header.training is not None:
         kept = list(kept_files(run).values())
-        told = f"score those it kept: reward-kit score {kept[-1]}" if kept else "it kept none (logs.episodes_every)"
-        raise ConfigError(f"{run} is a training run, which has no episodes.jsonl; {told}")
+        instead = f"score those it kept: reward-kit score {kept[-1]}" if kept else "it kept none (logs.episodes_every)"
+        raise ConfigError(f"{run} is a training run, which has no episodes.jsonl; {instead}")
     places = places_of(run)
     if not places.episodes:
         raise ConfigError(f"{run} has no episode that could be scored")
@@ -322,7 +322,7 @@ def source_of(run: Path) -> Source:
 
 
 class Copied(NamedTuple):
-    """How many episodes were copied, and in how many of them a secret is blotted out."""
+    """The number of copied episodes, and of those in which a secret is hidden."""
 
     episodes: int
     blotted: int
@@ -357,7 +357,7 @@ def copy_results(source: Source, target: Path, redaction: Redaction) -> Copied:
 
 
 def checked_facts(source: Source) -> Iterator[Mapping[str, Any]]:
-    """What is known of each episode, where its final state is there as well.
+    """Yield the ground truth and sample of each episode, and check that its final state exists.
 
     Raises:
         StoreError: a final state is missing; the first one is named.

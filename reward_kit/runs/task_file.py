@@ -84,7 +84,7 @@ class LocatedYaml:
             problem = getattr(error, "problem", None) or str(error).splitlines()[0]
             if isinstance(error, YamlLimitError):
                 raise ConfigError(f"{path}:{line + 1}: {problem}") from None
-            hint = next((told for said, told in _HINTS.items() if said in problem), "")
+            hint = next((text for phrase, text in _HINTS.items() if phrase in problem), "")
             raise ConfigError(f"{path}:{line + 1}: not YAML: {problem}{hint}") from None
         except RecursionError:
             raise ConfigError(f"{path}: a value is nested too deeply, or contains itself") from None
@@ -106,7 +106,7 @@ class LocatedYaml:
             path: stands for its file in messages; what is relative is looked up beside it.
 
         Raises:
-            ConfigError: a value contains itself, or the key of a mapping is none that a file could have.
+            ConfigError: a value contains itself, or a mapping has a key that no file could have.
         """
         made = object.__new__(cls)
         made.path, made.data, made._lines, made.is_written = path, dict(data), {}, False
@@ -119,7 +119,7 @@ class LocatedYaml:
         return made
 
     def part(self, key: str) -> LocatedYaml:
-        """What stands under a key as a document of its own, with the file and the lines that it has here."""
+        """Return the value of a key as a document of its own, which keeps its file and lines."""
         inner = object.__new__(LocatedYaml)
         inner.path, inner.source, inner.data = self.path, self.source, self.data[key]
         inner._lines = {place[1:]: line for place, line in self._lines.items() if place[:1] == (key,)}
@@ -152,7 +152,7 @@ def about(located: LocatedYaml, *location: str | int) -> Iterator[None]:
 
 @contextmanager
 def given_in_python() -> Iterator[None]:
-    """Overrides are a parameter for as long as the block lasts: messages do not tell of an option that nobody typed."""
+    """Name the parameter `overrides` in messages, instead of the option -T, for as long as the block lasts."""
     token = _IS_PYTHON.set(True)
     try:
         yield
@@ -166,7 +166,7 @@ def given_by() -> str:
 
 
 def as_given(key: str, value: str = "") -> str:
-    """An override as the user wrote it, or would write it, for messages; a value that is left out is not said."""
+    """Return an override as the user wrote it, or would write it, for messages."""
     if _IS_PYTHON.get():
         return f"overrides={{{key!r}: {repr(value) if value else '…'}}}"
     return f"-T {key}={value or '…'}"
@@ -196,7 +196,7 @@ def overlaid(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
     """`data` with dotted `overrides` on it; neither is changed.
 
     Raises:
-        ConfigError: an override leads through something that is no mapping, or past the end of a list.
+        ConfigError: an override leads through something other than a mapping, or past the end of a list.
     """
     result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if overrides else dict(data)
     for dotted, value in overrides.items():
@@ -205,7 +205,7 @@ def overlaid(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
         for key in parents:
             inner = inner[_index(inner, key, dotted)] if isinstance(inner, list) else inner.setdefault(key, {})
             if not isinstance(inner, dict | list):
-                raise ConfigError(f"{as_given(dotted)}: {key!r} is no mapping")
+                raise ConfigError(f"{as_given(dotted)}: {key!r} is not a mapping")
         inner[_index(inner, last, dotted) if isinstance(inner, list) else last] = value
     return result
 
@@ -224,7 +224,7 @@ def keys_of_user(section: str, names: Iterable[str], overrides: Collection[str])
 
 def _index(items: list[Any], key: str, dotted: str) -> int:
     if not (key.isascii() and key.isdigit() and int(key) < len(items)):
-        raise ConfigError(f"{as_given(dotted)}: {key!r} is no position in a list of {len(items)}, counted from 0")
+        raise ConfigError(f"{as_given(dotted)}: {key!r} is not a position in a list of {len(items)}, counted from 0")
     return int(key)
 
 
@@ -317,7 +317,7 @@ def validated(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Mo
 
 
 def _why(problem: Mapping[str, Any]) -> str:
-    """What a reader of the message may not know of task files, "" for most problems."""
+    """Return what a reader of the message may not know of task files, "" for most problems."""
     if problem["type"] == "missing" and tuple(problem["loc"]) in (("policy", "type"), ("user", "type")):
         key = f"{problem['loc'][0]}.type"
         return f"; such a block needs a type, e.g. {as_given(key, 'openai')}"
@@ -325,7 +325,7 @@ def _why(problem: Mapping[str, Any]) -> str:
 
 
 def place_of(located: LocatedYaml, location: tuple[str | int, ...], overrides: Mapping[str, Any]) -> str:
-    """Where a key was given: on the command line, or in a line of the file."""
+    """Return where a key was given: on the command line, or in a line of the file."""
     dotted = ".".join(map(str, location))
     is_new = bool(location) and location[0] not in located.data  # nothing but an override can have brought it
     is_given = any(f"{dotted}.".startswith(f"{key}.") or (is_new and key.startswith(f"{dotted}.")) for key in overrides)

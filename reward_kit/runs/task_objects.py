@@ -1,4 +1,8 @@
-"""The source text of a Python object, also of one that was written in a cell of a notebook, which is no file."""
+"""Python objects of a task, instead of names in a task file: reward, tools, rows, policies; and their source texts.
+
+A Python object lives in this process, so a reward that is one is not confined. No file describes it, so a run with one
+is not resumed; its source text is kept with the run as far as Python knows it.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,7 @@ def _class_in_a_cell(kind: type) -> str:
 LivePolicy = AgentPolicy | type[AgentPolicy]
 
 _WITHOUT_WALLS = (
-    "reward {0!r} is a Python object and runs in_process, without walls; write it to a file and name it, "
+    "reward {0!r} is a Python object and runs in_process, unconfined; write it to a file and name it, "
     "e.g. reward='reward.py:{0}', and it runs in the sandbox"
 )
 
@@ -74,7 +78,7 @@ class TaskObjects:
         reward: the reward function or class.
         tools: the task's tools.
         rows: its dataset.
-        policy: who acts where a run names nobody.
+        policy: acts if a run names no policy.
         names: what each object is called, by its parameter, for `run.json`; empty for a task that a file describes.
         kept: texts that tell what a run came from, by what they are.
     """
@@ -109,23 +113,23 @@ class TaskObjects:
 
 
 def live_reward(reward: Any, definition: TaskDefinitionModel) -> tuple[RewardSpec, str]:
-    """A reward that is a Python object, ready to be called in this process, and a line for the user on its walls.
+    """Return a reward that is a Python object, ready to be called here, and a note on its confinement.
 
     Args:
         reward: a function or a class, as a reward file has it.
         definition: the task; its `reward_options` are fixed.
 
     Raises:
-        ConfigError: it is no reward, or walls are asked for, by the task or by its own decorator.
+        ConfigError: it is not a reward, or the task or its decorator asks for a sandbox.
     """
     spec = reward_here(reward, definition.reward_options)
     sandbox = definition.sandbox
     asked = next((key for key in sandbox.model_fields_set if getattr(sandbox, key) not in (None, "in_process")), None)
-    told = f"sandbox.{asked}" if asked is not None else f"@reward_function(sandbox={spec.sandbox!r})"
+    setting = f"sandbox.{asked}" if asked is not None else f"@reward_function(sandbox={spec.sandbox!r})"
     if asked is not None or spec.sandbox in ("warm", "isolated"):
         raise ConfigError(
-            f"{told} needs a reward in a file; reward {spec.id!r} is a Python object, which runs in_process. Write it "
-            f"to a file, in a notebook with %%writefile reward.py, and give reward='reward.py:{spec.id}'"
+            f"{setting} needs a reward in a file; reward {spec.id!r} is a Python object, which runs in_process. Write "
+            f"it to a file, in a notebook with %%writefile reward.py, and give reward='reward.py:{spec.id}'"
         )
     return spec, _WITHOUT_WALLS.format(spec.id)
 
@@ -134,7 +138,7 @@ def given_rows(dataset: Any) -> list[dict[str, Any]]:
     """A dataset that is given as rows.
 
     Raises:
-        ConfigError: it is none, or a row is no mapping.
+        ConfigError: it is not iterable, or a row is not a mapping.
     """
     if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
         raise ConfigError(f"dataset: expected a file's path or a list of rows, got {kind_of(dataset)}")
@@ -145,15 +149,15 @@ def given_rows(dataset: Any) -> list[dict[str, Any]]:
         try:
             to_json_value(row)  # each episode keeps its row
         except (EpisodeError, RecursionError) as error:
-            told = error if isinstance(error, EpisodeError) else "it is nested too deeply, or contains itself"
-            raise ConfigError(f"dataset[{index}]: {told}") from None
+            problem = error if isinstance(error, EpisodeError) else "it is nested too deeply, or contains itself"
+            raise ConfigError(f"dataset[{index}]: {problem}") from None
     if not rows:
         raise ConfigError("dataset: the list has no rows")
     return [dict(row) for row in rows]
 
 
 def is_live(policy: object) -> TypeGuard[LivePolicy]:
-    """Whether it is a policy as a Python object, and not the name of one."""
+    """Return True for a policy that is a Python object, not the name of one."""
     return isinstance(policy, AgentPolicy) or (isinstance(policy, type) and issubclass(policy, AgentPolicy))
 
 
@@ -167,7 +171,7 @@ def named_resource(kind: Any) -> str:
     """The reference by which a resource's class is found again in this process.
 
     Raises:
-        ConfigError: it is no such class, or stands inside a function.
+        ConfigError: it is not such a class, or is defined inside a function.
     """
     if not (isinstance(kind, type) and issubclass(kind, ForkableResource)):
         raise ConfigError(f"resource: expected a name or a subclass of ForkableResource, got {kind_of(kind)}")
@@ -194,5 +198,5 @@ def kept_rows(rows: Sequence[Mapping[str, Any]]) -> Kept:
 
 
 def place_of_task(folder: Path | None, name: str) -> Path:
-    """What stands for the file of a task that has none: the folder in which names are looked up, and what it is."""
+    """Return a path that stands for the file of a task without one; its folder is where names are looked up."""
     return (folder or Path()) / f"Task {name!r}".replace("/", "-").replace("\0", "")

@@ -59,8 +59,8 @@ class LoadedTask:
         samples: its initial conditions, in dataset order.
         rollouts_per_sample: how many episodes each gets.
         tools: the task's own tools, None where it has none.
-        reward: the reward function, None where the task only collects. Unless it runs in this process, it is known from
-            behind its walls and not loaded here.
+        reward: the reward function, None where the task only collects. Unless it runs in this process, it was
+            described in its sandbox and is not loaded here.
         notes: lines for the user about what was loaded.
         inputs: the files and folders that decide what a run's episodes and scores are, as `inputs_of` finds them.
         digests: their SHA-256, to notice a change before a resume, and those of what was given.
@@ -88,7 +88,7 @@ class LoadedTask:
 
     @property
     def folder(self) -> Path:
-        """Where the task file lies; what it names is relative to it."""
+        """The folder of the task file; what it names is relative to it."""
         return self.path.resolve().parent
 
 
@@ -258,7 +258,7 @@ def _judge_key_variable(reward_options: Mapping[str, Any], of_user: Collection[s
 
 
 def assigner_of(credit: CreditModel) -> CreditAssigner:
-    """What a `credit:` block asks for.
+    """Return the assigner of a `credit:` block.
 
     Raises:
         ConfigError: the estimator is unknown, or refuses one of its keys.
@@ -272,14 +272,14 @@ def located_assigner(located: LocatedYaml, credit: CreditModel, overrides: Mappi
     """`assigner_of` the `credit:` block of a file.
 
     Raises:
-        ConfigError: what the estimator refuses, told with its key's own line, where the message names one of the keys.
+        ConfigError: the estimator rejects a key; the message has the line of the key that it names.
     """
     try:
         return assigner_of(credit)
     except ConfigError as error:
         keys = ["estimator", *credit.options()]
-        told = re.search(rf"\b({'|'.join(map(re.escape, keys))})\b", str(error).replace("state hash", "state_hash"))
-        key = ("credit", told[1]) if told else ("credit",)
+        named = re.search(rf"\b({'|'.join(map(re.escape, keys))})\b", str(error).replace("state hash", "state_hash"))
+        key = ("credit", named[1]) if named else ("credit",)
         raise ConfigError(f"{place_of(located, key, overrides)}: {'.'.join(key)}: {error}") from error
 
 
@@ -307,13 +307,13 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
     """Render every sample's messages once: a missing field is found before the run, not in its middle."""
     prompt = Prompt(definition)
     problems: list[str] = []
-    unfit: dict[str, list[str]] = {}  # what is wrong with a template is told once, whomever it fails on
+    unfit: dict[str, list[str]] = {}  # a problem of a template is reported once, with the first row that it fails on
     for sample in samples:
         try:
             messages = prompt.render(sample)
         except PromptError as error:
-            told = f"{located.where(error.key)}: {'.'.join(map(str, error.key))}: {error.problem}"
-            unfit.setdefault(told, []).append(sample.place)
+            problem = f"{located.where(error.key)}: {'.'.join(map(str, error.key))}: {error.problem}"
+            unfit.setdefault(problem, []).append(sample.place)
         except ConfigError as error:
             problems.append(str(error))
         except pydantic.ValidationError as error:
@@ -323,16 +323,16 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
             user_opens = user is not None and user.opens is not False
             if not messages and definition.resource_type is None and not user_opens:
                 raise ConfigError(f"{located.path}: nothing to begin with; give messages or initial_user_prompt")
-    for told, places in unfit.items():
+    for problem, places in unfit.items():
         others = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
-        problems.append(f"{told}{' In' if told.endswith('?') else '; in'} {places[0]}{others}")
+        problems.append(f"{problem}{' In' if problem.endswith('?') else '; in'} {places[0]}{others}")
     if problems:
         more = [f"… and {len(problems) - 3} more"] if len(problems) > 3 else []
         raise ConfigError("\n".join([*problems[:3], *more]))
 
 
 def _notes_on_prompts(definition: TaskDefinitionModel, samples: Sequence[Sample]) -> list[str]:
-    """A column in single braces is no template and reaches the agent as it stands, which is hardly meant."""
+    """Return a note for each column in single braces, which is not a template and reaches the agent unchanged."""
     columns = {name for sample in samples for name in sample.row}
     texts = [definition.initial_user_prompt or "", *(message.text for message in definition.messages)]
     found = dict.fromkeys(name for text in texts for name in _SINGLE_BRACES.findall(text) if name in columns)
@@ -355,7 +355,7 @@ def selected(task: LoadedTask, limit: int | None = None, sample_ids: Iterable[st
 
 @dataclass(slots=True)
 class _Resource:
-    """One resource of a task: what names its class, its own name, its class and its configuration."""
+    """A resource of a task: the reference of its class, its own name, its class and its configuration."""
 
     location: str
     name: str
@@ -368,7 +368,7 @@ def with_surroundings(located: LocatedYaml, definition: TaskDefinitionModel, fol
 
     Args:
         located: the task file, for messages.
-        definition: what it says.
+        definition: its keys.
         folder: where it lies.
 
     Raises:
@@ -515,14 +515,14 @@ async def check_world(definition: TaskDefinitionModel, samples: Sequence[Sample]
                         finally:
                             await start.resource.close()
             except (ConfigError, EnvironmentFailure) as error:
-                told = str(error).removeprefix(f"{definition.resource_type} resource: ")
-                where = sample.where if sample.resource_config else _where(located, told.partition(":")[0])
-                raise ConfigError(f"{where}: {_named(definition)}: {told}") from error
+                problem = str(error).removeprefix(f"{definition.resource_type} resource: ")
+                where = sample.where if sample.resource_config else _where(located, problem.partition(":")[0])
+                raise ConfigError(f"{where}: {_named(definition)}: {problem}") from error
     return has_tools
 
 
 def _where(located: LocatedYaml, key: str) -> str:
-    """The line of a key of the resource's configuration, or of what names the resource where there is none."""
+    """Return the line of a key of the resource's configuration, else of the key that names the resource."""
     blocks = ("base_resource_config", "resources", "resource_type")
     block = next((name for name in blocks if name in located.data), "")
     return located.where((block, key))

@@ -376,7 +376,7 @@ class TestResume:
 
     def test_a_folder_that_is_no_run_is_named(self, project: Project, monkeypatch: Any) -> None:
         monkeypatch.chdir(project.folder)
-        assert "nosuch is no run" in refused("run", "--resume", "nosuch")
+        assert "nosuch is not a run" in refused("run", "--resume", "nosuch")
         assert "no run in runs" in refused("run", "--resume")
 
 

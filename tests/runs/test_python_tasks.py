@@ -116,7 +116,7 @@ def test_the_run_says_what_no_file_does(tmp_path: Path) -> None:
     assert [json.loads(line) for line in kept["dataset.jsonl"].splitlines()] == ROWS
     levels = {json.loads(line)["sandbox"]["level"] for line in (run.path / "scores.jsonl").read_text().splitlines()}
     assert levels == {"in_process"}
-    assert any("in_process, without walls" in note for note in run.notes) and "without walls" in run._repr_html_()
+    assert any("in_process, unconfined" in note for note in run.notes) and "unconfined" in run._repr_html_()
 
 
 def test_rows_are_kept_with_values_that_only_python_has(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_what_is_wrong_with_it_is_told_where_it_is_made(keys: dict[str, Any], to
     [
         ({"policies": NeedsTown}, r"policy 'NeedsTown' needs town; give an instance, NeedsTown\(town=…\)"),
         ({"policies": [Says(), Says()]}, "two policies are called 'Says'; give them labels"),
-        ({"policies": {"one": "random"}}, "a dict has a label for each AgentPolicy; a str is none"),
+        ({"policies": {"one": "random"}}, "a dict has a label for each AgentPolicy; a str is not one"),
         ({"overrides": {"reward_function_path": "r.py:f"}}, "reward_function_path has no effect: the task's reward"),
         ({"overrides": {"dataset_path": "r.jsonl"}}, "dataset_path has no effect: the task's dataset"),
         ({"overrides": {"policy.type": "random"}}, r"policy\.type has no effect: the task's policy"),
