@@ -335,11 +335,11 @@ def note_console() -> Console:
 
 def write_page(path: Path, note: Console) -> None:
     """Write `report.html`. A failure leaves the run and its exit code as they are; `reward-kit report` tries again."""
-    from reward_kit.runs.report.any_page import write_any_report
+    from reward_kit.report.run_page import write_report
 
     try:
         with boundary(StoreError, "the report"):
-            note.print(f"Its page:  {write_any_report(path)}")
+            note.print(f"Its page:  {write_report(path)}")
     except RewardKitError as error:
         logger.warning("no report: %s", error)
         note.print(f"No report was written: {error}", style="red")

@@ -9,7 +9,7 @@ import click
 from reward_kit.cli import completing
 from reward_kit.cli.echo import echo
 from reward_kit.cli.newest import run_or_newest, where_runs_are
-from reward_kit.runs.report.any_page import write_any_report
+from reward_kit.report.run_page import write_report
 
 
 @click.command(name="report")
@@ -27,4 +27,4 @@ def command(run: Path | None, log_dir: Path, output: Path | None) -> None:
       reward-kit report runs/clock-20260101T120000Z-ab12cd
       reward-kit report runs/clock-20260101T120000Z-ab12cd -o clock.html
     """
-    echo(str(write_any_report(run_or_newest(run, log_dir, with_training=True), output)))
+    echo(str(write_report(run_or_newest(run, log_dir, with_training=True), output)))

@@ -13,8 +13,8 @@ import click
 from reward_kit.cli import completing
 from reward_kit.cli.echo import echo
 from reward_kit.errors import ConfigError
+from reward_kit.report.viewer_runs import Catalogue
 from reward_kit.runs.header import FILE
-from reward_kit.runs.viewer.catalogue import Catalogue
 
 
 @click.command(name="view")
@@ -58,8 +58,8 @@ def _catalogue_of(folder: Path) -> Catalogue:
 
 
 async def _serve(catalogue: Catalogue, port: int, opens: bool) -> None:
-    from reward_kit.runs.viewer.access import CODE, Access
-    from reward_kit.runs.viewer.server import serving
+    from reward_kit.report.viewer_access import CODE, Access
+    from reward_kit.report.viewer_server import serving
 
     access = Access()
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

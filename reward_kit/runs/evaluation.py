@@ -19,6 +19,7 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, ProviderError, RewardKitError, StoreError, boundary, kind_of
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
+from reward_kit.report.run_page import write_report
 from reward_kit.reward_agent.levels import run_to_end
 from reward_kit.runs import events
 from reward_kit.runs.credit import assign_credit, write_section
@@ -27,7 +28,6 @@ from reward_kit.runs.given import LivePolicy, is_live, label_each, lent_policies
 from reward_kit.runs.overrides import given_in_python
 from reward_kit.runs.plan import Control, Plan
 from reward_kit.runs.preparation import new_store, plan_of
-from reward_kit.runs.report.any_page import write_any_report
 from reward_kit.runs.request import Request
 from reward_kit.runs.resources import check_world
 from reward_kit.runs.run_log import logged_to
@@ -229,7 +229,7 @@ def _page(store: RunStore) -> None:
     """Write the report. A failure leaves the run as it is, and stands in its log; `reward-kit report` tries again."""
     try:
         with boundary(StoreError, "the report"):
-            write_any_report(store.path)
+            write_report(store.path)
     except RewardKitError as error:
         logger.warning("no report: %s", error)
 

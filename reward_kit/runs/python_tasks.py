@@ -17,6 +17,7 @@ from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, kind_of
 from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.notebook_html import code, folded, line, strong, table, whole
 from reward_kit.runs.evaluation import evaluate, evaluate_async
 from reward_kit.runs.finished import FinishedRun
 from reward_kit.runs.given import (
@@ -31,7 +32,6 @@ from reward_kit.runs.given import (
     named_resource,
     place_of_task,
 )
-from reward_kit.runs.task_html import task_html
 from reward_kit.runs.tasks import LoadedTask, load_task, task_of
 from reward_kit.runs.yaml_lines import LocatedYaml
 
@@ -162,7 +162,23 @@ class Task:
         return f"Task({self.name!r}, {counted(len(self.samples), 'sample')})"
 
     def _repr_html_(self) -> str:
-        return task_html(self._loaded)
+        loaded = self._loaded
+        definition, given = loaded.definition, loaded.given
+        policy = definition.policy.type if definition.policy else getattr(given.policy, "__name__", None)
+        policy = policy or (type(given.policy).__name__ if given.policy is not None else "named by each run")
+        facts = {
+            "samples": f"{len(loaded.samples):,} × {loaded.rollouts_per_sample} episodes",
+            "policy": policy,
+            "reward": loaded.reward.id if loaded.reward is not None else "none: episodes are only collected",
+            "tools": ", ".join(sorted(loaded.tools.get_tools())) if loaded.tools is not None else "",
+            "resource": definition.resource_type or "",
+        }
+        parts = [line(strong(f"Task {definition.name}"))]
+        parts.append(table(["", ""], [(name, told) for name, told in facts.items() if told]))
+        if definition.initial_user_prompt:
+            parts.append(folded("prompt", code(definition.initial_user_prompt)))
+        parts += [line(note) for note in loaded.notes]
+        return whole(*parts)
 
 
 _options = list(inspect.signature(evaluate_async).parameters.values())[1:]

@@ -69,7 +69,7 @@ def source_of(run: Path) -> Source:
 
 
 class Copied(NamedTuple):
-    """How many episodes were copied, and in how many of them a secret is blotted out."""
+    """The number of episodes that were copied, and of those in which a secret is blotted out."""
 
     episodes: int
     blotted: int
@@ -104,7 +104,7 @@ def copy_results(source: Source, target: Path, redaction: Redaction) -> Copied:
 
 
 def checked_facts(source: Source) -> Iterator[Mapping[str, Any]]:
-    """What is known of each episode, where its final state is there as well.
+    """The facts of each episode, after checking that its final state is there.
 
     Raises:
         StoreError: a final state is missing; the first one is named.
@@ -130,7 +130,7 @@ def _copy_state(file: Path, target: Path) -> None:
 
 
 class Counts(NamedTuple):
-    """How many went which way; each is counted among those that are scored before and after, but the last two."""
+    """The number of episodes that went each way; all but the last two count those that are scored before and after."""
 
     up: int
     down: int
@@ -143,7 +143,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """What another reward makes of one policy's episodes.
+    """The change that another reward makes to one policy's scores.
 
     Attributes:
         policy: its label.
@@ -178,7 +178,7 @@ class Moved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What scoring again changed: for each policy, and the episodes that moved most."""
+    """The changes from scoring again: for each policy, and the episodes that moved most."""
 
     policies: Sequence[PolicyChange]
     moved: Sequence[Moved]

@@ -1,4 +1,4 @@
-"""What a run comes to: one row per policy, with the errors, the failures and the limits kept apart.
+"""The summary of a run: one row per policy, with the errors, the failures and the limits kept apart.
 
 An *error* is something that broke (the episode has no score). A *failure* is an episode that was scored and did not
 pass. A *limit* is an episode that was cut off by a bound that somebody set; it may still be scored.
@@ -88,7 +88,7 @@ class EpisodeRow:
 
     @property
     def is_unfinished(self) -> bool:
-        """The run's budget cut it off; it is no result, and runs again on resume."""
+        """The run's budget cut it off; it is not a result, and runs again on resume."""
         return self.stop_reason == StopReason.RUN_LIMIT
 
     @property
@@ -124,7 +124,7 @@ class PolicySummary:
 
 
 def whole_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
-    """What an episode used, its simulated user included."""
+    """The usage of an episode, its simulated user included."""
     return _usage(record.get("usage"), (record.get("custom_data") or {}).get("user_usage"))
 
 
@@ -134,7 +134,7 @@ def _usage(usage: Mapping[str, float] | None, of_user: Mapping[str, float] | Non
 
 
 def _tool_errors(infos: Iterable[Mapping[str, Any] | None]) -> int:
-    """How many tool calls were answered with an error: bad arguments, unknown tools, tools that raised."""
+    """The number of tool calls that were answered with an error: bad arguments, unknown tools, tools that raised."""
     return sum("error" in tool for info in infos if info for tool in info.get("tools", ()))
 
 

@@ -112,7 +112,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _first_error(summary: PolicySummary) -> RenderableType:
-    """What broke first: its first line, the end of what follows it, and the user's own frames where there are any."""
+    """The first error: its first line, the end of its text, and the user's own frames if there are any."""
     first, *more = printable(summary.first_error or "").splitlines()
     if len(more) > _MOST_LINES:  # of a server's log, the end says why it ended
         more = ["…", *more[1 - _MOST_LINES :]]

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from reward_kit.report.run_page import write_report
 from reward_kit.runs.credit import assign_credit, write_section
 from reward_kit.runs.header import RunHeader
-from reward_kit.runs.report.page import write_report
 from reward_kit.runs.store import RunStore
 from reward_kit.task_parts import CreditModel
 
