@@ -21,7 +21,7 @@ test: $(VENV)/.dev  ## Run the tests, two at a time
 
 # The tests whose numbers depend on the processor: they compute with PyTorch or NumPy, or compare figures byte by byte.
 NUMERIC_TESTS := tests/agent/policies tests/credit tests/rl tests/tokens \
-	tests/runs/statistics tests/runs/calibration tests/runs/comparison \
+	tests/runs/statistics tests/runs/test_calibration.py tests/test_agreement.py tests/runs/comparison \
 	tests/cli/test_run_hf.py tests/pages/test_figures.py \
 	tests/test_household_agent.py tests/test_once_around.py tests/test_rl_helpers.py tests/test_rl_processing.py
 # What PyTorch, oneDNN, MKL, OpenBLAS, NumPy (names of NumPy 1 and 2, which warns of those it does not know) and the C library may use.

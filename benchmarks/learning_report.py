@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 
-from reward_kit.runs.statistics.student import t_quantile
+from reward_kit.runs.statistics import t_quantile
 
 DRAWS, PROBLEMS = 10_000, 256
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 400, 56, 24, 120, 48

@@ -36,9 +36,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from instant_server import running_server  # noqa: E402
 from rollouts import TOOLS  # noqa: E402
 
+import reward_kit.cli.outcome  # noqa: E402
 import reward_kit.runs.runner  # noqa: E402
 from reward_kit.cli.main import program  # noqa: E402
-from reward_kit.runs.report.page import write_report  # noqa: E402
+from reward_kit.report.run_page import write_report  # noqa: E402
 from reward_kit.runs.run_folder import RunStore  # noqa: E402
 from reward_kit.runs.summary import EpisodeRow  # noqa: E402
 
@@ -150,8 +151,8 @@ def share_of_a_run(folder: Path, options: list[str]) -> tuple[float, dict[str, f
     watch.over(RunStore, "write_header", "header")
     watch.over(reward_kit.runs.runner, "score_record", "scores")
     watch.over(EpisodeRow, "of_episode", "summary")
-    watch.over(reward_kit.runs.runner, "summarise", "summary")
-    watch.over(reward_kit.runs.runner, "write_page", "page")
+    watch.over(reward_kit.cli.outcome, "summarise", "summary")
+    watch.over(reward_kit.cli.outcome, "write_page", "page")
     shutil.rmtree(folder / "runs", ignore_errors=True)
     began = processor_s()
     try:

@@ -20,11 +20,13 @@ LAYERS = [
     ["processes", "limited_yaml", "torch_cpu"],
     ["findings", "typed_interface", "reward_options", "reward_calls", "providers", "episodes", "environments"],
     ["console", "agent", "sandbox"],
-    ["rewards", "tokens", "reward_agent", "reward_checks", "credit", "rl_helpers", "rl_processing"],
-    ["runs"],
+    ["agreement", "rewards", "tokens", "reward_agent", "reward_checks", "credit", "rl_helpers", "rl_processing"],
+    ["runs", "report"],
     ["rl"],
     ["integrations", "cli"],
 ]
+# A run ends by writing its page, and a page is made of the files of a run; no module of the two is in a cycle.
+TOGETHER = {("runs", "report")}
 HEAVY = {"torch", "transformers", "ray", "trl"}
 MAY_IMPORT_HEAVY = ("reward_kit.agent.policies.hf", "reward_kit.rl", "reward_kit.integrations", "reward_kit.torch_cpu")
 
@@ -71,7 +73,7 @@ def test_modules_import_only_from_lower_layers() -> None:
             other = unit_of(target)
             if not other:
                 wrong.append(f"{name} imports the package itself; import from the module that defines the name")
-            elif other != own and layer[other] >= layer[own]:
+            elif other != own and layer[other] >= layer[own] and (own, other) not in TOGETHER:
                 wrong.append(f"{name} imports {target}, which is in a higher layer")
     assert not wrong, "\n".join(sorted(wrong))
 

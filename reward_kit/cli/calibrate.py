@@ -24,9 +24,8 @@ from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
-from reward_kit.runs.calibration.calibration import Calibration, Disagreement, calibrate
-from reward_kit.runs.calibration.labels import Columns, Pairs, read_labels
-from reward_kit.runs.calibration.measures import Figure, Settings
+from reward_kit.runs.calibration import Calibration, Disagreement, Figure, Settings, calibrate
+from reward_kit.runs.labels import Columns, Pairs, read_labels
 from reward_kit.runs.task_file import overlaid, parse_override
 from reward_kit.runs.tasks import load_tasks_reward
 from reward_kit.validation import describe_validation_error

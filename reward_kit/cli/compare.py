@@ -14,10 +14,8 @@ from reward_kit.cli.options import Number, WholeNumber, complete_runs, newest_ru
 from reward_kit.cli.outcome import note_console
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import shown
-from reward_kit.runs.comparison.comparing import Comparison, compare, to_json
-from reward_kit.runs.comparison.gates import Gate, regression_gates, under_gate
-from reward_kit.runs.comparison.sides import read_sides
-from reward_kit.runs.comparison.table import comparison_table, notes_of
+from reward_kit.runs.comparison import Comparison, Gate, compare, read_sides, regression_gates, to_json, under_gate
+from reward_kit.runs.comparison_table import comparison_table, notes_of
 
 
 class _Margin(Number):
@@ -126,7 +124,7 @@ def _tell(comparison: Comparison, gates: list[Gate], output: Path | None) -> Non
     for told in notes_of(comparison):
         note.print(f"warning: {told}", style="yellow")
     if output is not None:
-        from reward_kit.runs.comparison.page import write_comparison
+        from reward_kit.report.comparison_page import write_comparison
 
         note.print(f"Its page:  {write_comparison(comparison, output)}")
     for gate in gates:

@@ -18,10 +18,19 @@ from reward_kit.cli.options import Number, complete_runs, newest_run_option, run
 from reward_kit.cli.trust import require_trust_in_file, trust_option
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.private_files import make_private_folder
-from reward_kit.runs.export.chats import Unfit, chat_of
-from reward_kit.runs.export.columns import STEPS, TABLES, rows_of
-from reward_kit.runs.export.selection import CreditLines, Selection, header_of_run, selected
-from reward_kit.runs.export.sinks import STDOUT, opened, text_file
+from reward_kit.runs.chats import Unfit, chat_of
+from reward_kit.runs.export import (
+    STDOUT,
+    STEPS,
+    TABLES,
+    CreditLines,
+    Selection,
+    binary_file,
+    header_of_run,
+    opened,
+    rows_of,
+    selected,
+)
 from reward_kit.runs.results import Result
 from reward_kit.runs.run_folder import RunHeader
 
@@ -162,7 +171,7 @@ def _write_tables(
             for name, sink in sinks.items():
                 lines = credit.of(result.episode["rollout_id"]) if credit is not None and name == STEPS.name else []
                 with _told_of(result):
-                    made = list(rows_of(TABLES[name], result, selection.pass_threshold, lines))
+                    made = rows_of(TABLES[name], result, selection.pass_threshold, lines)
                 for row in made:
                     sink.write(row)
                 rows[name] += len(made)
@@ -195,10 +204,10 @@ def _write_chats(
     run: Path, header: RunHeader, selection: Selection, target: Path, given: Path | None, *, is_private: bool
 ) -> None:
     chats = _Chats(_tools(run, header, selection, given))
-    with text_file(target, is_private=is_private) as file:
+    with binary_file(target, is_private=is_private) as file:
         for result in _some(selected(run, selection), selection):
             if (line := chats.line_of(result)) is not None:
-                file.write(line)
+                file.write(line.encode())
         if not chats.count:
             raise ConfigError(f"no episode can be written: {chats.reasons}")
     _say(f"{chats.count:,} chats", target)
@@ -251,7 +260,7 @@ class _Chats:
 
 def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | None) -> Sequence[Mapping[str, Any]]:
     """What stands in the file, else what the task offers, where an episode calls anything."""
-    from reward_kit.runs.export.task_tools import tools_of_file, tools_of_task
+    from reward_kit.runs.chats import tools_of_file, tools_of_task
 
     if given is not None:
         return tools_of_file(given)

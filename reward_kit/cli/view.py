@@ -13,9 +13,9 @@ import click
 from reward_kit.cli.echo import echo
 from reward_kit.cli.options import complete_runs, run_or_newest
 from reward_kit.errors import ConfigError
-from reward_kit.runs.report.any_page import write_any_report
+from reward_kit.report.run_page import write_report
+from reward_kit.report.viewer_runs import Catalogue
 from reward_kit.runs.run_folder import FILE
-from reward_kit.runs.viewer.catalogue import Catalogue
 
 
 @click.command(name="view")
@@ -62,7 +62,7 @@ def command(folder: Path, port: int, opens: bool, output: Path | None) -> None:
         return
     is_of_runs = not (folder / FILE).is_file() and any(folder.glob(f"*/{FILE}"))
     run = run_or_newest(None, folder, training=True) if is_of_runs else folder
-    echo(str(write_any_report(run, None if output == run / "report.html" else output)))
+    echo(str(write_report(run, None if output == run / "report.html" else output)))
 
 
 def _catalogue_of(folder: Path) -> Catalogue:
@@ -75,8 +75,8 @@ def _catalogue_of(folder: Path) -> Catalogue:
 
 
 async def _serve(catalogue: Catalogue, port: int, opens: bool) -> None:
-    from reward_kit.runs.viewer.access import CODE, Access
-    from reward_kit.runs.viewer.server import serving
+    from reward_kit.report.viewer_access import CODE, Access
+    from reward_kit.report.viewer_server import serving
 
     access = Access()
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

@@ -113,7 +113,7 @@ def _message(message: Message, told: str) -> Iterator[Html]:
 
 
 def _text(message: Message) -> str:
-    """Its text; a part that is no text, such as a picture, by the name of its kind."""
+    """Its text; a part of another kind, such as a picture, by the name of its kind."""
     if isinstance(message.content, str):
         return message.content
     parts = message.content or []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
+import numpy as np
+
+from reward_kit.agreement import cohens_kappa, pearson, spearman
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.reward_checks.answers import FORMS, text_of
 from reward_kit.reward_checks.bench import Bench
@@ -34,42 +36,19 @@ async def agreement(checkup: Checkup, other: Bench, name: str, threshold: float 
     if len(pairs) < 2:
         checkup.report.cannot(f"agreement with {name}", f"{len(pairs)} rollouts were scored by both")
         return
-    lefts, rights = [left for left, _, _ in pairs], [right for _, right, _ in pairs]
+    lefts, rights = np.array([left for left, _, _ in pairs]), np.array([right for _, right, _ in pairs])
     checkup.report.facts[f"agreement with {name}"] = {
         "rollouts": len(pairs),
         "unscored by one of them": unscored,
         "pearson": _rounded(pearson(lefts, rights)),
-        "spearman": _rounded(pearson(ranks(lefts), ranks(rights))),
-        "kappa": _rounded(kappa([x >= threshold for x in lefts], [x >= threshold for x in rights])),
-        "mean difference": _rounded(sum(lefts) / len(lefts) - sum(rights) / len(rights)),
+        "spearman": _rounded(spearman(lefts, rights)),
+        "kappa": _rounded(cohens_kappa((lefts >= threshold).astype(int), (rights >= threshold).astype(int), 2)),
+        "mean difference": _rounded(float(lefts.mean() - rights.mean())),
     }
     worst = sorted(pairs, key=lambda pair: -abs(pair[0] - pair[1]))[:_SHOWN]
     lines = [f"{left:.4g} against {right:.4g}: {_text(request)}" for left, right, request in worst if left != right]
     if lines:
         checkup.report.add("disagrees", "info", f"differs from {name}; the worst of {len(pairs)} rollouts", lines)
-
-
-def pearson(xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """Pearson's correlation; None where one of them is constant."""
-    mean_x, mean_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
-    covariance = math.fsum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
-    spread = math.sqrt(math.fsum((x - mean_x) ** 2 for x in xs) * math.fsum((y - mean_y) ** 2 for y in ys))
-    return covariance / spread if spread > 0 else None
-
-
-def ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value, from 1; ties share the mean of theirs."""
-    order = sorted(values)
-    first = {value: order.index(value) for value in set(values)}
-    return [first[value] + (order.count(value) + 1) / 2 for value in values]
-
-
-def kappa(xs: Sequence[bool], ys: Sequence[bool]) -> float | None:
-    """Cohen's kappa (1960) of two judges who pass or fail; None where chance alone explains all."""
-    agreed = sum(x == y for x, y in zip(xs, ys, strict=True)) / len(xs)
-    share_x, share_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    by_chance = share_x * share_y + (1 - share_x) * (1 - share_y)
-    return (agreed - by_chance) / (1 - by_chance) if by_chance < 1 else None
 
 
 def _rollouts(checkup: Checkup) -> list[ScoringRequest]:
@@ -88,5 +67,5 @@ def _text(request: ScoringRequest) -> str:
     return f'"{shown(request.messages[-1].text, 70)}"' if request.messages else "no messages"
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def _rounded(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 4)

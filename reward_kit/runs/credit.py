@@ -1,6 +1,6 @@
-"""`credit.jsonl`: what each step of a run was worth, from its stored episodes and scores, and what `summary.json` says.
+"""`credit.jsonl`: the credit of each step of a run, from its stored episodes and scores, and its summary.
 
-All of it comes from the files of the run, in which secrets are blotted out already, and all of it is written anew each
+All of it comes from the files of the run, in which secrets are blotted out already, and all of it is written again each
 time: a kill leaves the old file or the new one, and a step never has two lines. Lines are ordered by group and rollout.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RunCredit:
-    """What came of assigning credit to a run.
+    """The result of assigning credit to a run.
 
     Attributes:
         section: `credit` of `summary.json`: the estimator, all its options, the scores it read and the diagnostics.
@@ -50,7 +51,7 @@ class RunCredit:
 
     @property
     def warnings(self) -> list[str]:
-        """What is wrong with the credit, each with its cause and what to do."""
+        """The problems of the credit, each with its cause and what to do."""
         return list(self.section["warnings"])
 
 
@@ -86,14 +87,14 @@ def write_section(path: Path, credit: RunCredit) -> None:
 
 
 def settings_of(path: Path) -> CreditModel | None:
-    """The settings with which the steps of a run were credited last; None where they never were, or nobody can tell."""
+    """The settings with which the steps of a run were credited last; None if they never were, or if that is unknown."""
     try:
         section = read_json(path / "summary.json").get("credit")
         if section is None:
             return None
         told = {key: section[key] for key in ("estimator", "step_rewards")}
         return CreditModel.model_validate({**section["options"], **told})
-    except (StoreError, KeyError, TypeError, pydantic.ValidationError):  # none, or a damaged one, which is written anew
+    except (StoreError, KeyError, TypeError, pydantic.ValidationError):  # missing or damaged: it will be replaced
         return None
 
 
@@ -131,13 +132,10 @@ def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[di
     Raises:
         StoreError: the run's `credit.jsonl` is damaged.
     """
-    best = heapq.nlargest(count, (row for row in read_credit(path) if (row["A"] or 0.0) > 0.0), key=_advantage)
-    worst = heapq.nsmallest(count, (row for row in read_credit(path) if (row["A"] or 0.0) < 0.0), key=_advantage)
+    key = operator.itemgetter("A")
+    best = heapq.nlargest(count, (row for row in read_credit(path) if (row["A"] or 0.0) > 0.0), key=key)
+    worst = heapq.nsmallest(count, (row for row in read_credit(path) if (row["A"] or 0.0) < 0.0), key=key)
     return best, worst
-
-
-def _advantage(row: Mapping[str, Any]) -> float:
-    return float(row["A"])
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
@@ -182,7 +180,7 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
 
 @contextmanager
 def _told_of_line(place: str) -> Iterator[None]:
-    """What a damaged record does to its reader, as an error that names the line."""
+    """Report the error of a damaged record with its line."""
     try:
         with boundary(StoreError, f"{place}: it cannot be read as an episode"):
             yield
@@ -211,7 +209,7 @@ def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Sc
 
 
 def _reads_recorded_keys(assigner: CreditAssigner) -> bool:
-    """Whether states are told apart by the keys that resources gave, or not at all."""
+    """True if states are identified by the keys that resources gave, or not at all."""
     state_hash = assigner.options.get("state_hash")
     name = state_hash.get("name") if isinstance(state_hash, Mapping) else state_hash
     return name in (None, "state_key")
@@ -268,14 +266,9 @@ def _section(assigner: CreditAssigner, batch: CreditBatch, stored: Sequence[_Sto
 
 
 def _digest(stored: Iterable[_StoredEpisode]) -> str:
-    """Which scores were read: where a run has others by now, its credit is of yesterday."""
-    whole = hashlib.sha256()
-    for line in _told(stored):
-        whole.update(line)
-    return whole.hexdigest()
-
-
-def _told(stored: Iterable[_StoredEpisode]) -> Iterator[bytes]:
+    """The digest of the scores that were read: if a run has others by now, its credit is out of date."""
+    digest = hashlib.sha256()
     for episode in stored:
-        told = [episode.aligned.rollout_id, episode.attempt, episode.aligned.score]
-        yield json.dumps(told).encode("ascii") + b"\n"
+        facts = [episode.aligned.rollout_id, episode.attempt, episode.aligned.score]
+        digest.update(json.dumps(facts).encode("ascii") + b"\n")
+    return digest.hexdigest()

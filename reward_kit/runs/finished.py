@@ -1,4 +1,4 @@
-"""`FinishedRun`: what a run from Python came to, for code and for a notebook."""
+"""`FinishedRun`: the result of a run from Python, for code and for a notebook."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError, did_you_mean
-from reward_kit.runs.display import as_text
+from reward_kit.notebook_html import Html, element, escaped, faint, folded, line, link, strong, table, whole
+from reward_kit.runs.display import as_text, figure, interval_text
 from reward_kit.runs.results import Result, read_results
-from reward_kit.runs.run_html import run_html
 from reward_kit.runs.summary import EpisodeRow, PolicySummary
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FinishedRun:
-    """What a run came to. `str()` is the table that the command shows; a notebook shows one of its own.
+    """The result of a run. `str()` is the table that the command shows; a notebook shows one of its own.
 
     Attributes:
         path: the run's folder.
@@ -26,7 +26,7 @@ class FinishedRun:
         rows: one for each episode, in no order.
         policies: what each policy came to.
         pass_threshold: a score of at least this passes.
-        notes: lines for the user, such as that the reward ran without walls.
+        notes: lines for the user, such as that the reward ran without a sandbox.
     """
 
     path: Path
@@ -99,6 +99,62 @@ class FinishedRun:
         return f"FinishedRun({', '.join(told)})"
 
     def _repr_html_(self) -> str:
-        return run_html(
-            self.title, self.policies, self.broken, self.failed, self.why_stopped, self.page, self.notes
-        )  # fmt: skip
+        parts = [line(strong(self.title))]
+        if self.why_stopped:
+            parts.append(line(strong("Stopped: "), self.why_stopped))
+        columns = _columns(self.policies)
+        parts.append(table(columns, self.policies, lambda one: [_cells(one)[name] for name in columns]))
+        if self.broken:
+            parts.append(folded(f"{counted(len(self.broken), 'episode')} broke", _rows(self.broken, "what broke")))
+        if self.failed:
+            parts.append(folded(f"{counted(len(self.failed), 'episode')} did not pass", _rows(self.failed, "score")))
+        parts += [line(faint(note)) for note in self.notes]
+        page = self.page
+        parts.append(line(link(page)) if page.is_file() else line(faint(f"no report; the run is in {page.parent}")))
+        return whole(*parts)
+
+
+_BAR = "color-mix(in srgb, currentColor {0}, transparent)"
+
+
+def _columns(policies: Sequence[PolicySummary]) -> list[str]:
+    broke, cost = any(one.errors for one in policies), any(one.cost is not None for one in policies)
+    names = ["policy", "mean score", "", "pass rate", "episodes", "not passed"]
+    return [*names, *(["broke"] if broke else []), *(["cost"] if cost else [])]
+
+
+def _cells(one: PolicySummary) -> dict[str, object]:
+    return {
+        "policy": one.policy,
+        "mean score": strong(interval_text(one.score)),
+        "": _bar(one),
+        "pass rate": "–" if one.pass_at_1 is None else f"{one.pass_at_1:.1%}",
+        "episodes": str(one.episodes) if one.scored == one.episodes else f"{one.scored} of {one.episodes} scored",
+        "not passed": str(one.failures),
+        "broke": ", ".join(f"{count} {name}" for name, count in one.errors.items()) or "0",
+        "cost": "–" if one.cost is None else f"${one.cost:.4f}",
+    }
+
+
+def _bar(one: PolicySummary) -> Html:
+    """The mean of scores within [0, 1] as a bar, with its interval below it."""
+    interval = one.score
+    if interval is None or not 0.0 <= interval.mean <= 1.0:
+        return escaped("")
+    full = _BAR.format("75%")
+    track = element("div", element("div", "", style=f"width:{interval.mean:.1%}; height:100%; background:{full};"),
+                    style=f"width:7em; height:0.5em; margin-top:0.45em; background:{_BAR.format('15%')};")  # fmt: skip
+    if interval.low is None or interval.high is None or not 0.0 <= interval.low <= interval.high <= 1.0:
+        return track
+    span = f"margin-left:{interval.low:.1%}; width:{interval.high - interval.low:.1%}; height:0.15em;"
+    whisker = element("div", element("div", "", style=f"{span} background:{full};"), style="width:7em; margin-top:1px;")
+    return Html(track + whisker)
+
+
+def _rows(rows: Sequence[EpisodeRow], what: str) -> Html:
+    def cells(row: EpisodeRow) -> list[object]:
+        is_scored = row.score is not None and what == "score"
+        told = figure(row.score or 0.0) if is_scored else (row.error_message or row.score_error or "")
+        return [row.sample_id, row.rollout_id, told]
+
+    return table(["sample", "episode", what], rows, cells)

@@ -17,7 +17,7 @@ _SAME = 1e-12  # what differs by less differs by rounding
 
 
 class Counts(NamedTuple):
-    """How many went which way; each is counted among those that are scored before and after, but the last two."""
+    """The number of episodes that went each way; all but the last two count those that are scored before and after."""
 
     up: int
     down: int
@@ -30,7 +30,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """What another reward makes of one policy's episodes.
+    """The change that another reward makes to one policy's scores.
 
     Attributes:
         policy: its label.
@@ -65,7 +65,7 @@ class Moved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What scoring again changed: for each policy, and the episodes that moved most."""
+    """The changes from scoring again: for each policy, and the episodes that moved most."""
 
     policies: Sequence[PolicyChange]
     moved: Sequence[Moved]

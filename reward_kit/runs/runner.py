@@ -390,11 +390,11 @@ def _assign_credit(run: Path, settings: CreditModel) -> tuple[RunCredit | None, 
 
 def write_page(run: Path) -> tuple[Path | None, RewardKitError | None]:
     """Write `report.html`. A failure leaves the run as it is and is logged; `reward-kit view RUN -o` tries again."""
-    from reward_kit.runs.report.any_page import write_any_report
+    from reward_kit.report.run_page import write_report
 
     try:
         with boundary(StoreError, "the report"):
-            return write_any_report(run), None
+            return write_report(run), None
     except RewardKitError as error:
         logger.warning("no report: %s", error)
         return None, error

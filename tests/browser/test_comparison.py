@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_kit.runs.comparison.page import write_comparison
+from reward_kit.report.comparison_page import write_comparison
 from tests.browser.conftest import Opened
 from tests.browser.window import PHONE
 from tests.runs.comparison.made import Scores, compared, make_run

@@ -15,10 +15,10 @@ import pytest
 from reward_kit.agent.models import steps_of
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.models import Message
+from reward_kit.report.rendering import bundle
+from reward_kit.report.run_page import write_report
 from reward_kit.rl_helpers import gigpo_credit
 from reward_kit.runs.credit import assign_credit
-from reward_kit.runs.report.bundling import bundle
-from reward_kit.runs.report.page import write_report
 from reward_kit.runs.run_folder import read_credit
 from reward_kit.task_parts import CreditModel
 from tests.browser.conftest import Opened

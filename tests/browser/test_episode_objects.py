@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from reward_kit.report.rendering import href
+from reward_kit.report.run_page import write_report
 from reward_kit.runs.credit import assign_credit, write_section
-from reward_kit.runs.report.page import write_report
-from reward_kit.runs.report.wording import href
 from reward_kit.runs.run_folder import read_credit
 from reward_kit.task_parts import CreditModel
 from tests.browser.conftest import Opened
 from tests.browser.walks import walks, write_walks
 from tests.browser.window import PHONE
+from tests.report import made
+from tests.report.test_page import HOSTILE
 from tests.runs import stored_run
-from tests.runs.report import made
-from tests.runs.report.test_page import HOSTILE
 
 pytestmark = pytest.mark.campaign
 LONG = "x" * 1_000_000

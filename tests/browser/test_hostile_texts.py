@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from reward_kit.runs.report.page import write_report
+from reward_kit.report.run_page import write_report
 from tests.browser.conftest import Opened
 from tests.browser.walks import GROUP, walk, write_walks
 from tests.browser.window import DESK, PHONE, Window

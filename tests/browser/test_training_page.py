@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from reward_kit.runs.report.any_page import write_any_report
+from reward_kit.report.run_page import write_report
 from tests.browser.conftest import Opened
 from tests.browser.window import DESK, PHONE
-from tests.runs.report.training.made import make_training, update
+from tests.report.training.made import make_training, update
 
 pytestmark = pytest.mark.campaign
 PLOT, READOUT = 'svg[data-chart="score"]', '[data-readout="score"]'
@@ -26,7 +26,7 @@ def training(folder: Path, updates: int) -> Path:
         if number == updates // 3:
             figures["learner__alarm__ratio_max"] = 2e4
         lines.append((number, update(number, **figures)))
-    return write_any_report(make_training(folder, lines, config={"updates": updates}))
+    return write_report(make_training(folder, lines, config={"updates": updates}))
 
 
 @pytest.fixture(scope="module", params=[30, 10_000])

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from reward_kit.report.run_page import write_report
 from reward_kit.runs.credit import assign_credit, write_section
-from reward_kit.runs.report.page import write_report
 from reward_kit.runs.run_folder import RunHeader, RunStore
 from reward_kit.task_parts import CreditModel
 

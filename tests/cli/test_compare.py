@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.project import Project
-from tests.runs.report.made import Parsed
+from tests.report.made import Parsed
 
 
 def acting(answer: str) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from reward_kit.providers.cassette import Cassette
+from reward_kit.report import run_page
+from reward_kit.report.run_page import write_report
 from reward_kit.rewards.judge_client import AnswerCache
-from reward_kit.runs.report import page
-from reward_kit.runs.report.page import write_report
 from tests.cli.project import Project
+from tests.report.made import random_run
 from tests.rl.training.lake import lake_folder
-from tests.runs.report.made import random_run
 from tests.runs.stored_run import episode, make_run
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
@@ -101,7 +101,7 @@ def test_a_file_named_with_o_is_what_the_umask_allows(tmp_path: Path) -> None:
 
 
 def test_the_episodes_beside_a_large_page_are_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "MOST_INLINE", 0)
+    monkeypatch.setattr(run_page, "MOST_INLINE", 0)
     run = random_run(tmp_path, 8)
     write_report(run)
     assert (run / "report_data").is_dir() and not open_to_others(run / "report_data")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests import command_line
+from tests.report.made import Parsed
 from tests.rl.training.lake import lake_folder
-from tests.runs.report.made import Parsed
 
 
 def test_training_leaves_a_page_and_report_writes_it_again(tmp_path: Path) -> None:

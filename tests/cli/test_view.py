@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.project import Project
 from tests.cli.viewing import fetched, viewer
-from tests.runs.report.made import Parsed, episode, make_run, random_run, score
+from tests.report.made import Parsed, episode, make_run, random_run, score
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from reward_kit.runs.export.selection import CreditLines
+from reward_kit.runs.export import CreditLines
 from reward_kit.runs.results import credit_places
-from tests.runs.report.made import make_run
+from tests.report.made import make_run
 
 
 def credit(name: str, step: int, a: float) -> dict[str, Any]:

@@ -141,7 +141,7 @@ if __name__ == "__main__":
 
     import reward_kit.agent.policies.hf_policy
     import reward_kit.cli.training
-    import reward_kit.runs.report.page  # noqa: F401
+    import reward_kit.report.run_page  # noqa: F401
 
     gc.freeze()  # a collection in a fork would copy every page it looks at
     serve()

@@ -10,9 +10,9 @@ import pytest
 
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import StoreError
+from reward_kit.report.episode_chunks import token_rows
 from reward_kit.rl.training.kept import KeptUpdate
 from reward_kit.runs.redaction import Redaction
-from reward_kit.runs.report.token_rows import token_rows
 from reward_kit.runs.scoring import read_transcripts
 from tests import command_line
 from tests.rl.training.lake import TRAIN, lake_folder, trained

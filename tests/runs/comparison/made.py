@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reward_kit.runs.comparison.comparing import Comparison, compare
-from reward_kit.runs.comparison.sides import read_sides
+from reward_kit.runs.comparison import Comparison, compare, read_sides
 from reward_kit.runs.run_folder import RunHeader, RunStore
 
 Scores = Mapping[str, Sequence[float | None]]

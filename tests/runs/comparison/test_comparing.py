@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.runs.comparison.comparing import Difference, to_json
-from reward_kit.runs.comparison.table import notes_of
+from reward_kit.runs.comparison import Difference, to_json
+from reward_kit.runs.comparison_table import notes_of
 from reward_kit.runs.statistics import holm, paired_figures
 from tests.runs.comparison.made import Scores, compared, make_run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_kit.runs.comparison.gates import regression_gates, under_gate
+from reward_kit.runs.comparison import regression_gates, under_gate
 from tests.runs.comparison.made import compared, make_run
 
 LOST = [-0.5, -0.25, -0.25, 0.0, -0.5, -0.25, -0.25, 0.0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.runs.comparison.sides import read_sides
+from reward_kit.runs.comparison import read_sides
 from tests.runs.comparison.made import make_run
 
 ONE = {"a": [1.0, 0.0], "b": [1.0, None], "c": [None, None]}

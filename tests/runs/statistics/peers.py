@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from reward_kit.runs.statistics import (
     paired_t_test,
     sign_flip_test,
     t_quantile,
-    t_test_power,
     t_two_sided,
     wilson_bounds,
 )
@@ -44,7 +42,6 @@ def random_data(seed: int) -> Data:
         lambda n: rng.integers(0, 2, n).astype(float),
         lambda n: rng.integers(-3, 4, n).astype(float),
     ][seed % 4]
-    pairs = int(rng.integers(5, 300))
     return {
         "seed": seed,
         "scores": _rounded(draw(3 * size)),
@@ -55,7 +52,6 @@ def random_data(seed: int) -> Data:
         "t": [round(float(rng.normal(0, 2)), 6), int(rng.integers(1, 3_000))],
         "counts": rng.integers(0, 40, 2).tolist(),
         "p_values": _rounded(rng.random(6) ** 3),
-        "power": [float(rng.uniform(0.05, 3.5)) / math.sqrt(pairs), pairs, 0.05],
     }
 
 
@@ -80,7 +76,6 @@ def ours(data: Data) -> Figures:
         "holm": holm(data["p_values"]),
         "benjamini-hochberg": benjamini_hochberg(data["p_values"]),
         "cohens_dz": [cohens_dz(deltas) or 0.0],
-        "power": [t_test_power(*data["power"])],
     }
 
 
@@ -90,7 +85,6 @@ def theirs(data: Data) -> Figures:
     from statsmodels.regression.linear_model import OLS
     from statsmodels.stats.contingency_tables import mcnemar
     from statsmodels.stats.multitest import multipletests
-    from statsmodels.stats.power import TTestPower
     from statsmodels.stats.proportion import proportion_confint
     from statsmodels.stats.weightstats import DescrStatsW
 
@@ -120,7 +114,6 @@ def theirs(data: Data) -> Figures:
         "holm": multipletests(data["p_values"], method="holm")[1].tolist(),
         "benjamini-hochberg": multipletests(data["p_values"], method="fdr_bh")[1].tolist(),
         "cohens_dz": [deltas.mean() / deltas.std(ddof=1)],
-        "power": [TTestPower().power(*data["power"])],
     }
 
 

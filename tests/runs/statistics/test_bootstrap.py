@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from reward_kit.runs.calibration.agreement import spearman
+from reward_kit.agreement import spearman
 from reward_kit.runs.statistics import Bounds, bootstrap_bounds, bootstrap_mean
 
 SKEWED = np.array([0.1, 0.4, 0.35, 0.8, 0.9, 0.05, 0.4, 0.7, 2.5, 3.1, 0.2, 0.15, 0.6, 0.5, 1.2, 0.3])

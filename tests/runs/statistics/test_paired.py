@@ -15,7 +15,6 @@ from reward_kit.runs.statistics import (
     difference_interval,
     mcnemar_test,
     mean_interval,
-    minimum_detectable_difference,
     paired_cliffs_delta,
     paired_figures,
     paired_t_test,
@@ -186,14 +185,13 @@ class TestAllOfThem:
         found = paired_figures(SLEEP)
         assert found.interval == difference_interval(SLEEP)
         assert (found.permutation, found.p_t) == (sign_flip_test(SLEEP), paired_t_test(SLEEP))
-        assert found.detectable == minimum_detectable_difference(float(np.std(SLEEP, ddof=1)), 10)
         assert found.bootstrap == bootstrap_mean(SLEEP, resamples=10_000)
         # `scipy.stats.bootstrap` of SciPy 1.17.1, BCa, 200,000 draws.
         assert found.bootstrap == pytest.approx((1.05, 2.62), abs=0.08)
 
     def test_differences_that_are_alike_have_no_figures_that_need_a_spread(self):
         found = paired_figures([0.0] * 8, reach=1.0)
-        assert (found.p_t, found.cohens_dz, found.detectable) == (None, None, None)
+        assert (found.p_t, found.cohens_dz) == (None, None)
         assert found.bootstrap == (None, None) and found.permutation.p == 1.0
 
     @settings(max_examples=20, deadline=None)
@@ -204,7 +202,6 @@ class TestAllOfThem:
         other = paired_figures(values, resamples=50)
         assert one.interval.low == pytest.approx(other.interval.low)
         assert one.permutation.p == pytest.approx(other.permutation.p, abs=1e-12)
-        assert one.detectable == pytest.approx(other.detectable)
 
     @pytest.mark.parametrize(
         ("values", "why"), [([], "no sample"), ([1.0, math.nan], "not finite"), ([1e200], "1e100")]

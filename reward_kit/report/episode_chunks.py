@@ -1,0 +1,512 @@
+"""The episodes behind a page: their stored lines, group by group, in chunks that a browser opens one at a time.
+
+Only what would make a page slow is parsed here, so that a run of any size costs little more than its bytes. The text of
+a chunk is lines again, each with a letter before it: `E` an episode, and after it, if they are known, `S` its score and
+`C` the list of its lines of `credit.jsonl`. The page's script reads them (`objects.js`).
+
+Texts of tokens come from the `tokenizer.json` of a model's folder, read as the JSON that it is: no tokenizer has to be
+installed, and nothing is fetched. If secrets were blotted out of an episode its texts are left out, since ids would
+reveal them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+import shutil
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from reward_kit.display_text import shown
+from reward_kit.episodes.json_codec import TAG, from_json_value
+from reward_kit.errors import StoreError
+from reward_kit.private_files import make_private_folder
+from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
+from reward_kit.runs.files import TRAINING, read_json, told_of, write_atomically
+from reward_kit.runs.redaction import HIDDEN
+from reward_kit.runs.results import STEP, Place, credit_places
+from reward_kit.runs.run_folder import RunHeader
+
+MOST_TOGETHER = 64
+"""Episodes of a group that are shown side by side; of a larger one in parts."""
+_PART_BYTES = 4_000_000
+_CHUNK_BYTES = 500_000
+
+
+class StoredLines(NamedTuple):
+    """The lines of one episode as they stand in the files of its run; those of its steps' credit one after another."""
+
+    episode: bytes
+    score: bytes | None = None
+    credit: bytes = b""
+
+
+class Part(NamedTuple):
+    """Episodes that are shown together: a group, or a part of a large one.
+
+    Attributes:
+        group_id: the group.
+        size: how many episodes it has in all.
+        first: the place of the first of these in it.
+        episodes: in the order of their rollouts.
+    """
+
+    group_id: str
+    size: int
+    first: int
+    episodes: Sequence[EpisodeOutline]
+
+
+def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
+    """The part of a chunk that these episodes of one group are: ASCII without `<`, which would end a script."""
+    found: list[bytes] = []
+    for lines in episodes:
+        found += b"E", fitter.fitted(lines.episode), b"\n"
+        if lines.score is not None:
+            found += b"S", fitter.fitted(lines.score), b"\n"
+        if lines.credit:
+            # As items of a list, without what all of them begin with: whose they are, which the page knows.
+            prefix = lines.credit[1 : max(1, lines.credit.find(STEP))]
+            lean = lines.credit.replace(prefix, b"") if prefix else lines.credit
+            found += b"C[", lean.strip().replace(b"\n", b","), b"]\n"
+    return b"".join(found).replace(b"<", b"\\u003c")
+
+
+def parts_of(episodes: Iterable[EpisodeOutline]) -> list[Part]:
+    """The groups of a run in the order of samples and policies; a large one in parts."""
+    groups = grouped(episodes, lambda facts: facts.group_id)
+    names = sorted(groups, key=lambda name: (str(groups[name][0].row.sample_id), groups[name][0].row.policy, name))
+    return [part for name in names for part in _parts(name, groups[name])]
+
+
+def _parts(group_id: str, episodes: Sequence[EpisodeOutline]) -> Iterator[Part]:
+    ordered = sorted(episodes, key=lambda facts: (facts.rollout_index, facts.row.rollout_id))
+    first, size = 0, 0
+    for place, facts in enumerate(ordered):
+        if place > first and (place - first == MOST_TOGETHER or size + _size(facts) > _PART_BYTES):
+            yield Part(group_id, len(ordered), first, ordered[first:place])
+            first, size = place, 0
+        size += _size(facts)
+    yield Part(group_id, len(ordered), first, ordered[first:])
+
+
+def chunks_of(parts: Iterable[Part]) -> list[list[Part]]:
+    """Parts that are opened together, about half a megabyte of stored lines at a time."""
+    chunks: list[list[Part]] = []
+    size = _CHUNK_BYTES
+    for part in parts:
+        if size >= _CHUNK_BYTES:
+            chunks.append([])
+            size = 0
+        chunks[-1].append(part)
+        size += sum(map(_size, part.episodes))
+    return chunks
+
+
+def _size(facts: EpisodeOutline) -> int:
+    score = facts.score.place if facts.score is not None else None
+    return (facts.place.length if facts.place is not None else 0) + (score.length if score is not None else 0)
+
+
+class ChunkReader:
+    """Reads the stored lines of a run's chunks. Use it as a context manager.
+
+    Args:
+        run: whose `episodes` know their places, since they were read from its files.
+
+    Attributes:
+        chunks: the parts of each chunk.
+        stored_bytes: what the lines of all of them take.
+
+    Raises:
+        StoreError: `credit.jsonl` is damaged.
+    """
+
+    def __init__(self, run: RunFacts) -> None:
+        self._path, self._fitter = run.path, LineFitter(run.header)
+        self._credit = credit_places(run.path)
+        self.chunks = chunks_of(parts_of(run.episodes))
+        lines = sum(_size(facts) for facts in run.episodes)
+        self.stored_bytes = lines + sum(place.length for place in self._credit.values())
+
+    def __enter__(self) -> ChunkReader:
+        """Open the files.
+
+        Raises:
+            StoreError: one of them cannot be opened.
+        """
+        with ExitStack() as opened:
+            self._episodes, self._scores, self._steps = (
+                self._open(name, opened) for name in ("episodes.jsonl", "scores.jsonl", "credit.jsonl")
+            )
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def _open(self, name: str, opened: ExitStack) -> int:
+        path = self._path / name
+        if not path.exists():
+            return -1
+        with told_of("open", path):
+            descriptor = os.open(path, os.O_RDONLY)
+        opened.callback(os.close, descriptor)
+        return descriptor
+
+    def texts(self) -> Iterator[bytes]:
+        """The text of each chunk, read as it is asked for.
+
+        Raises:
+            StoreError: a file cannot be read.
+        """
+        for chunk in self.chunks:
+            with told_of("read", self._path):
+                text = b"".join(group_text(map(self._stored, part.episodes), self._fitter) for part in chunk)
+            yield text
+
+    def _stored(self, facts: EpisodeOutline) -> StoredLines:
+        score, credit = facts.score, self._credit.get(facts.row.rollout_id)
+        return StoredLines(
+            _read(self._episodes, facts.place) or b"{}",
+            _read(self._scores, score.place) if score is not None else None,
+            _read(self._steps, credit) or b"",
+        )
+
+
+def _read(descriptor: int, place: Place | None) -> bytes | None:
+    return os.pread(descriptor, place.length, place.offset) if place is not None else None
+
+
+# Lines made fit for a page
+
+CUT = "__cut__"
+"""The key of what stands in the place of a long text: `{"__cut__": its beginning, "length": of the whole}`."""
+_LONG_LINE = 100_000
+_LONGEST_TEXTS = (20_000, 2_000, 200)  # the next one where a line is still too long for a page
+_MOST_BYTES = 2_000_000
+_TOKENS = b'"tokens":{'
+
+
+class LineFitter:
+    """Makes the lines of one run fit.
+
+    Args:
+        header: the run, which says by which model its tokens are known.
+    """
+
+    def __init__(self, header: RunHeader) -> None:
+        self._texts = functools.cache(functools.partial(token_texts, header))  # read when the first line needs them
+
+    def fitted(self, line: bytes) -> bytes:
+        """A line as the page has it: ASCII alone, and of a bounded length.
+
+        A text of more than 20,000 characters becomes `{"__cut__": …, "length": …}`, and recorded tokens become what
+        `token_rows` makes of them. A damaged line is null, or stays as it is; the page says that it cannot be read.
+        """
+        line = line.strip()
+        if len(line) <= _LONG_LINE and _TOKENS not in line and line.isascii():
+            return line
+        try:
+            record = json.loads(line)
+            if isinstance(record, dict) and "tokens" in record:
+                record["tokens"] = token_rows(record, self._texts())
+            for longest in _LONGEST_TEXTS:
+                text = json.dumps(_cut(record, longest), separators=(",", ":"), allow_nan=False).encode("ascii")
+                if len(text) <= _MOST_BYTES:
+                    break
+        except (ValueError, RecursionError):  # damaged, or nested too deeply
+            return b"null"
+        return text
+
+
+def _cut(value: Any, longest: int) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= longest else {CUT: value[:longest], "length": len(value)}
+    if isinstance(value, list):
+        return [_cut(item, longest) for item in value]
+    if isinstance(value, Mapping):
+        if value.get(TAG) == "text":
+            return _cut(from_json_value(value), longest)
+        return {key[:longest]: _cut(item, longest) for key, item in value.items()}
+    return value
+
+
+# Tokens
+
+_MOST_CONTEXT = 200  # tokens shown of what the model saw before an action
+_DIGITS = 4
+_SPACE = "\u2581"  # how SentencePiece writes a space
+
+
+class TokenTexts:
+    """The texts of token ids.
+
+    Args:
+        pieces: by id, as the tokenizer's vocabulary has them.
+        added: by id, of those that were added to it, which are text as they stand.
+        is_byte_level: each character of a piece stands for a byte.
+    """
+
+    def __init__(
+        self, pieces: Mapping[int, str], added: Mapping[int, str] | None = None, *, is_byte_level: bool = False
+    ) -> None:
+        self._pieces, self._added = pieces, added or {}
+        self._bytes = _bytes_of_characters() if is_byte_level else None
+
+    @classmethod
+    def read(cls, file: Path) -> TokenTexts | None:
+        """Of a `tokenizer.json`; None where there is none, or where it is of a form unknown here."""
+        try:
+            data = json.loads(file.read_bytes())
+            vocabulary = data["model"]["vocab"]
+            if isinstance(vocabulary, Mapping):
+                pieces = {number: piece for piece, number in vocabulary.items()}
+            else:  # of "Unigram": pieces with their weights
+                pieces = {number: piece for number, (piece, _) in enumerate(vocabulary)}
+            added = {one["id"]: one["content"] for one in data.get("added_tokens") or ()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+        parts = json.dumps([data.get("decoder"), data.get("pre_tokenizer")])
+        return cls(pieces, added, is_byte_level='"ByteLevel"' in parts)
+
+    def of(self, ids: Iterable[int]) -> dict[str, str]:
+        """The texts of those of these ids that have one."""
+        return {str(number): text for number in set(ids) if (text := self._text(number)) is not None}
+
+    def _text(self, number: int) -> str | None:
+        if number in self._added or number not in self._pieces:
+            return self._added.get(number)
+        piece = self._pieces[number]
+        if self._bytes is not None and all(character in self._bytes for character in piece):
+            return bytes(self._bytes[character] for character in piece).decode("utf-8", "replace")
+        return piece.replace(_SPACE, " ")
+
+
+def token_texts(header: RunHeader) -> TokenTexts | None:
+    """The texts of the tokens of a run whose policy is a model in a folder of this machine.
+
+    None where it is not, and where the task has a hook that blots texts out.
+    """
+    task, folder = header.task, Path(header.task_path).parent if header.task_path else Path()
+    redacts = bool(task.get("redact"))
+    if (training := header.training) is not None:
+        task, folder = training.get("config") or {}, Path(str(training.get("train_path"))).parent
+        redacts = bool(training.get("redacts"))
+    policy = task.get("policy")
+    if not isinstance(policy, Mapping) or redacts:
+        return None
+    place = policy.get("tokenizer") or policy.get("model")
+    if not isinstance(place, str) or not place:
+        return None
+    return TokenTexts.read(folder / Path(place).expanduser() / "tokenizer.json")
+
+
+def token_rows(record: Mapping[str, Any], texts: TokenTexts | None = None) -> dict[str, Any] | None:
+    """The tokens of one line of `episodes.jsonl` for the page; None where none are recorded.
+
+    Args:
+        record: the line.
+        texts: of the ids.
+
+    Returns:
+        `texts` by id, null where unknown; `steps`, one for each action: its `step`; `context`, the last 200 ids that
+        the model saw since its last action, or since its context was rewritten, and `cut`, how many stood before them;
+        the `ids` that it sampled, with the `logprobs` of the distribution that was sampled, null where unknown;
+        `choices`, among how many ids each was chosen, null for any; `version` of the weights; `reason`, why the context
+        was rewritten. In a line that a training run kept, also `advantages` and `ratios` of the sampled ids. Of damaged
+        tokens there are no steps, and `damaged` says why.
+    """
+    stored = record.get("tokens")
+    if not stored or "steps" in stored:
+        return None
+    try:
+        steps = _steps(stored, record.get(TRAINING) or {})
+        used = {number for step in steps for number in (*step["context"], *step["ids"])}
+        is_told = texts is not None and HIDDEN not in json.dumps(record.get("messages"))
+        return {"texts": texts.of(used) if texts is not None and is_told else None, "steps": steps}
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        return {"texts": None, "steps": [], "damaged": shown(repr(error), _MOST_CONTEXT)}
+
+
+def _steps(stored: Mapping[str, Any], training: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One for each action; `actions` are [step, segment, start, stop, version] in the flat ids."""
+    ids, segments = stored["ids"], stored["segments"]
+    advantages, ratios = training.get("advantages"), training.get("ratios")
+    allowed = stored.get("allowed_ids") or {"places": [], "which": [], "sets": []}
+    sizes = [_set_size(one) for one in allowed["sets"]]
+    found: list[dict[str, Any]] = []
+    seen = before = 0
+    for number, (step, segment, start, stop, version) in enumerate(stored["actions"]):
+        begin = seen if segment == before and found else segments[segment][0]
+        row = {"step": step, "context": ids[max(begin, start - _MOST_CONTEXT) : start], "ids": ids[start:stop]}
+        row |= {"cut": max(0, start - begin - _MOST_CONTEXT), "version": version if version >= 0 else None}
+        row["logprobs"] = [_short(value) for value in stored["logprobs"][number]]
+        row["choices"] = _choices(allowed, sizes, start, stop)
+        if segment != before:
+            row["reason"] = segments[segment][2]
+        if advantages is not None and advantages[number] is not None:
+            row["advantages"] = [_short(advantages[number])] * (stop - start)
+        if ratios is not None and ratios[number] is not None:
+            row["ratios"] = [_short(value) for value in ratios[number]]
+        found.append(row)
+        seen, before = stop, segment
+    return found
+
+
+def _set_size(one: Any) -> int:
+    """The number of ids in a set; runs are [first, length, first, length …]."""
+    return sum(one["runs"][1::2]) if isinstance(one, Mapping) else len(one)
+
+
+def _choices(allowed: Mapping[str, Any], sizes: Sequence[int], start: int, stop: int) -> list[int | None] | None:
+    first, last = bisect_left(allowed["places"], start), bisect_left(allowed["places"], stop)
+    if first == last:
+        return None
+    found: list[int | None] = [None] * (stop - start)
+    for place, which in zip(allowed["places"][first:last], allowed["which"][first:last], strict=True):
+        found[place - start] = sizes[which]
+    return found
+
+
+def _short(value: Any) -> float | None:
+    """A number with as many digits as a reader needs; None if infinite or unknown."""
+    known = from_json_value(value)
+    is_finite = isinstance(known, int | float) and abs(known) < float("inf")
+    return round(float(known), _DIGITS) if is_finite else None
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for.
+
+    Source: `bytes_to_unicode` of GPT-2, https://github.com/openai/gpt-2/blob/master/src/encoder.py: bytes that print
+    stand for themselves, the others for the characters from 256 on.
+    """
+    prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(prints)]
+    return {chr(byte): byte for byte in prints} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+# Chunks within the page, or beside it
+
+Mode = Literal["inline", "files", "server"]
+MOST_INLINE = 3_000_000
+"""Bytes of stored lines that are put into the page itself. With more of them it would be slow to open."""
+_STAMP_BYTES = 4
+_CREDIT_FACTS = ("estimator", "step_rewards")
+_CREDIT_OPTIONS = ("gamma", "omega", "combination", "step_weight", "default_step_reward")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeData:
+    """The episodes of a page, or where they are.
+
+    Attributes:
+        mode: where they are.
+        credit: by what their steps were credited; None where they were not.
+        folder: of the files, seen from the page.
+        chunks: which groups and episodes are in which chunk.
+        texts: of the chunks, where they are in the page.
+    """
+
+    mode: Mode
+    credit: Mapping[str, Any] | None
+    folder: str = ""
+    chunks: Sequence[Sequence[Part]] = ()
+    texts: Sequence[str] = ()
+
+    @property
+    def index(self) -> str:
+        """JSON that no HTML parser takes for markup."""
+        chunks = [
+            [
+                [part.group_id, part.size, part.first, [facts.row.rollout_id for facts in part.episodes]]
+                for part in parts
+            ]
+            for parts in self.chunks
+        ]
+        told = {"mode": self.mode, "credit": self.credit, "folder": self.folder, "chunks": chunks}
+        return json.dumps(told, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def served(run: Path) -> EpisodeData:
+    """Return the data of a page whose server answers `group/ID` and `episode/ID` with the text of a group."""
+    return EpisodeData("server", credit_facts(run))
+
+
+def within(run: Path, reader: ChunkReader) -> EpisodeData:
+    """All chunks in the page itself.
+
+    Raises:
+        StoreError: a file of the run cannot be read.
+    """
+    texts = [text.decode("ascii") for text in reader.texts()]
+    return EpisodeData("inline", credit_facts(run), chunks=reader.chunks, texts=texts)
+
+
+def beside(run: Path, reader: ChunkReader, page: Path, *, is_private: bool) -> EpisodeData:
+    """All chunks as files in a new folder next to those of earlier writings, which `forget_others` removes.
+
+    Args:
+        run: the folder of the run.
+        reader: its chunks.
+        page: the file of the page, such as `report.html`; the folder is then `report_data/` and its stamp.
+        is_private: the files are their owner's alone, like the page.
+
+    Raises:
+        StoreError: a file of the run cannot be read, or one of the page cannot be written.
+    """
+    stamp = secrets.token_hex(_STAMP_BYTES)
+    folder = page.with_name(f"{page.stem}_data") / stamp
+    with told_of("write", folder):
+        for new in (folder.parent, folder):
+            (make_private_folder if is_private else Path.mkdir)(new, exist_ok=new != folder)
+    for number, text in enumerate(reader.texts()):
+        write_atomically(folder / f"{number}.js", chunk_script(number, text), is_private=is_private)
+    return EpisodeData("files", credit_facts(run), f"{folder.parent.name}/{stamp}", reader.chunks)
+
+
+def chunk_script(number: int, text: bytes) -> bytes:
+    """A script that hands the text of a chunk to the page.
+
+    The text is a raw template: its backslashes stay. What would end one stands in JSON, where it can be escaped.
+    """
+    quoted = text.replace(b"`", b"\\u0060")
+    if b"$" in quoted:  # one byte is found at once; two take as long as all the rest
+        quoted = quoted.replace(b"${", b"$\\u007b")
+    return b"RK.take(%d,String.raw`%s`)\n" % (number, quoted)
+
+
+def forget_others(page: Path, data: EpisodeData) -> None:
+    """Remove the chunks of earlier writings of a page, once it is there. What is not ours stays.
+
+    Raises:
+        StoreError: they cannot be removed.
+    """
+    folder = page.with_name(f"{page.stem}_data")
+    if not folder.is_dir():
+        return
+    with told_of("remove", folder):
+        for old in folder.iterdir():
+            is_stamp = len(old.name) == 2 * _STAMP_BYTES and not set(old.name) - set("0123456789abcdef")
+            if is_stamp and f"{folder.name}/{old.name}" != data.folder:
+                shutil.rmtree(old)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def credit_facts(run: Path) -> dict[str, Any] | None:
+    """The settings by which the steps of a run were credited; None if they were not, or `summary.json` is damaged."""
+    try:
+        section = read_json(run / "summary.json")["credit"]
+        options: Mapping[str, Any] = section["options"]
+        facts = {key: section[key] for key in _CREDIT_FACTS}
+    except (StoreError, KeyError, TypeError):
+        return None
+    return facts | {key: options.get(key) for key in _CREDIT_OPTIONS}

@@ -1,0 +1,247 @@
+"""Parts that all pages share: numbers and links in words, SVG shapes, and the HTML with its own style and script."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
+
+from reward_kit.display_text import shown
+from reward_kit.runs.display import figure
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+NAME_LENGTH = 120
+"""Characters of a name that a page shows."""
+DASH = "–"
+
+RUN_STYLES = ("page.css", "episode.css", "tokens.css", "tree.css")
+RUN_SCRIPTS = (
+    *("base.js", "tables.js", "objects.js", "data.js", "chat.js", "worth.js", "head.js", "episode.js", "group.js"),
+    *("tokens.js", "tree_layout.js", "tree_panel.js", "tree.js"),
+)
+"""Of pages with episodes."""
+
+_FILES = files("reward_kit.report")
+_HALVES = re.compile(r"[\ud800-\udfff]")  # of surrogate pairs, which no URL can hold
+_MARKED = "json:"
+_UNRESERVED = "!'()*-._~"  # what encodeURIComponent leaves
+_MINUTE, _HOUR = 60, 3600
+
+
+# Words, numbers and links
+
+
+def status_text(status: str) -> str:
+    """The status of a run, which its file may have in any words."""
+    return status if status in ("complete", "failed", "interrupted", "running") else "unknown"
+
+
+def href(view: str, name: str) -> str:
+    """The link to an episode or a group, by its name as it is stored; `RK.href` of the page's script makes the same."""
+    is_plain = not name.startswith(_MARKED) and not _HALVES.search(name)
+    return f"#/{view}/{quote(name if is_plain else _MARKED + json.dumps(name), safe=_UNRESERVED)}"
+
+
+def name_from_link(name: str) -> str:
+    """The stored name in an address: as it is, or as JSON where no address can hold it.
+
+    Raises:
+        ValueError: the JSON is damaged.
+    """
+    return str(json.loads(name.removeprefix(_MARKED))) if name.startswith(_MARKED) else name
+
+
+def number(value: float | None) -> str:
+    """A score, or a dash if absent."""
+    return DASH if value is None else figure(value)
+
+
+def share(value: float | None) -> str:
+    """A share in per cent, or a dash."""
+    return DASH if value is None else f"{value:.1%}"
+
+
+def dollars(value: float | None) -> str:
+    """An amount of money, "unknown" without a known price."""
+    if value is None:
+        return "unknown"
+    return f"${value:,.2f}" if value >= 100 else f"${value:.4f}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration in the unit that suits it, or a dash."""
+    if value is None:
+        return DASH
+    if value < 0.0005:
+        return "0 s" if value == 0 else "<1 ms"
+    if value < 0.9995:
+        return f"{value * 1000:.0f} ms"
+    if value < 99.95:
+        return f"{value:.3g} s"
+    if value < _HOUR:
+        minutes, rest = divmod(round(value), 60)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, rest = divmod(round(value / _MINUTE), 60)
+    return f"{hours:,} h {rest} min" if rest else f"{hours:,} h"
+
+
+# Shapes
+
+
+class Rect(NamedTuple):
+    """A bar; `note` is shown where the pointer rests."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    kind: str
+    note: str = ""
+
+
+class Stroke(NamedTuple):
+    """A line, or an area if closed, as an SVG path."""
+
+    d: str
+    kind: str
+
+
+class Label(NamedTuple):
+    """A text; `anchor` is start, middle or end."""
+
+    x: float
+    y: float
+    text: str
+    anchor: str = "start"
+    kind: str = ""
+
+
+@dataclass(slots=True)
+class Drawing:
+    """One picture in units of its drawing area.
+
+    Attributes:
+        told: its content in words, for screen readers.
+        width, height: of the drawing area.
+        legend: the kinds that occur, with their meaning.
+    """
+
+    told: str
+    width: float
+    height: float = 0.0
+    rects: list[Rect] = field(default_factory=list)
+    paths: list[Stroke] = field(default_factory=list)
+    labels: list[Label] = field(default_factory=list)
+    legend: dict[str, str] = field(default_factory=dict)
+
+    def rect(self, x: float, y: float, width: float, height: float, kind: str, note: str = "") -> None:
+        """Add a bar."""
+        self.rects.append(Rect(r2(x), r2(y), r2(width), r2(height), kind, note))
+
+    def path(self, d: str, kind: str) -> None:
+        """Add a line or an area."""
+        self.paths.append(Stroke(d, kind))
+
+    def label(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> None:
+        """Add a text."""
+        self.labels.append(Label(r2(x), r2(y), text, anchor, kind))
+
+
+def r2(value: float) -> float:
+    """A coordinate with two decimals."""
+    return round(value, 2)
+
+
+def round_step(rough: float, factors: Sequence[float] = (1, 2, 5, 10)) -> float:
+    """The least factor times a power of ten that is not below `rough` > 0, for the ticks of an axis."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(power * factor for factor in factors if power * factor >= rough * 0.999)
+
+
+# Pages
+
+
+def as_script_data(document: Any) -> str:
+    """JSON that no HTML parser takes for markup, whatever the texts in it say."""
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@functools.cache
+def asset(name: str) -> str:
+    """A style or script of this package."""
+    return (_FILES / "assets" / name).read_text(encoding="utf-8")
+
+
+def bundle(names: Iterable[str]) -> str:
+    """These files of `assets/` as one text, in this order."""
+    return "".join(map(asset, names))
+
+
+def digest(text: str) -> str:
+    """The source by which a Content-Security-Policy allows a script or style with this text: `sha256-…` of its UTF-8.
+
+    Source: https://www.w3.org/TR/CSP3/#grammardef-hash-source
+    """
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def render(
+    template: str,
+    page: object,
+    *,
+    styles: Iterable[str],
+    script: str,
+    trusted: Mapping[str, str | Sequence[str]],
+    script_sources: str = "",
+    may_connect: bool = False,
+    **values: Any,
+) -> str:
+    """A page as HTML. It allows its own style and script by their hashes, and loads nothing else.
+
+    Args:
+        template: the file in `templates/`. Every text in it is escaped but those of `trusted`.
+        page: the page's contents; untrusted texts went through `shown`.
+        styles: of `assets/`.
+        script: its text; "" for none.
+        trusted: texts that are put into the page without being escaped: our own, or made for it.
+        script_sources: from where else scripts may be loaded.
+        may_connect: it may ask the server that it came from.
+        **values: more values for the template.
+    """
+    from markupsafe import Markup
+
+    style, own_script = bundle(styles), f"'{digest(script)}'" if script else "'none'"
+    connections = "connect-src 'self'; " if may_connect else ""
+    policy = (
+        f"default-src 'none'; style-src '{digest(style)}'; script-src {own_script}{script_sources}; "
+        f"{connections}img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    raw = {"policy": policy, "style": style, "script": script, **trusted}
+    marked = {name: Markup(text) if isinstance(text, str) else list(map(Markup, text)) for name, text in raw.items()}
+    return _environment().get_template(template).render(page=page, **values, **marked)
+
+
+def _shown(text: object, limit: int = NAME_LENGTH, length: int | None = None) -> str:
+    return shown(text, limit, length)
+
+
+@functools.cache
+def _environment() -> Environment:
+    """Kept, since a viewer makes pages all the time and compiling a template takes as long as filling it in."""
+    import jinja2
+
+    loader = jinja2.FunctionLoader(lambda name: (_FILES / "templates" / name).read_text(encoding="utf-8"))
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader)
+    environment.globals.update(number=number, share=share, seconds=seconds, href=href, shown=_shown)
+    return environment

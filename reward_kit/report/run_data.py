@@ -1,0 +1,271 @@
+"""The data of a run's page: its header, and a few facts of each episode and of its score, read from its files."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from reward_kit.episodes.json_codec import from_json_value
+from reward_kit.episodes.record import LatestAttempts, attempt_of
+from reward_kit.errors import ConfigError, StoreError, boundary
+from reward_kit.reward_agent.stats import cost_of
+from reward_kit.rewards.judge_questions import METRIC
+from reward_kit.runs.files import read_line
+from reward_kit.runs.results import Place
+from reward_kit.runs.run_folder import RunHeader, check_score, line_record, placed_lines
+from reward_kit.runs.summary import EpisodeRow
+
+_KEPT_TEXT = 2_000
+K = TypeVar("K", bound=Hashable)
+# Between these keys of a line of `episodes.jsonl` are the conversation, the steps, the tokens and the sample. Of those
+# the page's figures need errors of tools and what a simulated user took.
+_MIDDLE, _AFTER = b',"messages":[', b',"timing":'
+_TELLING = (b'"error":', b'"user_usage":')
+
+
+class Said(NamedTuple):
+    """The beginning of a text that may be of any length, and the length of the whole."""
+
+    text: str = ""
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreFacts:
+    """One line of `scores.jsonl`, in seconds since the run began.
+
+    Attributes:
+        unit: names the call that gave it, which for a batch reward is that of its group.
+        duration_s: of the last call, None where the line does not say.
+        submitted_s: when the score was asked for; None where the line is of a release that did not keep it.
+        attempts: when each call for it began and ended; none where it was known already.
+        done_s: when it was there.
+        usage: what a judge says that the score took; "" where nothing does.
+        cost_usd: the dollars of it, None where no price is known or nothing was said.
+        place: the place of its line, to read it again.
+    """
+
+    unit: str
+    duration_s: float | None = None
+    submitted_s: float | None = None
+    attempts: tuple[tuple[float, float], ...] = ()
+    done_s: float | None = None
+    usage: str = ""
+    cost_usd: float | None = None
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeOutline:
+    """One episode, by its latest attempt.
+
+    Attributes:
+        row: what the summary is made of.
+        group_id: its group.
+        begin_s: when it began, in seconds since the run did; None where it was not collected by this run.
+        duration_s: how long it took; None if unknown.
+        policy_s: of that, in the policy.
+        environment_s: of that, in the environment.
+        said: what broke, else why the score is what it is.
+        score: of its line of `scores.jsonl`; None where it waits for one.
+        rollout_index: its place among the episodes of its group.
+        place: the place of its line, to read it again.
+    """
+
+    row: EpisodeRow
+    group_id: str
+    begin_s: float | None
+    duration_s: float | None
+    policy_s: float | None
+    environment_s: float | None
+    said: Said
+    score: ScoreFacts | None
+    rollout_index: int = 0
+    place: Place | None = None
+
+    @property
+    def end_s(self) -> float | None:
+        """The moment it stopped."""
+        return None if self.begin_s is None or self.duration_s is None else self.begin_s + self.duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """A run as far as its files tell.
+
+    Attributes:
+        path: its folder.
+        header: its `run.json`.
+        episodes: in the order of their lines.
+        earlier_attempts: lines of episodes that ran again later.
+        unfinished: episodes that a limit of the run cut off; they are no results.
+    """
+
+    path: Path
+    header: RunHeader
+    episodes: Sequence[EpisodeOutline]
+    earlier_attempts: int
+    unfinished: int
+
+    @property
+    def pass_threshold(self) -> float:
+        """A score of at least this passes."""
+        return self.header.pass_threshold
+
+
+def read_run(path: Path) -> RunFacts:
+    """The run in a folder, of which a process may still be writing the last lines.
+
+    Raises:
+        ConfigError: it is a training run, which has no `episodes.jsonl`.
+        StoreError: a file of it is missing or damaged; the message names it.
+    """
+    header = RunHeader.read(path)
+    if header.training is not None:
+        raise ConfigError(f"{path} is a training run; its figures are in metrics.jsonl, and it has no episodes.jsonl")
+    scores = {(line["rollout_id"], attempt_of(line)): line for line in _scores(path)}
+    latest = LatestAttempts[EpisodeOutline]()
+    file = path / "episodes.jsonl"
+    for number, (offset, line) in enumerate(placed_lines(file), 1):
+        record = _outlined(line) or line_record(file, number, line)
+        score = scores.get((record["rollout_id"], attempt_of(record)))
+        facts = episode_outline(record, header, score, Place(offset, len(line)))
+        latest.put(facts.row.rollout_id, facts.row.attempt, facts)
+    found = latest.values()
+    finished = [facts for facts in found if not facts.row.is_unfinished]
+    return RunFacts(path, header, finished, latest.earlier, len(found) - len(finished))
+
+
+def _outlined(line: bytes) -> dict[str, Any] | None:
+    """A line of `episodes.jsonl` without its long middle, which takes most of the time to parse and tells nothing here.
+
+    None where the middle is not where it should be, or tells something. A key that stood elsewhere, within another
+    value, would leave brackets open, and a text can hold none of these marks, whose quotes would be escaped in it.
+    """
+    begin, end = line.find(_MIDDLE), line.rfind(_AFTER)
+    if not 0 < begin < end or any(line.find(told, begin, end) >= 0 for told in _TELLING):
+        return None
+    try:
+        record = read_line(line[:begin] + line[end:])
+    except ValueError:
+        return None
+    is_whole = isinstance(record.get("rollout_id"), str) and isinstance(record.get("attempt"), int | None)
+    record["steps"] = []
+    return record if is_whole else None
+
+
+def grouped(episodes: Iterable[EpisodeOutline], key: Callable[[EpisodeOutline], K]) -> dict[K, list[EpisodeOutline]]:
+    """The episodes by a key, in order."""
+    groups: dict[K, list[EpisodeOutline]] = defaultdict(list)
+    for facts in episodes:
+        groups[key(facts)].append(facts)
+    return groups
+
+
+def _scores(path: Path) -> Iterator[Mapping[str, Any]]:
+    file = path / "scores.jsonl"
+    for number, (offset, line) in enumerate(placed_lines(file), 1):
+        yield lean_score(line_record(file, number, line, check_score), Place(offset, len(line)))
+
+
+def episode_outline(
+    record: Mapping[str, Any], header: RunHeader, score: Mapping[str, Any] | None, place: Place | None = None
+) -> EpisodeOutline:
+    """Return the facts of one episode.
+
+    Args:
+        record: its line of `episodes.jsonl`.
+        header: of its run.
+        score: what `lean_score` left of its line of `scores.jsonl`; None where it has none.
+        place: where its line is.
+
+    Raises:
+        StoreError: the record is not one of an episode.
+    """
+    with boundary(StoreError, f"episodes.jsonl: {record['rollout_id']} cannot be read as an episode"):
+        row = EpisodeRow.of(record)
+        if score is not None:
+            row.add_score(score)
+        said = _said(row.error_message) if row.error_message else score["said"] if score is not None else Said()
+        row.error_message = said.text if row.error_message else None
+        timing = record.get("timing") or {}
+        return EpisodeOutline(
+            row=row,
+            group_id=str(from_json_value(record.get("group_id"))),
+            # Transcripts that are scored bring the times of when they were collected.
+            begin_s=_since(header, timing.get("started_at")) if header.data is None else None,
+            duration_s=_duration(timing.get("duration_s")),
+            policy_s=_duration(timing.get("policy_s")),
+            environment_s=_duration(timing.get("environment_s")),
+            said=said,
+            score=_score(score) if score is not None else None,
+            rollout_index=int(_number(record.get("rollout_index")) or 0),
+            place=place,
+        )
+
+
+def lean_score(line: Mapping[str, Any], place: Place | None = None) -> dict[str, Any]:
+    """A line of `scores.jsonl` without what the page does not show, and with texts of a bounded length.
+
+    Args:
+        line: what it says.
+        place: where it is.
+    """
+    result, failure = line.get("result") or {}, line.get("failure")
+    usage = (result.get("metrics") or {}).get(METRIC) or {}
+    kept = {key: line.get(key) for key in ("rollout_id", "attempt", "score", "timing", "scored_group")}
+    kept["failure"] = failure
+    kept["result"] = {"is_imputed": result.get("is_imputed")}
+    kept["place"] = place
+    kept["said"], kept["usage"] = _said(result.get("reason")), _said(usage.get("reason")).text
+    return kept
+
+
+def _score(line: Mapping[str, Any]) -> ScoreFacts:
+    timing = line.get("timing") or {}
+    spans = [tuple(map(_number, span)) for span in timing.get("attempts") or () if len(span) == 2]
+    return ScoreFacts(
+        unit=line["scored_group"] or line["rollout_id"],
+        duration_s=_duration(timing.get("duration_s")),
+        submitted_s=_number(timing.get("submitted_s")),
+        attempts=tuple((begin, max(begin, end)) for begin, end in spans if begin is not None and end is not None),
+        done_s=_number(timing.get("done_s")),
+        usage=line["usage"],
+        cost_usd=cost_of(line["usage"]) if line["usage"] else None,
+        place=line["place"],
+    )
+
+
+def _said(text: str | None) -> Said:
+    """The beginning alone, so that memory does not grow with untrusted texts."""
+    return Said(text[:_KEPT_TEXT], len(text)) if text else Said()
+
+
+def _since(header: RunHeader, told: Any) -> float | None:
+    try:
+        began = datetime.datetime.fromisoformat(told)
+        elapsed = (began - header.timing.started_at).total_seconds()
+    except (TypeError, ValueError):  # no time, or none with a zone
+        return None
+    return max(0.0, elapsed)
+
+
+def _duration(value: Any) -> float | None:
+    told = _number(value)
+    return None if told is None else max(0.0, told)
+
+
+def _number(value: Any) -> float | None:
+    if type(value) is float:  # nearly always
+        return value if math.isfinite(value) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond every float
+        return None

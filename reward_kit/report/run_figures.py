@@ -1,0 +1,485 @@
+"""Figures of a run's page that `summary.json` lacks: distributions, counts, durations, cost, and its data tables."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from reward_kit.agent.models import StopReason
+from reward_kit.display_text import shown
+from reward_kit.report.rendering import NAME_LENGTH, Drawing, number, r2
+from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
+from reward_kit.report.timeline import Timeline, groups_complete
+from reward_kit.runs.statistics import mean_of
+
+_BINS = 20
+_EXTREMES = 10
+_TOKENS = {"prompt_tokens": "prompt", "completion_tokens": "completion"}
+
+
+def policies_of(episodes: Iterable[EpisodeOutline]) -> list[str]:
+    """The policies, by name."""
+    return sorted({facts.row.policy for facts in episodes})
+
+
+def _scores(episodes: Iterable[EpisodeOutline]) -> list[float]:
+    return [facts.row.score for facts in episodes if facts.row.score is not None]
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """The sum of the known values; None without any."""
+    known = [value for value in values if value is not None]
+    return float(sum(known)) if known else None
+
+
+# Distribution of scores
+
+
+class Histogram(NamedTuple):
+    """The spread of scores over equal bins from `low` to `high`, the last of which includes `high`."""
+
+    policy: str
+    low: float
+    high: float
+    counts: Sequence[int]
+    scored: int
+    unscored: int
+
+
+def histograms(episodes: Sequence[EpisodeOutline]) -> list[Histogram]:
+    """The distribution of each policy's scores, over the same bins: of [0, 1] unless a score leaves it."""
+    every = _scores(episodes)
+    low, high = min([0.0, *every]), max([1.0, *every])
+    if every and (low < 0.0 or high > 1.0):
+        low, high = min(every), max(every)
+        if low == high:
+            low, high = low - abs(low) / 2 - 0.5, high + abs(high) / 2 + 0.5
+    found = []
+    for policy, own in sorted(grouped(episodes, lambda facts: facts.row.policy).items()):
+        scores = np.array(_scores(own), dtype=np.float64)
+        # Halves, since the distance of two floats may be beyond every float.
+        places = (scores / 2 - low / 2) / (high / 2 - low / 2) * _BINS
+        counts = np.bincount(np.clip(places.astype(int), 0, _BINS - 1), minlength=_BINS)
+        found.append(Histogram(policy, low, high, counts.tolist(), len(scores), len(own) - len(scores)))
+    return found
+
+
+def draw_histogram(histogram: Histogram) -> Drawing:
+    """Bars of one policy's scores, each with its count if there is room."""
+    width, height, left, base, top = 420.0, 168.0, 8.0, 140.0, 22.0
+    low, high, counts = histogram.low, histogram.high, list(histogram.counts)
+    told = f"Distribution of {histogram.scored} scores from {number(low)} to {number(high)}"
+    drawing = Drawing(told, width, height)
+    bin_width, most = (width - 2 * left) / len(counts), max([1, *counts])
+    step = (high / 2 - low / 2) / len(counts) * 2
+    for index, count in enumerate(counts):
+        if not count:
+            continue
+        x, tall, begin = left + index * bin_width, max(1.5, (base - top) * count / most), low + index * step
+        note = f"{number(begin)} to {number(begin + step)}: {count:,}"
+        drawing.rect(x + 1, base - tall, bin_width - 2, tall, "score", note)
+        # Labels of three digits meet those of their neighbours; the highest bar has one in any case.
+        beside = counts[max(0, index - 1) : index] + counts[index + 1 : index + 2]
+        if most < 100 or count == most or not any(beside):
+            told = f"{count:,}" if count < 10_000 else f"{count / 1000:.0f}k"
+            drawing.label(x + bin_width / 2, base - tall - 4, told, "middle", "count")
+    drawing.path(f"M{left} {base}H{width - left}", "axis")
+    for at, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        drawing.label(r2(left + at * (width - 2 * left)), base + 18, number(low * (1 - at) + high * at), anchor)
+    return drawing
+
+
+# Counts
+
+
+class Count(NamedTuple):
+    """The number of times that something occurred, for each policy; `is_limit` if it is a bound that was configured."""
+
+    name: str
+    by_policy: Sequence[int]
+    is_limit: bool = False
+
+    @property
+    def total(self) -> int:
+        """Over all policies."""
+        return sum(self.by_policy)
+
+
+def stop_reasons(episodes: Sequence[EpisodeOutline]) -> list[Count]:
+    """The reasons for which episodes ended, the most frequent first."""
+    limits = {reason.value for reason in StopReason if reason.is_limit}
+    counts = _counts(episodes, lambda facts: facts.row.stop_reason)
+    return [count._replace(is_limit=count.name in limits) for count in counts]
+
+
+def failure_classes(episodes: Sequence[EpisodeOutline]) -> list[Count]:
+    """The classes of failures, the most frequent first; of episodes and scores alike."""
+    return _counts(episodes, lambda facts: error_of(facts) or None)
+
+
+def error_of(facts: EpisodeOutline) -> str:
+    """The class of the failure of an episode or of its scoring; "" without one."""
+    return facts.row.error_class or facts.row.score_error or ""
+
+
+def _counts(episodes: Sequence[EpisodeOutline], key: Callable[[EpisodeOutline], str | None]) -> list[Count]:
+    policies = policies_of(episodes)
+    counts = Counter((name, facts.row.policy) for facts in episodes if (name := key(facts)) is not None)
+    found = [Count(name, [counts[name, policy] for policy in policies]) for name in {name for name, _ in counts}]
+    return sorted(found, key=lambda count: (-count.total, count.name))
+
+
+# Cost and time
+
+
+class Percentiles(NamedTuple):
+    """Of durations, in seconds."""
+
+    title: str
+    n: int
+    p50: float
+    p90: float
+    p99: float
+    most: float
+
+
+def percentiles(title: str, values: Iterable[float | None]) -> Percentiles | None:
+    """Of the known values; None without any."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    p50, p90, p99 = np.percentile(known, (50, 90, 99))
+    return Percentiles(title, len(known), float(p50), float(p90), float(p99), max(known))
+
+
+class Spent(NamedTuple):
+    """Tokens, dollars and seconds of one policy's episodes; None if unknown.
+
+    Attributes:
+        tokens: by kind.
+        unpriced: episodes that used tokens and have no price.
+        episode_s: seconds of all episodes together.
+        policy_s, environment_s: of these, in the policy and in the environment.
+        lengths: percentiles of one episode.
+    """
+
+    policy: str
+    tokens: Mapping[str, int]
+    cost: float | None
+    unpriced: int
+    episode_s: float | None
+    policy_s: float | None
+    environment_s: float | None
+    lengths: Percentiles | None
+
+
+def spent_by(policy: str, episodes: Iterable[EpisodeOutline]) -> Spent:
+    """Tokens, dollars and seconds of one policy's episodes."""
+    own = [facts for facts in episodes if facts.row.policy == policy]
+    usages = [facts.row.usage for facts in own]
+    return Spent(
+        policy=policy,
+        tokens={told: int(sum(usage.get(key, 0) for usage in usages)) for key, told in _TOKENS.items()},
+        cost=_sum(usage.get("cost") for usage in usages),
+        unpriced=sum("cost" not in usage and any(usage.get(key) for key in _TOKENS) for usage in usages),
+        episode_s=_sum(facts.duration_s for facts in own),
+        policy_s=_sum(facts.policy_s for facts in own),
+        environment_s=_sum(facts.environment_s for facts in own),
+        lengths=percentiles("one episode", (facts.duration_s for facts in own)),
+    )
+
+
+def tokens_of(facts: EpisodeOutline) -> int:
+    """The tokens that an episode used."""
+    return int(sum(facts.row.usage.get(key, 0) for key in _TOKENS))
+
+
+class ScoringFigures(NamedTuple):
+    """Calls of the reward, their duration and cost.
+
+    Attributes:
+        times: percentiles of waits, calls, scores and groups, as far as they are known.
+        calls: calls that were made; None if no line says.
+        retries: of these, those made again.
+        known: scores without a call, since the answer was there already.
+        cost: dollars that judges report; None if none does.
+        unpriced: judges' answers without a known price.
+        groups: how many of them are complete, and how many there are.
+        untimed: scores whose lines have no times.
+    """
+
+    times: Sequence[Percentiles]
+    calls: int | None
+    retries: int
+    known: int
+    cost: float | None
+    unpriced: int
+    groups: tuple[int, int]
+    untimed: int
+
+
+def scoring_figures(run: RunFacts, timeline: Timeline | None) -> ScoringFigures:
+    """The figures of scoring."""
+    calls = timeline.calls if timeline is not None else []
+    scores = [facts.score for facts in run.episodes if facts.score is not None]
+    complete, groups = groups_complete(run.episodes)
+    # Rollouts of a group that were judged together all report the same cost, which is counted once.
+    usages = {(score.unit, score.usage): score.cost_usd for score in scores if score.usage}
+    group_times = []
+    for group in grouped(run.episodes, lambda facts: facts.group_id).values():
+        done, _ = groups_complete(group)
+        begins = [facts.begin_s for facts in group if facts.begin_s is not None]
+        group_times += [done[0] - min(begins)] if done and begins else []
+    times = [
+        percentiles("wait for the first call", (c.attempts[0].begin_s - c.submitted_s for c in calls if c.attempts)),
+        percentiles("one call", (span.end_s - span.begin_s for call in calls for span in call.attempts)),
+        percentiles("from asked for to there", (call.done_s - call.submitted_s for call in calls)),
+        percentiles("a group, from its first episode on", group_times),
+    ]
+    if not calls:
+        times = [percentiles("one score", (score.duration_s for score in scores))]
+    return ScoringFigures(
+        times=[found for found in times if found is not None],
+        calls=sum(len(call.attempts) for call in calls) if calls else None,
+        retries=sum(max(0, len(call.attempts) - 1) for call in calls),
+        known=sum(not call.attempts for call in calls),
+        cost=_sum(usages.values()),
+        unpriced=sum(cost is None for cost in usages.values()),
+        groups=(len(complete), groups),
+        untimed=sum(score.submitted_s is None for score in scores),
+    )
+
+
+# Short lists
+
+
+def slowest(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
+    """The episodes that took longest."""
+    timed = [facts for facts in episodes if facts.duration_s is not None]
+    return sorted(timed, key=lambda facts: (-(facts.duration_s or 0.0), facts.row.rollout_id))[:_EXTREMES]
+
+
+def worst(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
+    """The scored episodes with the lowest scores; failures are not among them, since unscored is not zero."""
+    scored = [facts for facts in episodes if facts.row.score is not None]
+    return sorted(scored, key=lambda facts: (facts.row.score or 0.0, facts.row.rollout_id))[:_EXTREMES]
+
+
+def broken(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
+    """The first episodes that failed, or whose scoring did."""
+    failed = (facts for facts in episodes if facts.row.is_error)
+    return sorted(failed, key=lambda facts: facts.row.rollout_id)[:_EXTREMES]
+
+
+# Tables that the script of a page fills
+
+_REASON_LENGTH = 400
+_REASONS_IN_ALL = 1_500_000  # characters; a page of more than a few megabytes is slow to open
+_SHORTEST_REASON = 60
+_MOST_CHOICES = 60
+_TEXTS = ("id", "link", "word", "text")
+Cell = str | float | list[str] | None
+"""A list holds the shown text and the value, if they differ."""
+Rows = Sequence[Sequence[Cell]]
+
+
+class Column(NamedTuple):
+    """A column.
+
+    Attributes:
+        key: its name in the data.
+        label: its heading.
+        kind: how its values are written.
+        filters: the column of the episodes' table in which a value of it is chosen by a click.
+        view: the view that a value of it opens: "episode" or "group".
+    """
+
+    key: str
+    label: str
+    kind: str
+    filters: str | None = None
+    view: str | None = None
+
+    @property
+    def is_number(self) -> bool:
+        """True if it is set to the right."""
+        return self.kind not in _TEXTS
+
+
+@dataclass(frozen=True, slots=True)
+class DataTable:
+    """A table that the script fills.
+
+    Attributes:
+        name: its anchor on the page.
+        title: above it.
+        columns: in order.
+        rows: one value for each column.
+        filters: the columns in which a value can be chosen, with their values.
+        key: how many of the first columns identify a row.
+        is_optional: it is hidden while it has no rows.
+    """
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    rows: Rows
+    filters: Sequence[tuple[Column, Sequence[str]]] = field(default=())
+    key: int = 1
+    is_optional: bool = False
+
+    def with_choices(self, *keys: str) -> DataTable:
+        """The table with a choice for each of these columns that has not too many; one of a single value is hidden."""
+        filters = []
+        for index, column in enumerate(self.columns):
+            if column.key in keys:
+                values = sorted({str(row[index]) for row in self.rows if row[index]})
+                filters += [(column, values)] if len(values) <= _MOST_CHOICES or column.key == "error" else []
+        return replace(self, filters=filters)
+
+
+def tables_data(tables: Iterable[DataTable]) -> dict[str, object]:
+    """The tables as data for the page's script."""
+    return {
+        table.name: {
+            "columns": [{key: value for key, value in column._asdict().items() if value} for column in table.columns],
+            "rows": table.rows,
+            "key": table.key,
+        }
+        for table in tables
+    }
+
+
+_SAMPLE_COLUMNS = (
+    Column("sample", "sample", "id", "sample"),
+    Column("policy", "policy", "word"),
+    Column("episodes", "episodes", "count"),
+    Column("scored", "scored", "count"),
+    Column("passed", "passed", "count"),
+    Column("errors", "errors", "count"),
+    Column("mean", "mean score", "score"),
+    Column("least", "lowest", "score"),
+    Column("most", "highest", "score"),
+    Column("steps", "steps", "mean"),
+    Column("tokens", "tokens", "count"),
+    Column("cost", "cost", "cost"),
+    Column("seconds", "took", "seconds"),
+)
+_GROUP_COLUMNS = (
+    Column("group", "group", "id", view="group"),
+    Column("sample", "sample", "id", "sample"),
+    Column("policy", "policy", "word"),
+    Column("episodes", "episodes", "count"),
+    Column("scored", "scored", "count"),
+    Column("mean", "mean score", "score"),
+    Column("least", "lowest", "score"),
+    Column("most", "highest", "score"),
+    Column("spread", "difference", "score"),
+    Column("steps", "steps", "mean"),
+)
+_EPISODE_COLUMNS = (
+    Column("rollout", "episode", "id", view="episode"),
+    Column("sample", "sample", "id"),
+    Column("policy", "policy", "word"),
+    Column("score", "score", "score"),
+    Column("outcome", "outcome", "word"),
+    Column("stop", "ended by", "word"),
+    Column("error", "error", "word"),
+    Column("reason", "reason or error", "text"),
+    Column("steps", "steps", "count"),
+    Column("tokens", "tokens", "count"),
+    Column("cost", "cost", "cost"),
+    Column("took", "took", "seconds"),
+    Column("scoring", "scoring took", "seconds"),
+)
+
+
+def samples_table(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> DataTable:
+    """A row for each sample of each policy, by name."""
+    rows: list[list[Cell]] = []
+    groups = grouped(episodes, lambda facts: (str(facts.row.sample_id), facts.row.policy))
+    for (sample_id, policy), own in sorted(groups.items()):
+        scores = _scores(own)
+        figures = (
+            len(own),
+            len(scores),
+            sum(score >= pass_threshold for score in scores),
+            sum(facts.row.is_error for facts in own),
+            mean_of(scores) if scores else None,
+            min(scores, default=None),
+            max(scores, default=None),
+            sum(facts.row.num_steps for facts in own) / len(own),
+            sum(map(tokens_of, own)),
+            _sum(facts.row.usage.get("cost") for facts in own),
+            _sum(facts.duration_s for facts in own),
+        )
+        rows.append([shown(sample_id, NAME_LENGTH), shown(policy, NAME_LENGTH), *map(digits, figures)])
+    return DataTable("samples", "Samples", _SAMPLE_COLUMNS, rows, key=2).with_choices("policy")
+
+
+def groups_table(episodes: Iterable[EpisodeOutline]) -> DataTable:
+    """A row for each group of several episodes, those first whose scores differ most: there credit says most."""
+    rows: list[tuple[tuple[float, str, str, str], list[Cell]]] = []
+    for group_id, own in grouped(episodes, lambda facts: facts.group_id).items():
+        if len(own) == 1:
+            continue
+        scores, sample_id, policy = _scores(own), str(own[0].row.sample_id), ", ".join(policies_of(own))
+        spread = max(scores) - min(scores) if scores else math.inf
+        figures = (
+            len(own),
+            len(scores),
+            mean_of(scores) if scores else None,
+            min(scores, default=None),
+            max(scores, default=None),
+            spread if math.isfinite(spread) else None,
+            sum(facts.row.num_steps for facts in own) / len(own),
+        )
+        names: list[Cell] = [_named(group_id), shown(sample_id, NAME_LENGTH), shown(policy, NAME_LENGTH)]
+        order = (-spread if math.isfinite(spread) else 1.0, sample_id, policy, group_id)
+        rows.append((order, [*names, *map(digits, figures)]))
+    cells = [row for _, row in sorted(rows, key=lambda row: row[0])]
+    return DataTable("groups", "Groups", _GROUP_COLUMNS, cells, is_optional=True).with_choices("policy")
+
+
+def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) -> DataTable:
+    """A row for each episode, by name."""
+    length = max(_SHORTEST_REASON, min(_REASON_LENGTH, _REASONS_IN_ALL // max(1, len(episodes))))
+    rows: list[list[Cell]] = []
+    for facts in sorted(episodes, key=lambda facts: facts.row.rollout_id):
+        row, passed = facts.row, facts.row.score is not None and facts.row.score >= pass_threshold
+        outcome = "error" if row.is_error else "unscored"
+        rows.append(
+            [
+                _named(row.rollout_id),
+                shown(row.sample_id, NAME_LENGTH),
+                shown(row.policy, NAME_LENGTH),
+                digits(row.score),
+                outcome if row.score is None else "passed" if passed else "failed",
+                shown(row.stop_reason, NAME_LENGTH),
+                shown(error_of(facts), NAME_LENGTH),
+                shown(facts.said.text, length, facts.said.length),
+                row.num_steps,
+                tokens_of(facts),
+                digits(row.usage.get("cost")),
+                digits(facts.duration_s),
+                digits(facts.score.duration_s if facts.score is not None else None),
+            ]
+        )
+    table = DataTable("episodes", "Episodes", _EPISODE_COLUMNS, rows)
+    return table.with_choices("policy", "outcome", "stop", "error")
+
+
+def _named(name: str) -> Cell:
+    """A name as it is shown, and if that differs also as it is stored."""
+    told = shown(name, NAME_LENGTH)
+    return told if told == name else [told, name]
+
+
+def digits(value: float | None) -> float | None:
+    """A number with as many digits as a reader needs."""
+    return None if value is None else float(f"{value:.9g}")

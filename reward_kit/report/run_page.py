@@ -1,0 +1,231 @@
+"""The page of a run: its contents in reading order, and the file that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from reward_kit.display_text import shown
+from reward_kit.errors import ConfigError
+from reward_kit.report import run_figures as figures
+from reward_kit.report.episode_chunks import MOST_INLINE, ChunkReader, EpisodeData, beside, forget_others, within
+from reward_kit.report.rendering import (
+    DASH,
+    NAME_LENGTH,
+    RUN_SCRIPTS,
+    RUN_STYLES,
+    as_script_data,
+    bundle,
+    dollars,
+    render,
+    seconds,
+    share,
+    status_text,
+)
+from reward_kit.report.run_data import RunFacts, read_run
+from reward_kit.report.timeline import MOST_BARS, Timeline, draw_timeline, length_of, timeline_of
+from reward_kit.report.training_data import read_training
+from reward_kit.report.training_page import training_page
+from reward_kit.runs.files import write_atomically
+from reward_kit.runs.run_folder import RunHeader
+from reward_kit.runs.summary import PolicySummary, summarise
+
+FILE = "report.html"
+
+
+def write_report(run: Path, target: Path | None = None) -> Path:
+    """Write the page of a run or of a training run, and beside it the episodes that are too many for one file.
+
+    Args:
+        run: its folder.
+        target: the file; `report.html` in the folder by default.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: the folder is not that of a run, or the file's folder is missing.
+        StoreError: a file of the run is damaged, or the page cannot be written.
+    """
+    header = RunHeader.of_folder(run)
+    is_private, target = target is None, target or run / FILE
+    if not target.parent.is_dir():
+        raise ConfigError(f"-o {target}: there is no folder {target.parent}; make it first")
+    if header.training is not None:
+        page = training_page(read_training(run))
+        write_atomically(target, page.encode("utf-8"), is_private=is_private)
+        return target
+    facts = read_run(run)
+    with ChunkReader(facts) as reader:
+        is_small = reader.stored_bytes <= MOST_INLINE
+        data = within(run, reader) if is_small else beside(run, reader, target, is_private=is_private)
+    write_atomically(target, run_page(facts, data).encode("utf-8"), is_private=is_private)
+    forget_others(target, data)
+    return target
+
+
+class Card(NamedTuple):
+    """The headline of one policy; `has_scale` if its mean and interval lie between 0 and 1."""
+
+    policy: str
+    summary: PolicySummary
+    unscored: int
+    errors: int
+    has_scale: bool
+
+
+def run_page(run: RunFacts, data: EpisodeData, extra_script: str = "", *, has_rows: bool = True) -> str:
+    """The page of a run as HTML.
+
+    Args:
+        run: the run.
+        data: its episodes, or where they are.
+        extra_script: put behind its own script.
+        has_rows: its tables have their rows; without, the script of a page that is open fills them.
+    """
+    header, timeline = run.header, timeline_of(run)
+    listed = run.episodes if has_rows else []
+    summaries = summarise((facts.row for facts in run.episodes), run.pass_threshold)
+    scoring = figures.scoring_figures(run, timeline)
+    policies = figures.policies_of(run.episodes)
+    tables = (
+        figures.samples_table(listed, run.pass_threshold),
+        figures.groups_table(listed),
+        figures.episodes_table(listed, run.pass_threshold),
+    )
+    spent = [figures.spent_by(policy, run.episodes) for policy in policies]
+    page = {
+        "title": shown(header.task_name, NAME_LENGTH),
+        "run_id": shown(header.run_id or run.path.name, NAME_LENGTH),
+        "status": status_text(header.status),
+        "version": header.versions.get("reward_kit", ""),
+        "facts": _facts(run),
+        "notes": _notes(run, summaries),
+        "policies": [shown(policy, NAME_LENGTH) for policy in policies],
+        "cards": [_card(summary) for summary in summaries],
+        "histograms": [
+            (
+                shown(found.policy, NAME_LENGTH),
+                figures.draw_histogram(found),
+                f"{found.scored:,} scores" + (f", {found.unscored:,} unscored" if found.unscored else ""),
+            )
+            for found in figures.histograms(run.episodes)
+        ],
+        "stop_reasons": _shown_counts(figures.stop_reasons(run.episodes)),
+        "failure_classes": _shown_counts(figures.failure_classes(run.episodes)),
+        "spent": [(one._replace(policy=shown(one.policy, NAME_LENGTH)), _cost_of(one)) for one in spent],
+        "timeline": draw_timeline(timeline) if timeline is not None else None,
+        "timeline_notes": _timeline_notes(run, timeline, scoring),
+        "scoring": scoring,
+        "scoring_lines": _scoring_lines(timeline, scoring),
+        "broken": figures.broken(run.episodes),
+        "worst": figures.worst(run.episodes),
+        "slowest": figures.slowest(run.episodes),
+        "has_groups": bool(tables[1].rows),
+        "tables": tables,
+    }
+    return render(
+        "report.html.j2",
+        page,
+        styles=RUN_STYLES,
+        script=bundle(RUN_SCRIPTS) + extra_script,
+        trusted={"data": as_script_data(figures.tables_data(tables)), "index": data.index, "chunks": data.texts},
+        script_sources=" 'self' file:" if data.mode == "files" else "",
+        may_connect=data.mode == "server",
+        mode=data.mode,
+    )
+
+
+def _facts(run: RunFacts) -> list[str]:
+    header = run.header
+    facts = [
+        shown(header.run_id or run.path.name, NAME_LENGTH),
+        f"began {header.timing.started_at:%Y-%m-%d %H:%M} UTC",
+        f"took {seconds(header.timing.worked_s)}",
+        f"{len(run.episodes):,} of {header.total:,} episodes",
+        f"pass threshold {run.pass_threshold:g}",
+    ]
+    if header.data is not None:
+        return [*facts, f"scored with {shown(header.reward, NAME_LENGTH)}"]
+    facts.append(f"seed {header.seed}")
+    return [*facts, f"concurrency {header.max_concurrency}"] if header.max_concurrency is not None else facts
+
+
+def _notes(run: RunFacts, summaries: Iterable[PolicySummary]) -> list[str]:
+    """The limits of the figures, shown before them."""
+    notes = []
+    missing = run.header.total - len(run.episodes)
+    if missing > 0:
+        notes.append(
+            f"{missing:,} of {run.header.total:,} episodes are missing: the figures are of those that are there."
+        )
+    if run.unfinished:
+        notes.append(f"{run.unfinished:,} episodes were cut off by a limit of the run, and are no results.")
+    if run.earlier_attempts:
+        notes.append(f"{run.earlier_attempts:,} earlier attempts of episodes were run again; the latest ones count.")
+    for summary in summaries:
+        if unscored := summary.episodes - summary.scored:
+            policy = shown(summary.policy, NAME_LENGTH)
+            notes.append(f"{policy}: {unscored:,} of {summary.episodes:,} episodes are unscored, and in no average.")
+    return notes
+
+
+def _card(summary: PolicySummary) -> Card:
+    score = summary.score
+    bounds = () if score is None else (score.mean, score.low, score.high)
+    has_scale = bool(bounds) and all(bound is None or 0.0 <= bound <= 1.0 for bound in bounds)
+    unscored, errors = summary.episodes - summary.scored, sum(summary.errors.values())
+    return Card(shown(summary.policy, NAME_LENGTH), summary, unscored, errors, has_scale)
+
+
+def _shown_counts(counts: Iterable[figures.Count]) -> list[figures.Count]:
+    return [count._replace(name=shown(count.name, NAME_LENGTH)) for count in counts]
+
+
+def _cost(cost: float | None, unpriced: int, tokens: int) -> str:
+    if cost is None:
+        return "unknown" if tokens else DASH
+    return f"at least {dollars(cost)} ({unpriced:,} without a price)" if unpriced else dollars(cost)
+
+
+def _cost_of(spent: figures.Spent) -> str:
+    return _cost(spent.cost, spent.unpriced, sum(spent.tokens.values()))
+
+
+def _timeline_notes(run: RunFacts, timeline: Timeline | None, scoring: figures.ScoringFigures) -> list[str]:
+    """The limits of the picture."""
+    notes = []
+    if run.header.data is not None:
+        notes.append("These episodes were collected elsewhere; the timeline shows how they were scored.")
+    if scoring.untimed:
+        notes.append(
+            f"{scoring.untimed:,} scores have no times: their lines are of a release that did not keep them. "
+            "When they were requested, waited and arrived is unknown."
+        )
+    if timeline is None:
+        return [*notes, "The files of this run have no times, so there is nothing to draw."]
+    if not timeline.bands:
+        notes.append(f"For more than about {MOST_BARS} bars, or more slots than fit, the sums are drawn alone.")
+    elif any("without what waits" in band.title for band in timeline.bands):
+        notes.append("Calls alone are in the lanes of scoring: what waits would take more lanes than fit.")
+    return notes
+
+
+def _scoring_lines(timeline: Timeline | None, scoring: figures.ScoringFigures) -> Sequence[tuple[str, str]]:
+    complete, groups = scoring.groups
+    lines = [("groups complete", f"{complete:,} of {groups:,}")] if timeline is not None and timeline.calls else []
+    if scoring.calls is not None:
+        lines.append(("calls of the reward", f"{scoring.calls:,}"))
+        lines.append(("of these, made again", f"{scoring.retries:,}"))
+        lines.append(("answered without a call", f"{scoring.known:,}"))
+    if scoring.cost is not None or scoring.unpriced:
+        lines.append(("cost of scoring", _cost(scoring.cost, scoring.unpriced, tokens=1)))
+    if timeline is not None:
+        lines += [(strip.title.lower(), f"at most {strip.peak:,} at once") for strip in timeline.strips]
+        called_s = length_of(timeline.calling)
+        if timeline.alone_s is not None and called_s:
+            overlap = f"{share(timeline.overlap_s / called_s)} of {seconds(called_s)}"
+            lines.append(("calls while episodes went on", overlap))
+            lines.append(("scoring after the last episode", seconds(timeline.alone_s)))
+    return lines or [("scoring", "nothing is known of it")]

@@ -1,0 +1,166 @@
+"""Access to the viewer: with the token of this start, from this machine, and from no page of another site."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from urllib.parse import quote, urlsplit
+
+import anyio
+from aiohttp import web
+
+TOKEN, CODE = "token", "code"
+HERE = ("127.0.0.1", "localhost")
+"""The names under which this machine may be asked for."""
+
+_CODE_LASTS_S = 60.0
+_COOKIE_LASTS_S = 24 * 3600  # or those of many starts would fill the header of every request
+_WITHDRAWN = "This code was used twice. What it opened is closed; open the address that was printed.\n"
+_IN_ADDRESSES = "/?&=%:@!$'()*+,;~"
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def new_token() -> str:
+    """256 random bits, fit for an address."""
+    return secrets.token_urlsafe(32)
+
+
+class Access:
+    """Lets requests in, or says why not.
+
+    Args:
+        token: what an address has to carry, as `?token=…`; by default a new one.
+
+    Attributes:
+        token: that.
+    """
+
+    def __init__(self, token: str | None = None) -> None:
+        self.token = token or new_token()
+        self._due: dict[str, float] = {}
+        """Codes that were not used yet, and until when they may be."""
+        self._used: dict[str, str] = {}
+        """Codes that were used, and the session that each began."""
+        self._sessions: dict[str, set[anyio.CancelScope]] = {}
+        """Cookies that codes were exchanged for, and what is being answered to each."""
+        # Cookies know no ports, so each start has a name of its own and does not overwrite another's.
+        self._cookie = f"reward_kit_{secrets.token_hex(4)}"
+
+    def one_time_code(self, lasts_s: float = _CODE_LASTS_S) -> str:
+        """Return a code that lets one browser in, as `?code=…`, within so many seconds."""
+        code = new_token()
+        self._due[code] = time.monotonic() + lasts_s
+        return code
+
+    def install(self, app: web.Application) -> None:
+        """Put itself before every handler of a server."""
+
+        @web.middleware
+        async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._checked(request, handler)
+
+        app.middlewares.append(checked)
+        app.on_response_prepare.append(_add_headers)
+
+    async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        _refuse_foreign(request)
+        if CODE in request.query:
+            return self._redeemed(request)
+        if TOKEN in request.query:
+            return self._exchanged(request)
+        cookie = request.cookies.get(self._cookie, "")
+        if _is_one_of(cookie, (self.token,)):
+            return await handler(request)
+        if not _is_one_of(cookie, self._sessions):
+            raise web.HTTPForbidden(text="Open the address that `reward-kit view` printed: it carries the token.\n")
+        with anyio.CancelScope() as scope:
+            self._sessions[cookie].add(scope)
+            try:
+                return await handler(request)
+            finally:
+                self._sessions.get(cookie, set()).discard(scope)
+        raise web.HTTPForbidden(text=_WITHDRAWN)
+
+    def _exchanged(self, request: web.Request) -> web.Response:
+        """The cookie for the token, and the address without it, so that no history and no bookmark keeps it."""
+        if not all(_is_one_of(given, (self.token,)) for given in request.query.getall(TOKEN)):
+            raise web.HTTPForbidden(text="This token is of another start of `reward-kit view`; use the one printed.\n")
+        return self._let_in(request, TOKEN, self.token)
+
+    def _redeemed(self, request: web.Request) -> web.Response:
+        """The cookie of a new session for a code that was not used yet."""
+        code, *others = request.query.getall(CODE)
+        if not others and _is_one_of(code, self._used):
+            for answering in self._sessions.pop(self._used[code], set()):
+                answering.cancel()
+            raise web.HTTPForbidden(text=_WITHDRAWN)
+        if others or not _is_one_of(code, self._due) or time.monotonic() >= self._due[code]:
+            raise web.HTTPForbidden(text="This code is unknown or too old; open the address that was printed.\n")
+        del self._due[code]
+        self._used[code] = session = new_token()
+        self._sessions[session] = set()
+        return self._let_in(request, CODE, session)
+
+    def _let_in(self, request: web.Request, parameter: str, value: str) -> web.Response:
+        # One slash alone: two of them, or a backslash, would begin the name of another host.
+        rest = quote(request.rel_url.without_query_params(parameter).raw_path_qs, safe=_IN_ADDRESSES)
+        response = web.Response(status=303, headers={"Location": "/" + rest.lstrip("/")})
+        response.set_cookie(self._cookie, value, httponly=True, samesite="Strict", path="/", max_age=_COOKIE_LASTS_S)
+        return response
+
+
+def _is_one_of(given: str, known: Iterable[str]) -> bool:
+    """Compare in a time that does not show how much of a secret is right."""
+    return any(secrets.compare_digest(given.encode("utf-8", "replace"), one.encode()) for one in known)
+
+
+def _refuse_foreign(request: web.Request) -> None:
+    """Refuse requests that no page and no address of ours makes.
+
+    Raises:
+        HTTPMethodNotAllowed: it is to change something.
+        HTTPForbidden: it is for another host, or from another site.
+    """
+    if request.method not in ("GET", "HEAD"):
+        raise web.HTTPMethodNotAllowed(request.method, ["GET", "HEAD"])
+    hosts = request.headers.getall("Host", [])
+    if len(hosts) != 1 or _name_of(hosts[0]) not in HERE:
+        raise web.HTTPForbidden(text="This server is asked for by 127.0.0.1 or localhost alone.\n")
+    if not _is_from_here(request.headers, hosts[0]):
+        raise web.HTTPForbidden(text="Pages of other sites may not ask this server.\n")
+
+
+def _is_from_here(headers: Mapping[str, str], host: str) -> bool:
+    """True for a request of a page of ours, of the address line, or of a program that is not a browser."""
+    origin = headers.get("Origin")
+    if origin is not None and origin != f"http://{host}":
+        return False
+    # A link that was followed is let through: its page cannot read what it opens, and has no cookie of ours.
+    site, mode = headers.get("Sec-Fetch-Site", "none"), headers.get("Sec-Fetch-Mode", "navigate")
+    return site in ("none", "same-origin") or mode == "navigate"
+
+
+def _name_of(host: str) -> str | None:
+    try:
+        parts = urlsplit(f"//{host}")
+        return parts.hostname if parts.netloc == host and parts.username is None else None
+    except ValueError:
+        return None
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Every answer, errors and streams among them, is for our own pages alone and is kept nowhere."""
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
+    response.headers.pop("Server", None)

@@ -1,0 +1,461 @@
+"""The server of `reward-kit view`: on the loopback address alone, read-only, for those who have the token."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, TypeVarTuple
+from urllib.parse import quote
+
+import anyio
+import anyio.to_thread
+from aiohttp import web
+
+from reward_kit.display_text import shown
+from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
+from reward_kit.report.episode_chunks import LineFitter, group_text, served
+from reward_kit.report.rendering import NAME_LENGTH, as_script_data, asset, bundle, name_from_link, render
+from reward_kit.report.run_figures import (
+    Cell,
+    Column,
+    DataTable,
+    episodes_table,
+    groups_table,
+    samples_table,
+    tables_data,
+)
+from reward_kit.report.run_page import run_page
+from reward_kit.report.training_data import read_training
+from reward_kit.report.training_page import training_page
+from reward_kit.report.viewer_access import TOKEN, Access
+from reward_kit.report.viewer_runs import SUMMARY, Catalogue, GroupLines, RunRow, WatchedRun
+from reward_kit.runs.files import EPISODES, METRICS
+from reward_kit.runs.run_folder import FILE, RunHeader
+
+LOOPBACK = "127.0.0.1"
+_LOOK_EVERY_S = 0.5
+_ALIVE_EVERY = 30
+_MOST_IN_MEMORY = 8
+_MESSAGE_LENGTH = 600
+_COLUMNS = (
+    Column("run", "run", "link"),
+    Column("policy", "policy", "id"),
+    Column("task", "task", "id"),
+    Column("status", "status", "word"),
+    Column("episodes", "episodes", "count"),
+    Column("mean", "mean score", "score"),
+    Column("low", "95% from", "score"),
+    Column("high", "to", "score"),
+    Column("cost", "cost", "cost"),
+    Column("began", "began (UTC)", "word"),
+    Column("note", "note", "text"),
+)
+Given = TypeVarTuple("Given")
+Result = TypeVar("Result")
+Event = tuple[str, Mapping[str, Any]]
+News = Callable[[str], Awaitable[tuple[str, list[Event]]]]
+"""From the mark of what a page knows to the current mark, and the events since then: names with their data."""
+
+
+@asynccontextmanager
+async def serving(catalogue: Catalogue, port: int = 0, access: Access | None = None) -> AsyncIterator[str]:
+    """Serve the runs of a catalogue inside the block.
+
+    Args:
+        catalogue: the runs.
+        port: the port; 0 takes a free one.
+        access: who may read; by default those who have the token of the address.
+
+    Yields:
+        The address to open, with its token.
+
+    Raises:
+        ConfigError: the port is taken, or may not be used.
+    """
+    access = access or Access()
+    app = web.Application()
+    access.install(app)
+    viewer = Viewer(catalogue)
+    app.add_routes(viewer.routes())
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, LOOPBACK, port).start()
+        except OSError as error:
+            told = error.strerror or error
+            raise ConfigError(f"--port {port}: {told}; choose another, or none for a free one") from error
+        yield f"http://{LOOPBACK}:{runner.addresses[0][1]}/?{TOKEN}={access.token}"
+    finally:
+        viewer.end()
+        await runner.cleanup()
+
+
+class Viewer:
+    """The handlers of one server.
+
+    Args:
+        catalogue: the runs that it shows.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._runs = ShownRuns(catalogue)
+        self._looking = anyio.Lock()
+        self._ending = anyio.Event()
+
+    def routes(self) -> list[web.RouteDef]:
+        """The addresses that are served."""
+        return [
+            web.get("/", self._index),
+            web.get("/events", self._index_events),
+            web.get("/{run}", self._with_slash),
+            web.get("/{run}/", self._page),
+            web.get("/{run}/figures", self._figures),
+            web.get("/{run}/events", self._events),
+            web.get("/{run}/episode/{id:.+}", self._episode),
+            web.get("/{run}/group/{id:.+}", self._group),
+        ]
+
+    def end(self) -> None:
+        """Let the streams of events end."""
+        self._ending.set()
+
+    async def _index(self, request: web.Request) -> web.Response:
+        async with self._looking:
+            return _html(await _in_thread(self._index_now))
+
+    def _index_now(self) -> str:
+        with self._catalogue.held():
+            self._catalogue.look()
+            return index_page(self._catalogue)
+
+    async def _index_events(self, request: web.Request) -> web.StreamResponse:
+        async def news(mark: str) -> tuple[str, list[Event]]:
+            async with self._looking:
+                return await _in_thread(self._index_news, mark)
+
+        return await self._stream(request, news)
+
+    def _index_news(self, mark: str) -> tuple[str, list[Event]]:
+        # A visitor who hangs up lets go of `_looking` while the thread still looks, so the catalogue is held as well.
+        with self._catalogue.held():
+            self._catalogue.look()
+            now, known = self._catalogue.change, int(mark) if mark.isdecimal() else -1
+            if not 0 <= known <= now:  # of another start of the server
+                return str(now), [("reload", {})]
+            changed = [_cells(row) for row in self._catalogue.changed_since(known)]
+            # With the names of all runs, of which some may have gone.
+            return str(now), [("rows", {"changed": changed, "all": self._catalogue.names})] if known < now else []
+
+    async def _with_slash(self, request: web.Request) -> web.Response:
+        name = request.match_info["run"]
+        if self._catalogue.path_of(name) is None:
+            raise web.HTTPNotFound(text="There is no such run.\n")
+        return web.Response(status=303, headers={"Location": f"./{_quoted(name)}/"})
+
+    async def _page(self, request: web.Request) -> web.Response:
+        with _refusals("text/html"):
+            return _html(await _in_thread(self._runs.page, request.match_info["run"]))
+
+    async def _figures(self, request: web.Request) -> web.Response:
+        with _refusals("text/html"):
+            return _html(await _in_thread(self._runs.figures, request.match_info["run"]))
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        async def news(mark: str) -> tuple[str, list[Event]]:
+            return await _in_thread(self._runs.news, request.match_info["run"], mark)
+
+        return await self._stream(request, news)
+
+    async def _episode(self, request: web.Request) -> web.Response:
+        with _refusals("text/plain"):
+            text = await _in_thread(self._runs.episode, request.match_info["run"], request.match_info["id"])
+            return web.Response(body=text, content_type="text/plain", charset="utf-8")
+
+    async def _group(self, request: web.Request) -> web.Response:
+        with _refusals("text/plain"):
+            run, group, around = request.match_info["run"], request.match_info["id"], request.query.get("around")
+            text = await _in_thread(self._runs.group, run, group, around)
+            return web.Response(body=text, content_type="text/plain", charset="utf-8")
+
+    async def _stream(self, request: web.Request, news: News) -> web.StreamResponse:
+        """Send a page its news until it hangs up, a file is damaged, or the server ends."""
+        mark = request.headers.get("Last-Event-ID") or request.query.get("since", "")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        if request.method == "HEAD":
+            return response
+        with contextlib.suppress(ConnectionError):
+            async for name, data, now in self._events_since(news, mark):
+                # JSON has no line breaks, so its data is one line.
+                # https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
+                text = f"event: {name}\nid: {now}\ndata: {json.dumps(data, allow_nan=False)}\n\n"
+                await response.write(text.encode("ascii"))
+        return response
+
+    async def _events_since(self, news: News, mark: str) -> AsyncIterator[tuple[str, Any, str]]:
+        silent = 0
+        while not self._ending.is_set():
+            try:
+                mark, events = await news(mark)
+            except (ConfigError, StoreError) as error:
+                yield "trouble", {"message": _in_words(error)}, mark
+                return
+            for name, data in events:
+                yield name, data, mark
+            silent = 0 if events else silent + 1
+            if silent % _ALIVE_EVERY == _ALIVE_EVERY - 1:  # so that a page that is gone is noticed
+                yield "alive", {}, mark
+            with anyio.move_on_after(_LOOK_EVERY_S):
+                await self._ending.wait()
+
+
+async def _in_thread(function: Callable[[*Given], Result], *arguments: *Given) -> Result:
+    """A call that reads files or makes a page, beside the event loop."""
+    return await anyio.to_thread.run_sync(function, *arguments)
+
+
+def _html(text: str) -> web.Response:
+    return web.Response(text=text, content_type="text/html", charset="utf-8")
+
+
+@contextlib.contextmanager
+def _refusals(kind: str) -> Iterator[None]:
+    """Answer an error with its reason: as a page ("text/html") or as a sentence ("text/plain")."""
+    try:
+        with boundary(StoreError, "this cannot be shown"):
+            yield
+    except (ConfigError, StoreError) as error:
+        told = _in_words(error)
+        text = _viewer_page("problem.html.j2", "", message=told) if kind == "text/html" else told
+        raise web.HTTPNotFound(text=text, content_type=kind) from error
+
+
+# Pages
+
+
+def index_page(catalogue: Catalogue) -> str:
+    """The table of runs, as it was at the last look."""
+    cells = [_cells(row) for row in catalogue.rows]
+    table = DataTable("runs", "Runs", _COLUMNS, cells, key=2).with_choices("task", "policy", "status")
+    script = bundle(("base.js", "tables.js", "events.js")) + _mark_script(str(catalogue.change)) + asset("index.js")
+    data = as_script_data(tables_data([table]))
+    return _viewer_page("index.html.j2", script, data, table=table, folder=catalogue.title)
+
+
+def _viewer_page(template: str, script: str, data: str = "", **values: Any) -> str:
+    styles = ("page.css", "viewer.css")
+    return render(template, None, styles=styles, script=script, trusted={"data": data}, may_connect=True, **values)
+
+
+def _cells(row: RunRow) -> list[Cell]:
+    figures = (row.episodes, row.mean, row.low, row.high, row.cost, row.began, row.note)
+    return [[shown(row.run, NAME_LENGTH), f"./{_quoted(row.run)}/"], row.policy, row.task, row.status, *figures]
+
+
+def _live_script(mark: str) -> str:
+    """Lets a page go on by itself from a mark."""
+    return _mark_script(mark) + bundle(("events.js", "live.js"))
+
+
+def _mark_script(mark: str) -> str:
+    """The state that a page has: digits, letters and dashes."""
+    return f'RK.mark = "{mark}";\n'
+
+
+def _in_words(error: RewardKitError) -> str:
+    return shown(str(error), _MESSAGE_LENGTH)
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="", errors="surrogateescape")
+
+
+# Runs whose pages are open
+
+
+@dataclass(slots=True)
+class _Shown:
+    """A run in memory, and its figures as they were made last."""
+
+    watch: WatchedRun
+    fitter: LineFitter
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    figures: str = ""
+    figures_are_of: str = ""
+
+    @property
+    def mark(self) -> str:
+        return f"{self.watch.epoch}-{self.watch.change}"
+
+    def text(self, group: GroupLines) -> bytes:
+        """The lines of a group as the page's script reads them, with a line on the group before them."""
+        return b'G{"size":%d,"first":%d}\n' % (group.size, group.first) + group_text(group.lines, self.fitter)
+
+
+class ShownRuns:
+    """The runs that are in memory, and the pages of training runs, the ones used last.
+
+    Args:
+        catalogue: knows the folder of each run, and which may be shown.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._runs: OrderedDict[str, _Shown] = OrderedDict()
+        self._training: OrderedDict[Path, tuple[str, str]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def page(self, name: str) -> str:
+        """The page of a run as it is now.
+
+        Raises:
+            ConfigError: there is no such run.
+            StoreError: a file of it is damaged.
+        """
+        path = self._path_of(name)
+        if _is_training(path):
+            return self._training_page(path)
+        run = self._shown(name, path)
+        with run.lock:
+            run.watch.look_at_all()
+            script = _live_script(run.mark)
+            return run_page(run.watch.facts(), served(path), script)
+
+    def figures(self, name: str) -> str:
+        """The page without the rows of its tables, from which a page that is open takes its figures.
+
+        Raises:
+            ConfigError: there is no such run.
+            StoreError: a file of it is damaged.
+        """
+        path = self._path_of(name)
+        if _is_training(path):
+            return self._training_page(path)
+        run = self._shown(name, path)
+        with run.lock:
+            run.watch.look_at_all()
+            if run.mark != run.figures_are_of:
+                mark, facts = run.mark, run.watch.facts()
+                run.figures, run.figures_are_of = run_page(facts, served(path), has_rows=False), mark
+            return run.figures
+
+    def news(self, name: str, mark: str) -> tuple[str, list[Event]]:
+        """The events after a mark that a page has.
+
+        Returns:
+            The current mark, and the events: `rows` with those of the tables that changed, `figures` if those did,
+            `reload` if nothing of what the page has is valid.
+
+        Raises:
+            ConfigError: there is no such run.
+            StoreError: a file of it is damaged.
+        """
+        path = self._path_of(name)
+        if _is_training(path):
+            return (now := training_mark(path)), [("figures", {})] if now != mark else []
+        run = self._shown(name, path)
+        with run.lock:
+            run.watch.look()
+            now, (epoch, _, change) = run.mark, mark.partition("-")
+            if epoch != run.watch.epoch or not change.isdecimal():
+                return now, [("reload", {})]
+            if now == mark:
+                return now, []
+            changed, threshold = run.watch.changed_since(int(change)), run.watch.pass_threshold
+            beside = run.watch.beside(changed)
+            tables = (
+                samples_table(beside, threshold),
+                groups_table(beside),
+                episodes_table(changed, threshold),
+            )
+            rows: Event = ("rows", {table.name: table.rows for table in tables})
+            return now, [*([rows] if changed else []), ("figures", {})]
+
+    def episode(self, name: str, rollout_id: str) -> bytes:
+        """The stored lines of an episode and of its group, as the page's script reads them.
+
+        Raises:
+            ConfigError: there is no such run or no such episode.
+            StoreError: a file is damaged.
+        """
+        run = self._ready(name)
+        return run.text(run.watch.lines_of_episode(_decoded(rollout_id)))
+
+    def group(self, name: str, group_id: str, around: str | None) -> bytes:
+        """The same of a group, of a large one the part around an episode.
+
+        Raises:
+            ConfigError: there is no such run or no such group.
+            StoreError: a file is damaged.
+        """
+        run = self._ready(name)
+        return run.text(run.watch.lines_of_group(_decoded(group_id), _decoded(around) if around is not None else None))
+
+    def _ready(self, name: str) -> _Shown:
+        run = self._shown(name, self._path_of(name))
+        with run.lock:
+            run.watch.look_at_all()
+        return run
+
+    def _path_of(self, name: str) -> Path:
+        path = self._catalogue.path_of(name)
+        if path is None:
+            raise ConfigError("There is no such run here. It may have been removed.")
+        return path
+
+    def _shown(self, name: str, path: Path) -> _Shown:
+        with self._lock:
+            known = self._runs.get(name)
+            if known is None:
+                watch = WatchedRun(path)
+                known = self._runs[name] = _Shown(watch, LineFitter(watch.header))
+            self._runs.move_to_end(name)
+            while len(self._runs) > _MOST_IN_MEMORY:
+                self._runs.popitem(last=False)
+            return known
+
+    def _training_page(self, run: Path) -> str:
+        """The page of a training run, made again if a file of it changed."""
+        with self._lock:
+            mark = training_mark(run)
+            if run not in self._training or self._training[run][0] != mark:
+                page = training_page(read_training(run), _live_script(mark), is_served=True)
+                self._training[run] = (mark, page)
+            self._training.move_to_end(run)
+            while len(self._training) > _MOST_IN_MEMORY:
+                self._training.popitem(last=False)
+            return self._training[run][1]
+
+
+def training_mark(run: Path) -> str:
+    """The state of the files of a training run: digits and dashes.
+
+    A file in the folder of episodes is put there as a whole, so the folder's own time changes with it.
+    """
+    found = []
+    for name in (FILE, METRICS, SUMMARY, EPISODES):
+        try:
+            facts = (run / name).stat()
+            found += [facts.st_ino, facts.st_size, facts.st_mtime_ns]
+        except OSError:
+            found.append(0)
+    return "-".join(map(str, found))
+
+
+def _is_training(run: Path) -> bool:
+    return RunHeader.of_folder(run).training is not None
+
+
+def _decoded(name: str) -> str:
+    try:
+        return name_from_link(name)
+    except ValueError:
+        raise ConfigError(f"{name!r} names nothing") from None

@@ -1,0 +1,415 @@
+"""Calibration: a reward scored against human labels, with figures of agreement and the worst disagreements.
+
+The figures are pure functions; one that the rows do not define is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reward_kit.agreement import cohens_kappa, kendall_tau_b, spearman
+from reward_kit.errors import ConfigError, RewardError
+from reward_kit.models import EvaluateResult
+from reward_kit.reward_agent.agent import AsyncRewardAgent
+from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
+from reward_kit.runs.labels import LabelledRow, Pairs
+from reward_kit.runs.statistics import Bounds, Floats, Integers, bootstrap_bounds, wilson_bounds
+
+# Figures of labels and scores
+
+
+_Figures = Callable[[Integers], Floats]
+_MOST_LEVELS = 10
+_BINS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of the figures.
+
+    Attributes:
+        threshold: a score of at least this says yes, where labels have two levels.
+        levels: the labels that there are, where not each of them occurs.
+        seed: of the bootstrap.
+        resamples: how often rows are drawn; 0 for no intervals.
+        confidence: of the intervals.
+    """
+
+    threshold: float = 0.5
+    levels: tuple[float, ...] | None = None
+    seed: int = 0
+    resamples: int = 1_000
+    confidence: float = 0.95
+
+
+class Figure(NamedTuple):
+    """A figure with its interval; None where the rows do not define it."""
+
+    name: str
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    meaning: str
+
+
+class Scale(NamedTuple):
+    """The levels of labels, lowest first; the ends of five bins where labels take more than ten values."""
+
+    levels: tuple[float, ...]
+    is_binned: bool
+
+    @property
+    def size(self) -> int:
+        """The number of categories."""
+        return _BINS if self.is_binned else len(self.levels)
+
+    def shares(self, labels_N: Floats) -> Floats:
+        """Labels as shares of the way from the lowest level to the highest, as scores are."""
+        shares: Floats = (labels_N - self.levels[0]) / (self.levels[-1] - self.levels[0])
+        return shares
+
+    def categories(self, shares_N: Floats, threshold: float | None = None) -> Integers:
+        """The category of each share: its bin, or the nearest level; by the threshold where there are two."""
+        if self.is_binned:
+            return np.clip((shares_N * _BINS).astype(np.int64), 0, _BINS - 1)
+        if len(self.levels) == 2 and threshold is not None:
+            return (shares_N >= threshold).astype(np.int64)
+        places = self.shares(np.array(self.levels))
+        return np.searchsorted((places[1:] + places[:-1]) / 2.0, shares_N, side="right").astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """Scored rows of single answers: (N,) labels, scores in [0, 1], lengths of the answers, and samples."""
+
+    labels: Sequence[float]
+    scores: Sequence[float]
+    lengths: Sequence[int]
+    clusters: Sequence[Hashable]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairwise:
+    """Scored rows of pairs.
+
+    Attributes:
+        labels: (N,) 1 where the person preferred A, 0 where B, 0.5 for a tie.
+        scores: (N,) how much the reward preferred A: its share of the verdicts.
+        margins: (N,) by how much A's score is higher, for rank correlation.
+        lengths: (N,) how much longer A is.
+        firsts: (N,) the share of comparisons that the first place won; None where nothing was compared by place.
+        clusters: (N,) the sample of each.
+    """
+
+    labels: Sequence[float]
+    scores: Sequence[float]
+    margins: Sequence[float]
+    lengths: Sequence[int]
+    firsts: Sequence[float | None]
+    clusters: Sequence[Hashable]
+
+
+def scale_of(labels: Sequence[float], given: tuple[float, ...] | None = None) -> Scale:
+    """The scale of labels.
+
+    Raises:
+        ConfigError: all are the same, or one is not among the given levels.
+    """
+    found = sorted(set(given if given is not None else labels))
+    if given is not None and (odd := sorted(set(labels) - set(given))):
+        raise ConfigError(f"the label {odd[0]:g} is not among the levels {', '.join(f'{level:g}' for level in found)}")
+    if len(found) < 2:
+        raise ConfigError("all labels are the same, and nothing can be said of agreement; give --levels, or more rows")
+    return Scale(tuple(found), given is None and len(found) > _MOST_LEVELS)
+
+
+_POINTWISE = {
+    "accuracy": "share of rows in the person's category",
+    "kappa": "Cohen's kappa: agreement beyond chance",
+    "kappa_quadratic": "the same, where a near miss weighs less",
+    "spearman": "rank correlation of score and label",
+    "kendall_tau_b": "pairs in the same order less pairs in the other, ties allowed for",
+    "mean_difference": "mean of score less label: above 0 it is too generous",
+    "length_correlation": "rank correlation of (score less label) and length: above 0 it likes long answers",
+    "length_gap": "(score less label) of the longer half less that of the shorter",
+}
+
+
+def pointwise_figures(rows: Pointwise, scale: Scale, settings: Settings) -> list[Figure]:
+    """The figures of single answers, in the order of a report."""
+    shares, scores = scale.shares(np.array(rows.labels, float)), np.array(rows.scores, float)
+    said, judged = scale.categories(shares), scale.categories(scores, settings.threshold)
+    lengths, residuals = np.array(rows.lengths, float), scores - shares
+
+    def figures(at: Integers) -> Floats:
+        one, other = said[at], judged[at]
+        return np.array(
+            [
+                float((one == other).mean()),
+                cohens_kappa(one, other, scale.size),
+                cohens_kappa(one, other, scale.size, quadratic=True),
+                spearman(scores[at], shares[at]),
+                kendall_tau_b(scores[at], shares[at]),
+                float(residuals[at].mean()),
+                spearman(residuals[at], lengths[at]),
+                _gap(residuals[at], lengths[at]),
+            ]
+        )
+
+    return _with_intervals(figures, _POINTWISE, rows.clusters, settings)
+
+
+_PAIRWISE = {
+    "accuracy": "share of pairs with the person's winner, ties being one",
+    "kappa": "Cohen's kappa over A, tie, B: agreement beyond chance",
+    "kappa_quadratic": "the same, where tie for a winner weighs less than the other winner",
+    "spearman": "rank correlation of A's margin and the person's winner",
+    "kendall_tau_b": "pairs in the same order less pairs in the other, ties allowed for",
+    "a_wins": "how often A wins, by the reward",
+    "a_wins_labels": "how often A wins, by the person",
+    "length_correlation": "rank correlation of (preference less label) and how much longer A is",
+    "length_gap": "preference for the longer answer, beyond the person's",
+}
+_FIRST = {"first_place_wins": "how often the first place wins: 0.5 where places do not matter"}
+
+
+def pairwise_figures(rows: Pairwise, settings: Settings) -> list[Figure]:
+    """The figures of pairs, in the order of a report."""
+    labels, scores, margins = (np.array(values, float) for values in (rows.labels, rows.scores, rows.margins))
+    said, judged = _thirds(labels), _thirds(scores)
+    lengths, residuals = np.array(rows.lengths, float), scores - labels
+    firsts = np.array([math.nan if value is None else value for value in rows.firsts], float)
+    by_place = bool(np.isfinite(firsts).any())
+
+    def figures(at: Integers) -> Floats:
+        one, other, longer = said[at], judged[at], np.sign(lengths[at])
+        found = [
+            float((one == other).mean()),
+            cohens_kappa(one, other, 3),
+            cohens_kappa(one, other, 3, quadratic=True),
+            spearman(margins[at], labels[at]),
+            kendall_tau_b(margins[at], labels[at]),
+            float(scores[at].mean()),
+            float(labels[at].mean()),
+            spearman(residuals[at], lengths[at]),
+            float((residuals[at] * longer).sum() / max(np.abs(longer).sum(), 1.0)),
+        ]
+        placed = firsts[at][np.isfinite(firsts[at])]
+        return np.array([*found, *([float(placed.mean()) if len(placed) else math.nan] if by_place else [])])
+
+    return _with_intervals(figures, _PAIRWISE | (_FIRST if by_place else {}), rows.clusters, settings)
+
+
+def _thirds(values_N: Floats) -> Integers:
+    """B, tie or A, as 0, 1, 2."""
+    return (np.sign(values_N - 0.5) + 1).astype(np.int64)
+
+
+def _gap(residuals_N: Floats, lengths_N: Floats) -> float:
+    """The mean residual of the longer half less that of the shorter; those of the middle length are in neither."""
+    middle = float(np.median(lengths_N))
+    longer, shorter = residuals_N[lengths_N > middle], residuals_N[lengths_N < middle]
+    return float(longer.mean() - shorter.mean()) if len(longer) and len(shorter) else math.nan
+
+
+def _with_intervals(
+    figures: _Figures, meanings: dict[str, str], clusters: Sequence[Hashable], settings: Settings
+) -> list[Figure]:
+    values = figures(np.arange(len(clusters)))
+    bounds = [Bounds(None, None)] * len(values)
+    if settings.resamples:
+        seed, resamples, confidence = settings.seed, settings.resamples, settings.confidence
+        bounds = bootstrap_bounds(figures, clusters, seed=seed, resamples=resamples, confidence=confidence)
+        bounds[0] = _certain(float(values[0]), bounds[0], len(set(clusters)), settings.confidence)
+    return [
+        Figure(name, float(value) if math.isfinite(value) else None, low, high, len(clusters), meaning)
+        for (name, meaning), value, (low, high) in zip(meanings.items(), values, bounds, strict=True)
+    ]
+
+
+def _certain(accuracy: float, bounds: Bounds, samples: int, confidence: float) -> Bounds:
+    """If every row agrees, or none, no draw differs; five of five still say less than certainty (Wilson 1927)."""
+    if bounds.low is None and accuracy in (0.0, 1.0):
+        return Bounds(*wilson_bounds(accuracy, samples, confidence))
+    return bounds
+
+
+# Scoring
+
+
+_LONGEST_SHOWN = 160
+
+
+class Disagreement(NamedTuple):
+    """One row in which reward and person differ, with its texts cut."""
+
+    where: str
+    id: str
+    label: float
+    score: float
+    difference: float
+    prompt: str
+    answers: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The agreement of a reward with labels.
+
+    Attributes:
+        rows: how many there are.
+        unscored: the class of each failure, and how many rows have it; they are in no figure, and none counts as 0.
+        first_error: of them.
+        clipped: scores outside of [0, 1], taken as its nearer end for the figures.
+        scale: of the labels; None for pairs.
+        figures: agreement, correlation, bias.
+        worst: the largest disagreements first.
+    """
+
+    rows: int
+    unscored: Mapping[str, int]
+    first_error: str | None
+    clipped: int
+    scale: Scale | None
+    figures: Sequence[Figure]
+    worst: Sequence[Disagreement]
+
+    @property
+    def scored(self) -> int:
+        """The rows that the figures are made of."""
+        return self.rows - sum(self.unscored.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole as plain values."""
+        return {
+            "rows": self.rows,
+            "scored": self.scored,
+            "unscored": dict(self.unscored),
+            "first_error": self.first_error,
+            "clipped": self.clipped,
+            "levels": list(self.scale.levels) if self.scale is not None and not self.scale.is_binned else None,
+            "figures": {figure.name: {**figure._asdict()} for figure in self.figures},
+            "worst": [{**item._asdict(), "answers": list(item.answers)} for item in self.worst],
+        }
+
+
+async def calibrate(
+    rows: Sequence[LabelledRow],
+    scorer: Scorer,
+    settings: Settings | None = None,
+    *,
+    pairs: Pairs = "scores",
+    worst: int = 5,
+    max_concurrency: int = 16,
+) -> Calibration:
+    """Score rows and set the scores against their labels.
+
+    Args:
+        rows: of labels, all pairs or all single answers.
+        scorer: where the reward is called.
+        settings: how figures are made.
+        pairs: "scores" compares the scores of two answers; "judge" takes each score as the preference over the other.
+        worst: how many disagreements are kept.
+        max_concurrency: calls of the reward in flight.
+
+    Raises:
+        ConfigError: all labels are the same.
+        RewardError: no row could be scored.
+    """
+    settings, is_pairs = settings or Settings(), rows[0].is_pair
+    scale = None if is_pairs else scale_of([row.label for row in rows], settings.levels)
+    async with AsyncRewardAgent(scorer, max_concurrency=max_concurrency) as agent:
+        scored = iter(await agent.score_all([request for row in rows for request in row.requests]))
+    results = [[next(scored) for _ in row.requests] for row in rows]
+    failures = [next((s.failure for s in found if s.failure is not None), None) for found in results]
+    broken = [failure for failure in failures if failure is not None]
+    if len(broken) == len(rows):
+        raise RewardError(f"no row of {len(rows)} could be scored; the first: {broken[0].message}")
+    kept = [_Row.of(row, found, pairs) for row, found, bad in zip(rows, results, failures, strict=True) if bad is None]
+    labels, scores = [row.row.label for row in kept], [row.score for row in kept]
+    lengths, clusters = [row.lengths for row in kept], [row.row.id for row in kept]
+    if scale is not None:
+        answers = Pointwise(labels, scores, [length for (length,) in lengths], clusters)
+        figures = pointwise_figures(answers, scale, settings)
+    else:
+        longer, margins, firsts = [a - b for a, b in lengths], [row.margin for row in kept], [row.first for row in kept]
+        figures = pairwise_figures(Pairwise(labels, scores, margins, longer, firsts, clusters), settings)
+    return Calibration(
+        rows=len(rows),
+        unscored=dict(Counter(failure.failure_class for failure in broken)),
+        first_error=broken[0].message if broken else None,
+        clipped=sum(row.clipped for row in kept),
+        scale=scale,
+        figures=figures,
+        worst=_worst(kept, scale, worst),
+    )
+
+
+class _Row(NamedTuple):
+    """A scored row: `score` is the reward's, or for a pair its preference for A."""
+
+    row: LabelledRow
+    score: float
+    margin: float
+    first: float | None
+    lengths: tuple[int, ...]
+    reason: str
+    clipped: int
+
+    @classmethod
+    def of(cls, row: LabelledRow, found: Sequence[Scored], pairs: Pairs) -> _Row:
+        results = [scored.result for scored in found if scored.result is not None]
+        scores = [min(1.0, max(0.0, result.score)) for result in results]
+        clipped = sum(score != result.score for score, result in zip(scores, results, strict=True))
+        lengths = tuple(len(_last(request)) for request in row.requests)
+        reason = results[0].reason or ""
+        if not row.is_pair:
+            return cls(row, scores[0], scores[0], None, lengths, reason, clipped)
+        if pairs == "judge":
+            preference = (scores[0] + 1.0 - scores[1]) / 2.0
+            first = sum(map(_first, results)) / len(results)
+            return cls(row, preference, preference, first, lengths, reason, clipped)
+        margin = results[0].score - results[1].score
+        preference = 0.5 if margin == 0 else float(margin > 0)
+        return cls(row, preference, margin, None, lengths, reason, 0)
+
+
+def _first(result: EvaluateResult) -> float:
+    """The share of comparisons that the first place won, as `pairwise_judge` reports; else the rollout came first."""
+    first, second = result.metrics.get("won_as_first"), result.metrics.get("won_as_second")
+    if first is None or second is None:
+        return min(1.0, max(0.0, result.score))
+    return (first.score + 1.0 - second.score) / 2.0
+
+
+def _worst(kept: Sequence[_Row], scale: Scale | None, count: int) -> list[Disagreement]:
+    found = []
+    for scored in kept:
+        row, score = scored.row, scored.score
+        share = row.label if scale is None else (row.label - scale.levels[0]) / (scale.levels[-1] - scale.levels[0])
+        if math.isclose(score, share, rel_tol=0.0, abs_tol=1e-12):
+            continue
+        prompt, answers = _cut(_last(row.requests[0], "user")), tuple(_cut(_last(one)) for one in row.requests)
+        texts = (prompt, answers, _cut(scored.reason))
+        found.append(Disagreement(row.where, row.id, row.label, score, score - share, *texts))
+    return sorted(found, key=lambda item: -abs(item.difference))[:count]
+
+
+def _last(request: ScoringRequest, role: str = "assistant") -> str:
+    """The last message of a role."""
+    return next((message.text for message in reversed(request.messages) if message.role == role), "")
+
+
+def _cut(text: str) -> str:
+    """An untrusted text on one short line, for a terminal."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * _LONGEST_SHOWN])
+    line = " ".join(line.split())
+    return line if len(line) <= _LONGEST_SHOWN else f"{line[: _LONGEST_SHOWN - 1]}…"

@@ -1,1 +1,0 @@
-"""How far a reward agrees with people: labels read, figures of agreement, and how sure these are."""

@@ -1,0 +1,689 @@
+"""Two runs or more, compared with the first of them on the samples that they share. Unscored is never zero."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from reward_kit.errors import ConfigError, StoreError, boundary, did_you_mean
+from reward_kit.runs.display import figure, signed
+from reward_kit.runs.results import Result, read_results
+from reward_kit.runs.run_folder import RunHeader
+from reward_kit.runs.statistics import (
+    PairedFigures,
+    benjamini_hochberg,
+    holm,
+    mcnemar_test,
+    mean_of,
+    paired_figures,
+)
+from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise
+
+_LARGEST = 1e99  # of which differences, and squares of sums of them, are finite
+
+
+class SampleScores(NamedTuple):
+    """One sample's scored episodes: their mean, how many there are, and how many of them passed."""
+
+    mean: float
+    scored: int
+    passed: int
+
+    @property
+    def passes(self) -> bool:
+        """True if more than half of the scored episodes passed."""
+        return 2 * self.passed > self.scored
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One policy of one run.
+
+    Attributes:
+        path: the folder of the run.
+        header: its `run.json`.
+        policy: the name of the policy.
+        label: by which tables name it, unlike that of any other side.
+        pass_threshold: a score of at least this passes.
+        summary: its row of the run's own closing table.
+        samples: of each sample that has a score, by its id.
+        unscored: the samples none of whose episodes has a score.
+        rollouts: of each sample the score of each rollout, by its id; None where it has none.
+        starts: of each sample the states that its episodes began in, where an environment told them.
+        is_unit: whether every score is between 0 and 1.
+        scorers: what scored, each as its id and the beginning of its hash.
+        unfinished: how many episodes of the run are missing.
+    """
+
+    path: Path
+    header: RunHeader
+    policy: str
+    label: str
+    pass_threshold: float
+    summary: PolicySummary
+    samples: Mapping[str, SampleScores]
+    unscored: frozenset[str]
+    rollouts: Mapping[str, Mapping[str, float | None]]
+    starts: Mapping[str, frozenset[str]]
+    is_unit: bool
+    scorers: frozenset[str]
+    unfinished: int
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run."""
+        return self.header.run_id or self.path.resolve().name
+
+
+def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]:
+    """Read the sides of a comparison, the baseline first.
+
+    Of several runs each is one side, or one for each of `policies` that it has. Of one run alone each policy is one.
+
+    Args:
+        runs: their folders.
+        policies: the ones to compare, in this order; all, where each run has one or there is one run alone.
+
+    Raises:
+        ConfigError: a folder is not that of a run with episodes, a policy is not known, a run has several and none is
+            chosen, or there are fewer than two sides.
+        StoreError: a file of a run is damaged; the message names it.
+    """
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise ConfigError("a run is named twice; a comparison of a run with itself says nothing")
+    found = [_Run.read(run) for run in runs]
+    known = {name for run in found for name in run.rows}
+    if unknown := [name for name in policies if name not in known]:
+        raise ConfigError(f"--policy {unknown[0]}: no run has it{did_you_mean(unknown[0], known)}")
+    asked = list(dict.fromkeys(policies))
+    sides = [run.side(name) for run in found for name in run.chosen(asked, is_alone=len(runs) == 1)]
+    if len(sides) < 2:
+        raise ConfigError(f"{runs[0]} is one run of one policy; name another run to compare it with")
+    return _labelled(sides)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run that was read: by policy its rows, its scorers, and the states in which each sample began."""
+
+    path: Path
+    header: RunHeader
+    rows: Mapping[str, Sequence[EpisodeRow]]
+    scorers: Mapping[str, frozenset[str]]
+    starts: Mapping[str, Mapping[str, frozenset[str]]]
+
+    @classmethod
+    def read(cls, path: Path) -> _Run:
+        header = _header(path)
+        rows: dict[str, list[EpisodeRow]] = defaultdict(list)
+        scorers: dict[str, set[str]] = defaultdict(set)
+        starts: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)
+        for result in read_results(path):
+            with boundary(StoreError, f"{path}: episode {result.episode['rollout_id']} cannot be read"):
+                row = _checked(result.row(), path)
+            row.error_traceback = None
+            rows[row.policy].append(row)
+            scorers[row.policy] |= _scorer(result)
+            if began := _start(result):
+                of_policy = starts[row.policy]
+                of_policy[row.sample_id] = of_policy.get(row.sample_id, frozenset()) | began
+        if not rows:
+            raise ConfigError(f"{path} has no episodes yet, so there is nothing to compare")
+        return cls(path, header, rows, {policy: frozenset(names) for policy, names in scorers.items()}, starts)
+
+    def chosen(self, policies: Sequence[str], *, is_alone: bool) -> Sequence[str]:
+        """The policies that are compared."""
+        names = sorted(self.rows)
+        if taken := [name for name in policies if name in self.rows]:
+            return taken
+        if len(names) == 1 or (is_alone and not policies):
+            return names
+        raise ConfigError(f"{self.path} has several policies: {', '.join(names)}; choose one with --policy")
+
+    def side(self, policy: str) -> Side:
+        """One of its policies."""
+        rows, threshold = self.rows[policy], self.header.pass_threshold
+        (summary,) = summarise(rows, threshold)
+        rollouts = _by_sample(rows)
+        samples = {name: scores_of_sample(found, threshold) for name, of in rollouts.items() if (found := _scores(of))}
+        return Side(
+            path=self.path,
+            header=self.header,
+            policy=policy,
+            label=policy,
+            pass_threshold=threshold,
+            summary=summary,
+            samples=samples,
+            unscored=frozenset(rollouts.keys() - samples.keys()),
+            rollouts=rollouts,
+            starts=self.starts.get(policy, {}),
+            is_unit=all(0.0 <= row.score <= 1.0 for row in rows if row.score is not None),
+            scorers=self.scorers[policy],
+            unfinished=max(0, self.header.total - sum(map(len, self.rows.values()))),
+        )
+
+
+def _header(path: Path) -> RunHeader:
+    header = RunHeader.of_folder(path)
+    if header.training is not None:
+        raise ConfigError(
+            f"{path} is a training run, whose metrics.jsonl has means and no scores of single samples: nothing can be "
+            "paired; run the trained model with `reward-kit run`, and compare those runs"
+        )
+    return header
+
+
+def _checked(row: EpisodeRow, path: Path) -> EpisodeRow:
+    """The row, if its score is one that differences can be made of."""
+    if row.score is not None and abs(row.score) > _LARGEST:
+        raise ConfigError(f"{path}: the score of {row.rollout_id} is beyond 1e99, and its differences say nothing")
+    return row
+
+
+def _scorer(result: Result) -> set[str]:
+    scorer = (result.score or {}).get("scorer") or {}
+    return {f"{scorer['id']} {str(scorer.get('hash'))[:12]}…"} if scorer.get("id") else set()
+
+
+def _start(result: Result) -> frozenset[str]:
+    """The state in which an episode began, if its environment reported one."""
+    start = result.episode.get("start")
+    key = start.get("state_key") if isinstance(start, Mapping) else None
+    return frozenset() if key is None else frozenset({str(key)})
+
+
+def _by_sample(rows: Iterable[EpisodeRow]) -> dict[str, dict[str, float | None]]:
+    rollouts: dict[str, dict[str, float | None]] = defaultdict(dict)
+    for row in sorted(rows, key=lambda row: row.rollout_id):
+        rollouts[row.sample_id][row.rollout_id] = row.score
+    return dict(rollouts)
+
+
+def _scores(rollouts: Mapping[str, float | None]) -> list[float]:
+    return [score for score in rollouts.values() if score is not None]
+
+
+def scores_of_sample(scores: Sequence[float], threshold: float) -> SampleScores:
+    """The scores of one sample's rollouts, of which there is at least one."""
+    return SampleScores(mean_of(scores), len(scores), sum(score >= threshold for score in scores))
+
+
+def _labelled(sides: Sequence[Side]) -> list[Side]:
+    """The sides with the shortest names that tell them apart."""
+    runs = _without_common_start([side.path.resolve().name for side in sides])
+    names = (
+        [side.policy for side in sides],
+        runs,
+        [f"{side.policy} of {run}" for side, run in zip(sides, runs, strict=True)],
+        [f"{side.policy} of {side.path}" for side in sides],
+    )
+    chosen = next(labels for labels in names if len(set(labels)) == len(sides))
+    return [replace(side, label=label) for side, label in zip(sides, chosen, strict=True)]
+
+
+def _without_common_start(names: Sequence[str]) -> list[str]:
+    """Names of folders without the words, such as the task's, that all of them begin with."""
+    words = [name.split("-") for name in names]
+    common = 0
+    while all(len(parts) > common + 1 and parts[common] == words[0][common] for parts in words):
+        common += 1
+    return ["-".join(parts[common:]) for parts in words] if len(set(names)) > 1 else list(names)
+
+
+_Rollouts = Mapping[str, float | None]
+
+
+class SamplePair(NamedTuple):
+    """One sample in both runs."""
+
+    sample_id: str
+    baseline: SampleScores
+    run: SampleScores
+
+    @property
+    def difference(self) -> float:
+        """The mean score of the run less that of the baseline."""
+        return self.run.mean - self.baseline.mean
+
+    @property
+    def flip(self) -> Literal["won", "lost"] | None:
+        """The direction in which it changed between passing and not passing; None if it did not."""
+        if self.run.passes == self.baseline.passes:
+            return None
+        return "won" if self.run.passes else "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """The samples of two sides that are compared.
+
+    Attributes:
+        samples: by name.
+        by: whether a sample's mean is of the rollouts that both scored, or of all that each scored.
+        is_rescoring: whether both scored the very same episodes.
+        rollouts: how many have a score in both; 0 where samples are paired.
+        single_rollouts: how many of the samples that both scored have one in one run only, and count in neither.
+        without_rollout: how many of those samples have none that both scored.
+    """
+
+    samples: Sequence[SamplePair]
+    by: Literal["rollout", "sample"] = "sample"
+    is_rescoring: bool = False
+    rollouts: int = 0
+    single_rollouts: int = 0
+    without_rollout: int = 0
+
+
+def paired(baseline: Side, side: Side) -> Pairing:
+    """Pair what two sides have in common.
+
+    By rollout where one is a rescoring of the other, or where both have rollouts of the same names: a rollout that only
+    one of them scored would else count in that one's mean alone.
+    """
+    common = sorted(baseline.samples.keys() & side.samples.keys())
+    is_rescoring = _is_rescoring(baseline, side)
+    if not is_rescoring and not _have_same_rollouts(baseline, side):
+        return Pairing([SamplePair(name, baseline.samples[name], side.samples[name]) for name in common])
+    pairs, rollouts, single = [], 0, 0
+    for name in common:
+        one, other = baseline.rollouts[name], side.rollouts[name]
+        both = sorted(_scored(one) & _scored(other))
+        rollouts += len(both)
+        single += len(_scored(one) ^ _scored(other))
+        if both:
+            before, after = _of(one, both, baseline.pass_threshold), _of(other, both, side.pass_threshold)
+            pairs.append(SamplePair(name, before, after))
+    return Pairing(pairs, "rollout", is_rescoring, rollouts, single, len(common) - len(pairs))
+
+
+def _is_rescoring(baseline: Side, side: Side) -> bool:
+    """True if one run has the episodes of the other, or both have those of a third."""
+    if baseline.policy != side.policy:
+        return False
+    one, other = ((each.header.rescored_from or {}).get("run_id") for each in (baseline, side))
+    return other == baseline.run_id or one == side.run_id or (one is not None and one == other)
+
+
+def _have_same_rollouts(baseline: Side, side: Side) -> bool:
+    """True if every sample of both has rollouts of the same names; names come from the seed, sample and policy."""
+    common = baseline.rollouts.keys() & side.rollouts.keys()
+    return all(baseline.rollouts[name].keys() == side.rollouts[name].keys() for name in common)
+
+
+def _scored(rollouts: _Rollouts) -> set[str]:
+    return {name for name, score in rollouts.items() if score is not None}
+
+
+def _of(rollouts: _Rollouts, names: Sequence[str], threshold: float) -> SampleScores:
+    return scores_of_sample([score for name in names if (score := rollouts[name]) is not None], threshold)
+
+
+_COMPARED = {"name", "policy", "reward_function_path", "reward_options", "dataset_path", "pass_threshold"}
+
+_HARMLESS = {"description", "run_limits", "sandbox", "credit", "redact"}  # which change no score that is given
+
+_OWN_LINES = {"task file", "dataset", "reward", "policy"}
+
+_SHORT = 12
+
+_SEED_TELLS = (
+    "models drew other chances, and where worlds are drawn from it, samples of one name are other problems, and the "
+    "pairing says less"
+)
+
+
+class Mismatch(NamedTuple):
+    """One thing that differs; `told` is a sentence for readers.
+
+    `what` is dataset, reward, pass_threshold, task, task_keys, files, seed, starts or version.
+    """
+
+    what: str
+    baseline: Any
+    run: Any
+    told: str
+
+
+def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
+    """The differences of two runs besides their policies, the gravest first; none within one run."""
+    if baseline.path == side.path:
+        return []
+    return list(_mismatches(baseline, side))
+
+
+def _mismatches(baseline: Side, side: Side) -> Iterator[Mismatch]:
+    one, other = baseline.header, side.header
+    datasets = (one.digests.get("dataset"), other.digests.get("dataset"))
+    if datasets[0] is not None and datasets[1] is not None and datasets[0] != datasets[1]:
+        told = f"the dataset differs (SHA-256 {datasets[0][:_SHORT]}… and {datasets[1][:_SHORT]}…)"
+        yield Mismatch("dataset", *datasets, f"{told}: samples of one name may be different questions")
+    scorers = (sorted(baseline.scorers), sorted(side.scorers))
+    if scorers[0] != scorers[1] and all(scorers):
+        told = f"the reward differs ({', '.join(scorers[0])} and {', '.join(scorers[1])})"
+        yield Mismatch("reward", *scorers, f"{told}: scores may not mean the same")
+    if baseline.pass_threshold != side.pass_threshold:
+        thresholds = f"{baseline.pass_threshold:g} and {side.pass_threshold:g}"
+        told = f"the pass_threshold differs ({thresholds}): each run's own decides what passes"
+        yield Mismatch("pass_threshold", baseline.pass_threshold, side.pass_threshold, told)
+    if one.task_name != other.task_name:
+        told = f"the task differs ({one.task_name} and {other.task_name})"
+        yield Mismatch("task", one.task_name, other.task_name, told)
+    # Transcripts that were scored do not say what they were collected by.
+    if one.task_path is not None and other.task_path is not None:
+        if keys := _differing(one.task, other.task, _COMPARED | _HARMLESS):
+            told = f"the task files differ in {', '.join(keys)}"
+            yield Mismatch("task_keys", _only(one.task, keys), _only(other.task, keys), told)
+        if names := _differing(one.digests, other.digests, _OWN_LINES):
+            told = f"files of the tasks differ: {', '.join(names)}"
+            yield Mismatch("files", _only(one.digests, names), _only(other.digests, names), told)
+        if one.seed != other.seed:
+            told = f"the seed differs ({one.seed} and {other.seed}): {_SEED_TELLS}"
+            yield Mismatch("seed", one.seed, other.seed, told)
+    known = baseline.starts.keys() & side.starts.keys()  # as far as environments report the state that they began in
+    if others := sorted(name for name in known if not baseline.starts[name] & side.starts[name]):
+        of = f"{len(others):,} of {len(known):,} samples began in another state than in the baseline"
+        told = f"{of}, such as {others[0]}: these are other problems of one name, and the pairing says less"
+        before, now = ({name: sorted(each.starts[name]) for name in others} for each in (baseline, side))
+        yield Mismatch("starts", before, now, told)
+    versions = (one.versions.get("reward_kit"), other.versions.get("reward_kit"))
+    if versions[0] != versions[1]:
+        yield Mismatch("version", *versions, f"the version of reward-kit differs ({versions[0]} and {versions[1]})")
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any], without: set[str]) -> list[str]:
+    return sorted(key for key in (one.keys() | other.keys()) - without if one.get(key) != other.get(key))
+
+
+def _only(given: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
+    return {key: given.get(key) for key in keys}
+
+
+CONFIDENCE = 0.95
+
+ALPHA = 0.05
+
+Verdict = Literal["better", "worse", "doubtful", "not shown"]
+
+
+class LeftOut(NamedTuple):
+    """The number of samples left out: with no score in one run or both, or in one run only.
+
+    `no_rollout_in_both` are those that both scored, where rollouts are paired and none of theirs has both scores.
+    """
+
+    unscored_in_baseline: int
+    unscored_in_run: int
+    only_in_baseline: int
+    only_in_run: int
+    no_rollout_in_both: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A run beside the baseline, on the samples that have a score in both.
+
+    Attributes:
+        side: the run.
+        pairing: the common samples, and how they are paired.
+        left_out: the others.
+        baseline_mean: of the common samples, each counted once.
+        run_mean: as `baseline_mean`.
+        figures: of the differences, run less baseline.
+        p_mcnemar: of the samples that flipped.
+        p_holm: the permutation's p, corrected for all comparisons (Holm).
+        p_bh: the same after Benjamini and Hochberg.
+        mismatches: what else differs.
+    """
+
+    side: Side
+    pairing: Pairing
+    left_out: LeftOut
+    baseline_mean: float
+    run_mean: float
+    figures: PairedFigures
+    p_mcnemar: float
+    p_holm: float
+    p_bh: float
+    mismatches: Sequence[Mismatch]
+
+    @property
+    def pairs(self) -> Sequence[SamplePair]:
+        """The common samples, by name."""
+        return self.pairing.samples
+
+    def flipped(self, way: Literal["won", "lost"]) -> list[SamplePair]:
+        """The samples that were won or lost, the largest difference first."""
+        found = [pair for pair in self.pairs if pair.flip == way]
+        return sorted(found, key=lambda pair: (-abs(pair.difference), pair.sample_id))
+
+    @property
+    def verdict(self) -> Verdict:
+        """The conclusion: better or worse if the interval leaves 0 out and the corrected p is small enough too.
+
+        It is doubtful where only one of the two says so, and not shown where neither does.
+        """
+        low, high = self.figures.interval.low, self.figures.interval.high
+        leaves_out = low is not None and high is not None and not low <= 0.0 <= high
+        is_small = self.p_holm <= ALPHA
+        if leaves_out and is_small:
+            return "better" if self.figures.interval.mean > 0 else "worse"
+        return "doubtful" if leaves_out or is_small else "not shown"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The baseline, and every other run beside it.
+
+    Attributes:
+        baseline: the first side.
+        differences: of the others, in order.
+        seed: of what was drawn.
+    """
+
+    baseline: Side
+    differences: Sequence[Difference]
+    seed: int
+
+    @property
+    def sides(self) -> list[Side]:
+        """All of them, the baseline first."""
+        return [self.baseline, *(difference.side for difference in self.differences)]
+
+
+def compare(sides: Sequence[Side], seed: int = 0) -> Comparison:
+    """Set every side beside the first.
+
+    Args:
+        sides: two or more.
+        seed: of the bootstrap, and of permutations where there are too many to try all.
+
+    Raises:
+        ConfigError: a side has no sample with a score in common with the first.
+    """
+    baseline, *others = sides
+    found = [_difference(baseline, side, seed) for side in others]
+    p_values = [difference.figures.permutation.p for difference in found]
+    corrected = zip(found, holm(p_values), benjamini_hochberg(p_values), strict=True)
+    return Comparison(baseline, [replace(one, p_holm=p_holm, p_bh=p_bh) for one, p_holm, p_bh in corrected], seed)
+
+
+def _difference(baseline: Side, side: Side, seed: int) -> Difference:
+    pairing = paired(baseline, side)
+    pairs = pairing.samples
+    if not pairs:
+        raise ConfigError(_why_nothing_is_common(baseline, side))
+    figures = paired_figures([pair.difference for pair in pairs], reach=_reach(baseline, side), seed=seed)
+    flips = [pair.flip for pair in pairs]
+    return Difference(
+        side=side,
+        pairing=pairing,
+        left_out=_left_out(baseline, side, pairing),
+        baseline_mean=mean_of([pair.baseline.mean for pair in pairs]),
+        run_mean=mean_of([pair.run.mean for pair in pairs]),
+        figures=figures,
+        p_mcnemar=mcnemar_test(flips.count("won"), flips.count("lost")),
+        p_holm=figures.permutation.p,
+        p_bh=figures.permutation.p,
+        mismatches=mismatches(baseline, side),
+    )
+
+
+def _reach(baseline: Side, side: Side) -> float | None:
+    """The largest possible difference of two scores: 1 if all lie between 0 and 1; None if unknown."""
+    return 1.0 if baseline.is_unit and side.is_unit else None
+
+
+def _left_out(baseline: Side, side: Side, pairing: Pairing) -> LeftOut:
+    one, other = ({*each.samples, *each.unscored} for each in (baseline, side))
+    return LeftOut(
+        unscored_in_baseline=len(baseline.unscored & other),
+        unscored_in_run=len(side.unscored & one),
+        only_in_baseline=len(one - other),
+        only_in_run=len(other - one),
+        no_rollout_in_both=pairing.without_rollout,
+    )
+
+
+def _why_nothing_is_common(baseline: Side, side: Side) -> str:
+    one, other = ({*each.samples, *each.unscored} for each in (baseline, side))
+    told = f"{side.label} and the baseline {baseline.label} have no sample in common that has a score in both"
+    if shared := baseline.samples.keys() & side.samples.keys():
+        return f"{told}: of {len(shared)} that both scored, each rollout is unscored in one of them"
+    if shared := one & other:
+        return f"{told}: of {len(shared)} that both ran, each is unscored in one of them"
+    return f"{told}: the one has {_examples(other)}, the other {_examples(one)}; compare runs of the same dataset"
+
+
+def _examples(samples: set[str]) -> str:
+    names = sorted(samples)
+    return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """All of it, every flipped sample included."""
+    return {
+        "schema_version": 1,
+        "confidence": CONFIDENCE,
+        "seed": comparison.seed,
+        "runs": [_side_to_json(side) for side in comparison.sides],
+        "comparisons": [_difference_to_json(difference) for difference in comparison.differences],
+    }
+
+
+def _side_to_json(side: Side) -> dict[str, Any]:
+    summary = side.summary
+    interval = summary.score
+    return {
+        "label": side.label,
+        "run": str(side.path),
+        "run_id": side.run_id,
+        "policy": side.policy,
+        "status": side.header.status,
+        "missing_episodes": side.unfinished,
+        "mean": interval.mean if interval else None,
+        "low": interval.low if interval else None,
+        "high": interval.high if interval else None,
+        "standard_error": interval.standard_error if interval else None,
+        "samples": len(side.samples) + len(side.unscored),
+        "unscored_samples": len(side.unscored),
+        "episodes": summary.episodes,
+        "scored": summary.scored,
+        "pass_threshold": side.pass_threshold,
+        "pass_at_1": summary.pass_at_1,
+        "k": summary.k,
+        "pass_at_k": summary.pass_at_k,
+        "pass_hat_k": summary.pass_hat_k,
+        "errors": dict(summary.errors),
+        "tokens": summary.tokens,
+        "cost": summary.cost,
+    }
+
+
+def _difference_to_json(difference: Difference) -> dict[str, Any]:
+    figures = difference.figures
+    return {
+        "run": difference.side.label,
+        "verdict": difference.verdict,
+        "common_samples": len(difference.pairs),
+        "paired_by": difference.pairing.by,
+        "paired_rollouts": difference.pairing.rollouts,
+        "single_rollouts": difference.pairing.single_rollouts,
+        "left_out": difference.left_out._asdict(),
+        "baseline_mean": difference.baseline_mean,
+        "run_mean": difference.run_mean,
+        "difference": figures.interval.mean,
+        "low": figures.interval.low,
+        "high": figures.interval.high,
+        "standard_error": figures.interval.standard_error,
+        "bootstrap_low": figures.bootstrap.low,
+        "bootstrap_high": figures.bootstrap.high,
+        "p": figures.permutation.p,
+        "p_is_exact": figures.permutation.is_exact,
+        "p_holm": difference.p_holm,
+        "p_bh": difference.p_bh,
+        "p_t": figures.p_t,
+        "p_mcnemar": difference.p_mcnemar,
+        "cohens_dz": figures.cohens_dz,
+        "cliffs_delta": figures.cliffs_delta,
+        "won": [_pair_to_json(pair) for pair in difference.flipped("won")],
+        "lost": [_pair_to_json(pair) for pair in difference.flipped("lost")],
+        "mismatches": [mismatch._asdict() for mismatch in difference.mismatches],
+    }
+
+
+def _pair_to_json(pair: SamplePair) -> dict[str, Any]:
+    return {
+        "sample": pair.sample_id,
+        "difference": pair.difference,
+        "baseline": pair.baseline._asdict(),
+        "run": pair.run._asdict(),
+    }
+
+
+class Gate(NamedTuple):
+    """One gate on one run; `told` is the reason in words."""
+
+    gate: str
+    run: str
+    failed: bool
+    told: str
+
+
+def regression_gates(comparison: Comparison, margin: float) -> list[Gate]:
+    """A gate for each run but the baseline, which fails if its interval shows a loss of more than `margin`.
+
+    It does where the upper bound of the difference (run less baseline, 95%) is below -`margin`. Without such a loss
+    that comes about once in forty times. A difference without an interval fails, since it cannot be told.
+    """
+    return [_regression(difference, comparison.baseline, margin) for difference in comparison.differences]
+
+
+def _regression(difference: Difference, baseline: Side, margin: float) -> Gate:
+    label, high = difference.side.label, difference.figures.interval.high
+    beyond = f" by more than {margin:g}" if margin else ""
+    if high is None:
+        told = f"one common sample gives no interval, so whether {label} is worse than {baseline.label} is not known"
+        return Gate("fail-on-regression", label, True, told)
+    is_worse = high < -margin
+    found = f"the difference is {signed(difference.figures.interval.mean)}, and at most {signed(high)}"
+    told = f"{label} is {'' if is_worse else 'not shown to be '}worse than {baseline.label}{beyond}: {found}"
+    return Gate("fail-on-regression", label, is_worse, told)
+
+
+def under_gate(side: Side, least: float, *, by_lower_bound: bool = False) -> Gate:
+    """A gate that fails if the mean score of a run, or the lower bound of its interval, is below `least`."""
+    interval = side.summary.score
+    what = "lower bound of the mean score" if by_lower_bound else "mean score"
+    value = None if interval is None else interval.low if by_lower_bound else interval.mean
+    if value is None:
+        return Gate("fail-under", side.label, True, f"the {what} of {side.label} is not known")
+    told = f"the {what} of {side.label} is {figure(value)}, {'below' if value < least else 'not below'} {least:g}"
+    return Gate("fail-under", side.label, value < least, told)
+
+
+def failed(gates: Sequence[Gate]) -> list[Gate]:
+    """Those that fell."""
+    return [gate for gate in gates if gate.failed]

@@ -1,1 +1,0 @@
-"""Two runs or more, set against the first of them on the samples that they share."""

@@ -1,0 +1,177 @@
+"""The comparison in a terminal: a column for each run, what can be said of it, and the samples that flipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from reward_kit.display_text import shown
+from reward_kit.runs.comparison import Comparison, Difference, SamplePair, Side
+from reward_kit.runs.display import difference_text, figure, interval_text
+
+_NAMES_SHOWN = 10
+
+_NAME_LENGTH = 60
+
+_LINE_LENGTH = 2_000
+
+_DASH = "–"
+
+_SEEN = 5e-4
+
+
+def comparison_table(comparison: Comparison, *, plain: bool = False) -> RenderableType:
+    """The table and the sentences below it; `plain` without lines and colours."""
+    # Names are Text, since brackets in a plain string would be taken for markup.
+    table = Table(box=None if plain else box.SIMPLE_HEAVY, title_justify="left", pad_edge=not plain)
+    table.add_column("", style="" if plain else "dim", no_wrap=True)
+    for place, side in enumerate(comparison.sides):
+        heading = shown(side.label, _NAME_LENGTH) + ("\n(baseline)" if place == 0 else "")
+        table.add_column(Text(heading), justify="right", overflow="fold")
+    for name, cells in lines(comparison):
+        table.add_row(name, *map(Text, cells))
+    sentences = [Text(line) for difference in comparison.differences for line in _below(comparison, difference)]
+    return Group(table, *sentences)
+
+
+def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
+    """The rows of the table: a name, and a cell for each run."""
+    sides, differences = comparison.sides, comparison.differences
+    corrected = len(differences) > 1
+    rows = [
+        ("mean score", [interval_text(side.summary.score) for side in sides]),
+        ("common samples", ["", *(f"{len(each.pairs):,}" for each in differences)]),
+        *_on_common_samples(comparison),
+        ("difference", ["", *(difference_text(each.figures.interval) for each in differences)]),
+        ("p (permutation)", ["", *(p_text(each.figures.permutation.p) for each in differences)]),
+        *([("p, corrected (Holm)", ["", *(p_text(each.p_holm) for each in differences)])] if corrected else []),
+        ("effect (Cohen's d_z)", ["", *(signed_short(each.figures.cohens_dz) for each in differences)]),
+        ("samples won, lost", ["", *(f"{len(e.flipped('won'))}, {len(e.flipped('lost'))}" for e in differences)]),
+        ("p of those (McNemar)", ["", *(p_text(each.p_mcnemar) for each in differences)]),
+        ("pass@1", [share_text(side.summary.pass_at_1) for side in sides]),
+        ("episodes (scored)", [f"{side.summary.episodes:,} ({side.summary.scored:,})" for side in sides]),
+    ]
+    if any(side.summary.tokens for side in sides):
+        rows.append(("tokens (an episode)", [tokens_text(side) for side in sides]))
+        rows.append(("cost", [cost_text(side) for side in sides]))
+    return rows
+
+
+def _on_common_samples(comparison: Comparison) -> list[tuple[str, list[str]]]:
+    """Means of the common samples, where they are others than those of all episodes."""
+    differences = comparison.differences
+    if not any(
+        side.summary.score is None or abs(mean - side.summary.score.mean) > _SEEN
+        for each in differences
+        for side, mean in ((comparison.baseline, each.baseline_mean), (each.side, each.run_mean))
+    ):
+        return []
+    told = [f"{figure(each.run_mean)} (baseline {figure(each.baseline_mean)})" for each in differences]
+    return [("mean of these", ["", *told])]
+
+
+def sentence(comparison: Comparison, difference: Difference) -> str:
+    """The conclusion on a run in one sentence."""
+    label, base = difference.side.label, comparison.baseline.label
+    figures = difference.figures
+    found = difference_text(figures.interval)
+    if difference.verdict in ("better", "worse"):
+        return f"{label} is {difference.verdict} than {base}: {found}, p {p_text(difference.p_holm)}"
+    if difference.verdict == "doubtful":
+        p = p_text(difference.p_holm)
+        return f"{label} and {base} may differ: {found}, p {p}; these two do not agree, and more samples would tell"
+    return f"no difference between {label} and {base} is shown: {found}"
+
+
+def left_out_text(difference: Difference) -> str | None:
+    """The samples that are not compared; None if all are."""
+    left = difference.left_out
+    parts = [
+        (left.unscored_in_baseline, "unscored in the baseline"),
+        (left.unscored_in_run, "unscored in the run"),
+        (left.only_in_baseline, "in the baseline only"),
+        (left.only_in_run, "in the run only"),
+        (left.no_rollout_in_both, "without a rollout that both scored"),
+    ]
+    told = ", ".join(f"{count:,} {what}" for count, what in parts if count)
+    return f"{difference.side.label}: samples that are left out: {told}" if told else None
+
+
+def paired_text(difference: Difference) -> str | None:
+    """The reason why rollouts are paired, and how many count; None if there is nothing to add."""
+    pairing = difference.pairing
+    if not pairing.is_rescoring and not pairing.single_rollouts:
+        return None
+    why = "the same episodes are scored in both" if pairing.is_rescoring else "both runs have the same rollouts"
+    told = f"{difference.side.label}: {why}, so they are paired by rollout: {pairing.rollouts:,} have a score in both"
+    if pairing.single_rollouts:
+        told += f"; {pairing.single_rollouts:,} have one in one run only, and count in neither"
+    return told
+
+
+def _below(comparison: Comparison, difference: Difference) -> list[str]:
+    told = [sentence(comparison, difference)]
+    told += [line for way in ("won", "lost") if (line := _named(way, difference.flipped(way)))]
+    return [shown(line, _LINE_LENGTH) for line in told]
+
+
+def _named(way: str, pairs: Sequence[SamplePair]) -> str | None:
+    if not pairs:
+        return None
+    names = ", ".join(shown(pair.sample_id, _NAME_LENGTH) for pair in pairs[:_NAMES_SHOWN])
+    more = f" and {len(pairs) - _NAMES_SHOWN:,} more" if len(pairs) > _NAMES_SHOWN else ""
+    return f"  {way} ({len(pairs):,}): {names}{more}"
+
+
+def notes_of(comparison: Comparison) -> list[str]:
+    """The limits of the figures, shown beside them."""
+    return [shown(note, _LINE_LENGTH) for note in _notes(comparison)]
+
+
+def _notes(comparison: Comparison) -> Iterable[str]:
+    for difference in comparison.differences:
+        for mismatch in difference.mismatches:
+            yield f"{difference.side.label}: {mismatch.told}"
+        if told := paired_text(difference):
+            yield told
+        if told := left_out_text(difference):
+            yield told
+    for side in comparison.sides:
+        if side.unfinished:
+            yield f"{side.label}: {side.unfinished:,} episodes of the run are missing"
+        if unscored := side.summary.episodes - side.summary.scored:
+            yield f"{side.label}: {unscored:,} of {side.summary.episodes:,} episodes are unscored, and in no average"
+        if len(side.scorers) > 1:
+            yield f"{side.label}: its scores are of several rewards: {', '.join(sorted(side.scorers))}"
+
+
+def p_text(p: float) -> str:
+    """A p-value with as many digits as a reader needs."""
+    return "<0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.1 else f"{p:.2f}"
+
+
+def signed_short(value: float | None) -> str:
+    """An effect size."""
+    return _DASH if value is None else f"{value:+.2f}".replace("-", "−")
+
+
+def share_text(value: float | None) -> str:
+    """A share in per cent."""
+    return _DASH if value is None else f"{value:.1%}"
+
+
+def tokens_text(side: Side) -> str:
+    """Tokens of all episodes, and of one."""
+    tokens = side.summary.tokens
+    return f"{tokens:,} ({tokens / side.summary.episodes:,.0f})"
+
+
+def cost_text(side: Side) -> str:
+    """Dollars of all episodes."""
+    if side.summary.cost is None:
+        return "unknown" if side.summary.tokens else _DASH
+    return f"${side.summary.cost:.4f}"

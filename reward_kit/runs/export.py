@@ -1,0 +1,418 @@
+"""A run as tables for other programs: episodes, scores and steps as Parquet or CSV, both written by pyarrow.
+
+A cell is a text, a number, a count or a flag, or None if unknown. Structures are JSON text, as in the files.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import math
+import secrets
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, cast
+
+from reward_kit.display_text import printable
+from reward_kit.episodes.json_codec import from_json_value
+from reward_kit.errors import ConfigError, StoreError, did_you_mean, how_to_install
+from reward_kit.runs.files import open_part, told_of
+from reward_kit.runs.results import Result, credit_places, read_results
+from reward_kit.runs.run_folder import RunHeader
+from reward_kit.runs.summary import whole_usage
+
+STDOUT = Path("-")
+Kind = Literal["text", "number", "count", "flag"]
+Cell = str | float | int | bool | None
+Row = Sequence[Cell]
+_LARGEST_COUNT = 2**63 - 1
+_BATCH_ROWS = 2_000
+_BATCH_CHARACTERS = 8_000_000
+# What a spreadsheet takes for the beginning of a formula (OWASP, "CSV Injection"), in both widths, and the mark itself,
+# so that taking one away from each text that begins with one gives every text back.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠", "'")
+
+
+# Which episodes
+
+
+@dataclass(slots=True)
+class Selection:
+    """The episodes that are exported.
+
+    Attributes:
+        pass_threshold: a score of at least this passes.
+        min_score: those with a score of at least this; None takes the unscored too.
+        only_passed: those that passed.
+        policies: of these; all if empty.
+        left_out: how many are not taken, by reason; counted while they are read.
+        seen: the policies that there are.
+    """
+
+    pass_threshold: float
+    min_score: float | None = None
+    only_passed: bool = False
+    policies: Sequence[str] = ()
+    left_out: Counter[str] = field(default_factory=Counter)
+    seen: set[str] = field(default_factory=set)
+
+    def _why_not(self, result: Result) -> str | None:
+        if self.policies and result.episode.get("policy") not in self.policies:
+            return "of another policy"
+        if self.min_score is None and not self.only_passed:
+            return None
+        score = result.row().score
+        if score is None:
+            return "unscored"
+        if self.only_passed and score < self.pass_threshold:
+            return f"below {self.pass_threshold:g}, which passes"
+        return f"below {self.min_score:g}" if self.min_score is not None and score < self.min_score else None
+
+
+def selected(run: Path, selection: Selection) -> Iterator[Result]:
+    """The episodes of a run that are taken, one after the other; the others are counted.
+
+    Raises:
+        ConfigError: after the last one, if no episode is of a policy that was named.
+    """
+    for result in read_results(run):
+        selection.seen.add(str(result.episode.get("policy")))
+        if why := selection._why_not(result):
+            selection.left_out[why] += 1
+        else:
+            yield result
+    for policy in selection.policies:
+        if policy not in selection.seen:
+            near = did_you_mean(policy, sorted(selection.seen))
+            raise ConfigError(f"--policy {policy}: no episode is of it{near}")
+
+
+def header_of_run(run: Path) -> RunHeader:
+    """The header of a run that has episodes.
+
+    Raises:
+        ConfigError: the folder is not that of a run, or of a training run.
+        StoreError: it is damaged.
+    """
+    header = RunHeader.of_folder(run)
+    if header.training is not None:
+        raise ConfigError(f"{run} is a training run; its figures are in metrics.jsonl, one JSON object a line")
+    return header
+
+
+class CreditLines:
+    """The lines of a run's `credit.jsonl` by episode, found again by their place in the file.
+
+    Args:
+        run: its folder; without the file no episode has any.
+
+    Raises:
+        StoreError: a line is damaged.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / "credit.jsonl"
+        self._places = credit_places(run)
+
+    def of(self, rollout_id: str) -> list[Mapping[str, Any]]:
+        """The lines of one episode.
+
+        Raises:
+            StoreError: the file cannot be read, or one of them is not JSON.
+        """
+        if (place := self._places.get(rollout_id)) is None:
+            return []
+        with told_of("read", self._path), self._path.open("rb") as lines:
+            lines.seek(place.offset)
+            block = lines.read(place.length)
+        try:
+            return [json.loads(line) for line in block.splitlines()]
+        except ValueError as error:
+            raise StoreError(f"{self._path}: the credit of {rollout_id} is not JSON: {error}") from None
+
+
+# Tables
+
+
+class Column(NamedTuple):
+    """A column, and the kind of its cells."""
+
+    name: str
+    kind: Kind
+
+
+class Table(NamedTuple):
+    """A table: its name, which is that of its file, and its columns in order."""
+
+    name: str
+    columns: Sequence[Column]
+
+
+def _table(name: str, columns: str) -> Table:
+    """A table of `name` or `name:kind` columns, by default texts."""
+    pairs = (column.partition(":") for column in columns.split())
+    kinds: dict[str, Kind] = {"": "text", "n": "number", "c": "count", "f": "flag"}
+    return Table(name, tuple(Column(column, kinds[kind]) for column, _, kind in pairs))
+
+
+_WHOSE = "rollout_id sample_id group_id rollout_index policy"
+_WHOSE_COLUMNS = "rollout_id sample_id group_id rollout_index:c policy"
+EPISODES = _table(
+    "episodes",
+    f"{_WHOSE_COLUMNS} attempt:c score:n passed:f is_imputed:f reason stop_reason error_class error num_steps:c "
+    "environment_return:n terminated:f truncated:f prompt_tokens:c completion_tokens:c cost_usd:n started_at "
+    "duration_s:n policy_s:n environment_s:n ground_truth sample messages",
+)
+SCORES = _table(
+    "scores",
+    f"{_WHOSE_COLUMNS} name score:n reason is_score_valid:f scorer scorer_hash failure_class duration_s:n",
+)
+STEPS = _table(
+    "steps",
+    f"{_WHOSE_COLUMNS} step:c state_key observation action raw_action reward:n is_action_valid:f step_score:n "
+    "step_reason base_reward:n return_to_go:n value:n A_E:n A_S:n A:n anchor:c peers:c",
+)
+TABLES = {table.name: table for table in (EPISODES, SCORES, STEPS)}
+
+
+def rows_of(table: Table, result: Result, pass_threshold: float, credit: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The rows of one episode.
+
+    Args:
+        table: one of `TABLES`.
+        result: the episode with its score.
+        pass_threshold: a score of at least this passes.
+        credit: its lines of `credit.jsonl`, for the steps.
+    """
+    if table is EPISODES:
+        rows = [_episode(result, pass_threshold)]
+    else:
+        rows = list(_scores(result) if table is SCORES else _steps(result, credit))
+    whose = {name: result.episode.get(name) for name in _WHOSE.split()}
+    return [[_AS[column.kind]((whose | row).get(column.name)) for column in table.columns] for row in rows]
+
+
+def _episode(result: Result, pass_threshold: float) -> dict[str, Any]:
+    record, row = result.episode, result.row()
+    usage, timing = whole_usage(record), record.get("timing") or {}
+    names = ("attempt", "stop_reason", "num_steps", "environment_return", "terminated", "truncated")
+    cells = {name: record.get(name) for name in (*names, "ground_truth", "sample", "messages")}
+    cells |= {name: timing.get(name) for name in ("started_at", "duration_s", "policy_s", "environment_s")}
+    return cells | {
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "completion_tokens": usage.get("completion_tokens"),
+        "cost_usd": usage.get("cost"),
+        "score": row.score,
+        "passed": None if row.score is None else row.score >= pass_threshold,
+        "is_imputed": row.is_imputed,
+        "reason": _result(result).get("reason"),
+        "error_class": row.error_class or row.score_error,
+        "error": row.error_message,
+    }
+
+
+def _result(result: Result) -> Mapping[str, Any]:
+    return (result.score or {}).get("result") or {}
+
+
+def _scores(result: Result) -> Iterator[dict[str, Any]]:
+    """A row for the score, called "score", and one for each metric; none while the episode waits for its score."""
+    if result.score is None:
+        return
+    line, found = result.score, _result(result)
+    scorer = line.get("scorer") or {}
+    common = {
+        "scorer": scorer.get("id"),
+        "scorer_hash": scorer.get("hash"),
+        "duration_s": (line.get("timing") or {}).get("duration_s"),
+        "failure_class": (line.get("failure") or {}).get("class"),
+    }
+    score, is_valid = line.get("score"), line.get("score") is not None
+    yield {**common, "name": "score", "score": score, "reason": found.get("reason"), "is_score_valid": is_valid}
+    for name, metric in (found.get("metrics") or {}).items():
+        yield {**common, "name": name, **{key: metric.get(key) for key in ("score", "reason", "is_score_valid")}}
+
+
+def _steps(result: Result, credit: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    record = result.episode
+    outputs = {output.get("step_index"): output for output in _result(result).get("step_outputs") or ()}
+    worth = {line.get("step"): line for line in credit}
+    parts = [*record["steps"], record.get("final") or {}]
+    for t, step in enumerate(record["steps"]):
+        output, credited = outputs.get(t) or {}, worth.get(t) or {}
+        action, turn = step.get("action"), step.get("assistant_turn")
+        if "observation" in step:
+            observation = step["observation"]
+        else:  # the message before the action
+            observation = record["messages"][turn - 1].get("content") if turn else None
+        if isinstance(action, Mapping) and action.get("type") == "text":
+            action = action.get("content")
+        names = ("return_to_go", "value", "A_E", "A_S", "A", "anchor", "peers", "base_reward")
+        yield {name: credited.get(name) for name in names} | {
+            "step": t,
+            "state_key": step.get("state_key"),
+            "observation": observation,
+            "action": action,
+            "raw_action": (step.get("outputs") or {}).get("raw_policy_output"),
+            "reward": step.get("reward"),
+            "is_action_valid": (parts[t + 1].get("info") or {}).get("is_action_valid"),
+            "step_score": output.get("base_reward"),
+            "step_reason": output.get("reason"),
+        }
+
+
+def _text(value: Any) -> str | None:
+    """A text as it was, a structure as JSON; halves of surrogate pairs, which UTF-8 cannot hold, are written out."""
+    if value is None:
+        return None
+    plain = from_json_value(value) if isinstance(value, Mapping) else value
+    text = plain if isinstance(plain, str) else json.dumps(value, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _number(value: Any) -> float | None:
+    value = from_json_value(value) if isinstance(value, Mapping) else value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond every float
+        return None
+
+
+def _count(value: Any) -> int | None:
+    number = _number(value)
+    return None if number is None or abs(number) >= _LARGEST_COUNT else int(value)
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+_AS = {"text": _text, "number": _number, "count": _count, "flag": _flag}
+
+
+# Files
+
+
+class TableWriter:
+    """Writes a table in batches; the end of the file with `close`.
+
+    Args:
+        file: the file.
+        form: "csv" (RFC 4180, UTF-8, names of the columns first; a missing value is empty, an empty text is `""`) or
+            "parquet" (a row group for each batch).
+        table: its columns.
+        metadata: of the run, kept with the schema of a Parquet file.
+        is_raw: texts of CSV are written as they are, even if a spreadsheet would take them for formulas.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+    """
+
+    def __init__(
+        self, file: IO[bytes], form: str, table: Table, metadata: Mapping[str, str], *, is_raw: bool = False
+    ) -> None:
+        if find_spec("pyarrow") is None:
+            raise ConfigError(f"--format {form} needs pyarrow; {how_to_install('export')}")
+        self._arrow: Any = import_module("pyarrow")
+        kinds = {"text": "string", "number": "double", "count": "int64", "flag": "bool"}
+        fields = [(column.name, self._arrow.type_for_alias(kinds[column.kind])) for column in table.columns]
+        self._schema = self._arrow.schema(fields, metadata=dict(metadata))
+        self._escapes = form == "csv" and not is_raw
+        if form == "csv":
+            self._writer: Any = import_module("pyarrow.csv").CSVWriter(file, self._schema)
+        else:
+            self._writer = import_module("pyarrow.parquet").ParquetWriter(file, self._schema, compression="zstd")
+        self._rows: list[Row] = []
+        self._characters = 0
+
+    def write(self, row: Row) -> None:
+        """Add one row."""
+        if self._escapes:
+            row = [harmless(cell) if isinstance(cell, str) else cell for cell in row]
+        self._rows.append(row)
+        self._characters += sum(len(cell) for cell in row if isinstance(cell, str))
+        if len(self._rows) >= _BATCH_ROWS or self._characters >= _BATCH_CHARACTERS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._rows:
+            pairs = zip(zip(*self._rows, strict=True), self._schema, strict=True)
+            columns = [self._arrow.array(cells, type=field.type) for cells, field in pairs]
+            self._writer.write_table(self._arrow.Table.from_arrays(columns, schema=self._schema))
+        self._rows, self._characters = [], 0
+
+    def close(self) -> None:
+        """Write the rest, and the end of the file."""
+        self._flush()
+        self._writer.close()
+
+
+def harmless(text: str) -> str:
+    """A text that no spreadsheet takes for a formula: with a "'" before it if one might."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+class _Terminal(io.RawIOBase):
+    """Standard output if it is a terminal, on which untrusted text could act: control characters are escaped."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        sys.stdout.write(printable(self._decoder.decode(bytes(data))))
+        return len(data)
+
+
+@contextmanager
+def opened(
+    path: Path,
+    form: str,
+    table: Table,
+    metadata: Mapping[str, str],
+    *,
+    is_raw: bool = False,
+    is_private: bool = False,
+) -> Iterator[TableWriter]:
+    """A table's file, which replaces an earlier one once its last row is written.
+
+    Args:
+        path: the file; "-" is standard output.
+        form, table, metadata, is_raw: see `TableWriter`.
+        is_private: the file is its owner's alone; by default the umask decides.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+        StoreError: the file cannot be written.
+    """
+    with binary_file(path, is_private=is_private) as file:
+        writer = TableWriter(file, form, table, metadata, is_raw=is_raw)
+        yield writer
+        writer.close()
+
+
+@contextmanager
+def binary_file(path: Path, *, is_private: bool = False) -> Iterator[IO[bytes]]:
+    """A file that replaces an earlier one once it is whole; "-" is standard output."""
+    if path == STDOUT:
+        yield cast(IO[bytes], _Terminal()) if sys.stdout.isatty() else sys.stdout.buffer
+        sys.stdout.flush()
+        return
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with ExitStack() as undo:
+        undo.callback(part.unlink, missing_ok=True)
+        with told_of("write", path), open_part(part, path, is_private=is_private) as file:
+            yield file
+        with told_of("write", path):
+            part.replace(path)

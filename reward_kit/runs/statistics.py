@@ -1,0 +1,728 @@
+"""Statistics of scores: clustered intervals, unbiased pass@k, bootstrap, paired comparison and its corrections.
+
+Everything here is a pure function. Unscored values (None) are left out and counted; they are never zeros. SciPy would
+be a large dependency for two functions of Student's t, so these are here.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Method = Literal["bca", "percentile"]
+
+_SQUARABLE = 1e100  # sums of squares of many such numbers are finite
+_ALIKE = 1e-12
+_DRAWN_AT_ONCE = 200_000
+_NORMAL = NormalDist()
+
+# Means and their intervals
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and how far it may be off.
+
+    Attributes:
+        mean: of the scored values.
+        low: the lower bound; None where fewer than two samples leave it open.
+        high: the upper bound; None as `low`.
+        standard_error: of the mean, robust to clusters; None as `low`.
+        n: the scored values.
+        n_clusters: the samples that have a scored value.
+        n_unscored: the values that were left out.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    standard_error: float | None
+    n: int
+    n_clusters: int
+    n_unscored: int = 0
+
+    def clipped(self, lowest: float, highest: float) -> Interval:
+        """The interval without what cannot be, for a mean that lies between `lowest` and `highest`."""
+        if self.low is None or self.high is None:
+            return self
+        return replace(self, low=max(self.low, lowest), high=min(self.high, highest))
+
+    def times(self, factor: float) -> Interval:
+        """The interval of values that are so many times as large; where a bound is beyond every float, without one."""
+        if self.low is None or self.high is None or self.standard_error is None:
+            return replace(self, mean=self.mean * factor)
+        low, high, error = self.low * factor, self.high * factor, self.standard_error * factor
+        if not all(map(math.isfinite, (low, high, error))):
+            return replace(self, mean=self.mean * factor, low=None, high=None, standard_error=None)
+        return replace(self, mean=self.mean * factor, low=low, high=high, standard_error=error)
+
+
+def mean_of(values: Sequence[float] | np.ndarray) -> float:
+    """The mean, also where the sum would be beyond every float."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
+
+
+def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], confidence: float = 0.95) -> Interval:
+    """The mean of scores whose errors are shared within clusters, with its confidence interval.
+
+    With N scores x_i in G clusters and mean m, the standard error is
+    sqrt(G/(G−1) · Σ_g (Σ_{i in g} (x_i − m))²) / N, and the interval m ± t · SE with Student's t for G−1 degrees of
+    freedom (Liang and Zeger 1986; Miller 2024, "Adding Error Bars to Evals", eq. 4). Where all scores are 0 or 1 and
+    SE is 0, five of five say less than certainty: the bounds are then Wilson's (1927) for G trials.
+
+    Args:
+        scores: (N,) None where unscored.
+        clusters: (N,) the sample of each score.
+        confidence: the probability that the interval covers the true mean.
+
+    Raises:
+        ValueError: the lengths differ, nothing is scored, a score is not finite, or `confidence` is not in (0, 1).
+    """
+    check_probability(confidence, "confidence")
+    pairs = [(s, c) for s, c in zip(scores, clusters, strict=True) if s is not None]
+    if not pairs:
+        raise ValueError("no value is scored, so there is no mean")
+    values = np.array([score for score, _ in pairs], dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("a score is not finite")
+    if (largest := float(np.abs(values).max())) > _SQUARABLE:
+        # To at most a half, since 0 and 1 have bounds of their own.
+        scaled = mean_interval([None if s is None else s / largest / 2.0 for s in scores], clusters, confidence)
+        return scaled.times(2.0).times(largest)
+    mean, sums = _mean_and_cluster_sums(values, [cluster for _, cluster in pairs])
+    counts = {"n": len(values), "n_clusters": len(sums), "n_unscored": len(scores) - len(values)}
+    if len(sums) < 2:
+        return Interval(mean, None, None, None, **counts)
+    error = math.sqrt(len(sums) / (len(sums) - 1) * math.fsum(s * s for s in sums)) / len(values)
+    if error < 1e-12 and np.isin(values, (0.0, 1.0)).all():
+        return Interval(mean, *wilson_bounds(mean, len(sums), confidence), error, **counts)
+    half = t_quantile((1.0 + confidence) / 2.0, len(sums) - 1) * error
+    return Interval(mean, mean - half, mean + half, error, **counts)
+
+
+def _mean_and_cluster_sums(values: np.ndarray, clusters: Sequence[Hashable]) -> tuple[float, list[float]]:
+    """The mean, and the sum of the deviations from it in each cluster; exactly 0 where all values are equal."""
+    if (values == values[0]).all():
+        return float(values[0]), [0.0] * len(set(clusters))
+    mean = mean_of(values)
+    deviations: dict[Hashable, list[float]] = defaultdict(list)
+    for value, cluster in zip(values.tolist(), clusters, strict=True):
+        deviations[cluster].append(value - mean)
+    return mean, [math.fsum(items) for items in deviations.values()]
+
+
+def wilson_bounds(share: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval for `share` of `trials` (Wilson 1927, eq. 6), within [0, 1].
+
+    (p + z²/2n ± z · sqrt(p(1−p)/n + z²/4n²)) / (1 + z²/n), with z the normal quantile.
+    """
+    z = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
+    centre = share + z * z / (2.0 * trials)
+    half = z * math.sqrt(share * (1.0 - share) / trials + z * z / (4.0 * trials * trials))
+    scale = 1.0 + z * z / trials
+    low = 0.0 if share == 0.0 else (centre - half) / scale
+    high = 1.0 if share == 1.0 else (centre + half) / scale
+    return low, high
+
+
+# Student's t
+
+_SERIES_FROM_DF = 10_000.0
+_TINY = 1e-300
+_LARGE = 300.0
+
+
+@functools.lru_cache(maxsize=4_096)
+def t_quantile(p: float, df: float) -> float:
+    """The value that Student's t with `df` degrees of freedom stays below with probability `p`.
+
+    By bisection of the distribution function, which is P(T <= t) = 1 − I_x(df/2, 1/2)/2 for t >= 0 and
+    x = df/(df + t²), with I the regularised incomplete beta function (Abramowitz and Stegun 26.7.1). From 10,000
+    degrees of freedom on by the expansion 26.7.5 about the normal quantile, whose error is then below 1e-12.
+
+    Raises:
+        ValueError: `p` is not in (0, 1) or `df` is not positive.
+    """
+    check_probability(p, "p")
+    if not df > 0:
+        raise ValueError(f"degrees of freedom are positive, got {df}")
+    if p < 0.5:
+        return -_upper_quantile(p, df)
+    return 0.0 if p == 0.5 else _upper_quantile(1.0 - p, df)
+
+
+def _upper_quantile(tail: float, df: float) -> float:
+    """The t > 0 with P(T > t) = `tail`."""
+    if df >= _SERIES_FROM_DF:
+        z = -NormalDist().inv_cdf(tail)
+        first, second = (z**3 + z) / 4.0, (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
+        third = (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / 384.0
+        return z + first / df + second / df**2 + third / df**3
+    low, high = 0.0, 1.0
+    while 0.5 * t_two_sided(high, df) > tail:
+        low, high = high, 2.0 * high
+    while True:
+        middle = (low + high) / 2.0
+        if not low < middle < high:
+            return middle
+        low, high = (middle, high) if 0.5 * t_two_sided(middle, df) > tail else (low, middle)
+
+
+def t_two_sided(t: float, df: float) -> float:
+    """P(|T| >= |t|) of Student's t with `df` degrees of freedom: the p-value of a two-sided test.
+
+    I_x(df/2, 1/2) with x = df/(df + t²) (Abramowitz and Stegun 26.7.1).
+
+    Raises:
+        ValueError: `df` is not positive.
+    """
+    if not df > 0:
+        raise ValueError(f"degrees of freedom are positive, got {df}")
+    share = t / df * t  # t²/df, which is finite where t² alone may not be
+    return incomplete_beta(df / 2.0, 0.5, 1.0 / (1.0 + share), 1.0 / (1.0 + 1.0 / share) if share else 0.0)
+
+
+def incomplete_beta(a: float, b: float, x: float, rest: float | None = None) -> float:
+    """The regularised incomplete beta function I_x(a, b) (Abramowitz and Stegun 26.5.8), by its continued fraction.
+
+    `rest` is 1 − x, for who knows it to more digits than x leaves of it.
+    """
+    rest = 1.0 - x if rest is None else rest
+    if x <= 0.0 or rest <= 0.0:
+        return float(x > 0.0)
+    log_x = math.log1p(-rest) if rest < x else math.log(x)
+    front = math.exp(a * log_x + b * math.log(rest) - _log_beta(a, b))
+    if x < (a + 1.0) / (a + b + 2.0):
+        return front * _beta_fraction(a, b, x) / a
+    return 1.0 - front * _beta_fraction(b, a, rest) / b
+
+
+def _log_beta(a: float, b: float) -> float:
+    """ln B(a, b). Of a large a and b = 1/2 by a series: two large logarithms leave few digits of their difference.
+
+    ln Γ(a + 1/2) − ln Γ(a) = ln(a)/2 − 1/8a + 1/192a³ − 1/640a⁵ + … (from Abramowitz and Stegun 6.1.41).
+    """
+    if a > _LARGE and b == 0.5:
+        return math.lgamma(b) - math.log(a) / 2.0 + 1.0 / (8.0 * a) - 1.0 / (192.0 * a**3) + 1.0 / (640.0 * a**5)
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+
+def _beta_fraction(a: float, b: float, x: float) -> float:
+    """The continued fraction of the incomplete beta function, by the modified method of Lentz."""
+    c, d = 1.0, 1.0 / _away_from_zero(1.0 - (a + b) * x / (a + 1.0))
+    value = d
+    for m in range(1, 10_000):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for term in (even, odd):
+            d = 1.0 / _away_from_zero(1.0 + term * d)
+            c = _away_from_zero(1.0 + term / c)
+            value *= c * d
+        if abs(c * d - 1.0) < 1e-16:
+            break
+    return value
+
+
+def _away_from_zero(value: float) -> float:
+    return value if abs(value) > _TINY else _TINY
+
+
+def check_probability(value: float, name: str) -> None:
+    if not 0.0 < value < 1.0:
+        raise ValueError(f"{name} lies between 0 and 1, got {value}")
+
+
+# pass@k and pass^k
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The probability that at least one of `k` attempts passes: 1 − C(n−c, k)/C(n, k).
+
+    Unbiased, from `c` passes in `n` attempts (Chen et al. 2021, "Evaluating Large Language Models Trained on Code",
+    eq. 1).
+
+    Raises:
+        ValueError: not 0 <= c <= n or not 1 <= k <= n.
+    """
+    _check_counts(n, c, k)
+    ways = math.comb(n, k)
+    return (ways - math.comb(n - c, k)) / ways
+
+
+def pass_hat_k(n: int, c: int, k: int) -> float:
+    """pass^k, the probability that all of `k` attempts pass: C(c, k)/C(n, k).
+
+    Unbiased, from `c` passes in `n` attempts (Yao et al. 2024, "τ-bench", section 3).
+
+    Raises:
+        ValueError: not 0 <= c <= n or not 1 <= k <= n.
+    """
+    _check_counts(n, c, k)
+    return math.comb(c, k) / math.comb(n, k)
+
+
+def _check_counts(n: int, c: int, k: int) -> None:
+    if not 0 <= c <= n:
+        raise ValueError(f"{c} passes of {n} attempts cannot be")
+    if not 1 <= k <= n:
+        raise ValueError(f"k is between 1 and the {n} attempts, got {k}")
+
+
+class SampleMean(NamedTuple):
+    """A mean over samples: None where no sample counts; `left_out` had too few attempts."""
+
+    mean: float | None
+    n_samples: int
+    left_out: int
+
+
+def mean_pass_at_k(attempts: Iterable[tuple[int, int]], k: int) -> SampleMean:
+    """The mean of `pass_at_k` over samples, each given as (scored attempts, passes)."""
+    return _mean_over_samples(pass_at_k, attempts, k)
+
+
+def mean_pass_hat_k(attempts: Iterable[tuple[int, int]], k: int) -> SampleMean:
+    """The mean of `pass_hat_k` over samples, each given as (scored attempts, passes)."""
+    return _mean_over_samples(pass_hat_k, attempts, k)
+
+
+def _mean_over_samples(
+    figure: Callable[[int, int, int], float], attempts: Iterable[tuple[int, int]], k: int
+) -> SampleMean:
+    counts = list(attempts)
+    values = [figure(n, c, k) for n, c in counts if n >= k]
+    mean = mean_of(values) if values else None
+    return SampleMean(mean, len(values), len(counts) - len(values))
+
+
+# Bootstrap
+
+
+_MOST_LEFT_OUT = 200
+_FEWEST_DEFINED = 0.5
+
+
+class Bounds(NamedTuple):
+    """An interval; None where the rows say nothing of it."""
+
+    low: float | None
+    high: float | None
+
+
+def bootstrap_bounds(
+    figures: Callable[[Integers], Floats],
+    clusters: Sequence[Hashable],
+    *,
+    seed: int = 0,
+    resamples: int = 1_000,
+    confidence: float = 0.95,
+    method: Method = "bca",
+) -> list[Bounds]:
+    """Bootstrap intervals of each figure, by default BCa (bias-corrected and accelerated; Efron 1987).
+
+    Rows of one cluster are drawn together. With z₀ = Φ⁻¹(share of the replicates below the figure, ties half) and the
+    acceleration a from leaving clusters out (in at most 200 blocks), the bounds are the quantiles
+    Φ(z₀ + (z₀ + z)/(1 − a(z₀ + z))) of the replicates. Where z₀ or a is not defined they are the plain percentiles.
+
+    Args:
+        figures: (F,) the figures of the rows at these positions; NaN where one is not defined.
+        clusters: (N,) the cluster of each row.
+        seed: of what is drawn.
+        resamples: how often rows are drawn.
+        confidence: the probability that an interval covers the true figure.
+        method: "percentile" leaves the corrections out.
+
+    Returns:
+        For each figure its bounds. None where it is not defined, or in no more than half of the draws, or where all
+        draws give the same: the rows are then too few or too much alike to say how sure it is.
+    """
+    members = _members(clusters)
+    everyone = np.arange(len(clusters))
+    value_F = figures(everyone)
+    if len(members) < 2:
+        return [Bounds(None, None)] * len(value_F)
+    chance = np.random.default_rng(seed)
+    drawn = (chance.integers(0, len(members), len(members)) for _ in range(resamples))
+    replicate_RF = np.stack([figures(np.concatenate([members[at] for at in draw])) for draw in drawn])
+    blocks = _blocks(members) if method == "bca" else ()
+    left_out_JF = np.stack([figures(np.setdiff1d(everyone, block)) for block in blocks]) if blocks else None
+    return [
+        _bounds(float(value), replicate_RF[:, at], left_out_JF[:, at] if left_out_JF is not None else None, confidence)
+        for at, value in enumerate(value_F)
+    ]
+
+
+def bootstrap_mean(
+    values: Sequence[float] | Floats,
+    clusters: Sequence[Hashable] | None = None,
+    *,
+    seed: int = 0,
+    resamples: int = 10_000,
+    confidence: float = 0.95,
+    method: Method = "bca",
+) -> Bounds:
+    """The bootstrap interval of a mean, as `bootstrap_bounds` has it, many times as fast: sums are drawn, not rows.
+
+    Args:
+        values: (N,) what the mean is of.
+        clusters: (N,) the cluster of each value; None where each is one of its own.
+        seed: of what is drawn.
+        resamples: how often clusters are drawn.
+        confidence: the probability that the interval covers the true mean.
+        method: "percentile" leaves the corrections out.
+
+    Raises:
+        ValueError: the lengths differ, or a value is not finite.
+    """
+    value_N = np.asarray(values, dtype=np.float64)
+    if not np.isfinite(value_N).all():
+        raise ValueError("a value is not finite")
+    sum_G, count_G = _sums(value_N, clusters)
+    if len(sum_G) < 2:
+        return Bounds(None, None)
+    replicate_R = _replicated_means(sum_G, count_G, resamples, seed)
+    left_out_G = (sum_G.sum() - sum_G) / (count_G.sum() - count_G) if method == "bca" else None
+    return _bounds(float(sum_G.sum() / count_G.sum()), replicate_R, left_out_G, confidence)
+
+
+def _sums(value_N: Floats, clusters: Sequence[Hashable] | None) -> tuple[Floats, Floats]:
+    """The sum and the number of the values of each cluster."""
+    if clusters is None:
+        return value_N, np.ones(len(value_N))
+    if len(clusters) != len(value_N):
+        raise ValueError(f"{len(value_N)} values have {len(clusters)} clusters")
+    places: dict[Hashable, int] = {}
+    place_N = np.array([places.setdefault(cluster, len(places)) for cluster in clusters], dtype=np.int64)
+    size = len(places)
+    return np.bincount(place_N, value_N, size).astype(np.float64), np.bincount(place_N, minlength=size).astype(
+        np.float64
+    )
+
+
+def _replicated_means(sum_G: Floats, count_G: Floats, resamples: int, seed: int) -> Floats:
+    """(R,) the mean of each draw; in parts, so that memory does not grow with the number of clusters."""
+    chance, size, alike = np.random.default_rng(seed), len(sum_G), bool((count_G == count_G[0]).all())
+    at_once = max(1, _DRAWN_AT_ONCE // size)
+    means = []
+    for begin in range(0, resamples, at_once):
+        drawn_RG = chance.integers(0, size, (min(at_once, resamples - begin), size))
+        counted = size * count_G[0] if alike else count_G[drawn_RG].sum(axis=1)
+        means.append(sum_G[drawn_RG].sum(axis=1) / counted)
+    return np.concatenate(means)
+
+
+def _members(clusters: Sequence[Hashable]) -> list[Integers]:
+    places: dict[Hashable, list[int]] = {}
+    for position, cluster in enumerate(clusters):
+        places.setdefault(cluster, []).append(position)
+    return [np.array(found, dtype=np.int64) for found in places.values()]
+
+
+def _blocks(members: Sequence[Integers]) -> list[Integers]:
+    count = min(len(members), _MOST_LEFT_OUT)
+    cuts = [round(at * len(members) / count) for at in range(count + 1)]
+    return [np.concatenate(members[start:end]) for start, end in itertools.pairwise(cuts)]
+
+
+def _bounds(value: float, replicates_R: Floats, left_out_J: Floats | None, confidence: float) -> Bounds:
+    defined = np.sort(replicates_R[np.isfinite(replicates_R)])
+    if not math.isfinite(value) or len(defined) <= _FEWEST_DEFINED * len(replicates_R) or defined[0] == defined[-1]:
+        return Bounds(None, None)
+    tails = ((1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0)
+    low, high = (float(np.quantile(defined, p)) for p in _levels(value, defined, left_out_J, tails))
+    return Bounds(low, high)
+
+
+def _levels(
+    value: float, replicates: Floats, left_out_J: Floats | None, tails: tuple[float, float]
+) -> tuple[float, float]:
+    """At which quantiles of the replicates the bounds are: the plain ones where nothing was left out."""
+    slack = _ALIKE * float(np.abs(replicates).max())  # a tie is one whatever the order in which was summed
+    below = ((replicates < value - slack).mean() + (replicates <= value + slack).mean()) / 2.0
+    acceleration = _acceleration(left_out_J)
+    if not 0.0 < below < 1.0 or acceleration is None:
+        return tails
+    bias = _NORMAL.inv_cdf(float(below))
+
+    def corrected(tail: float) -> float:
+        shifted = bias + _NORMAL.inv_cdf(tail)
+        return _NORMAL.cdf(bias + shifted / (1.0 - acceleration * shifted))
+
+    low, high = corrected(tails[0]), corrected(tails[1])
+    return (low, high) if low < high else tails
+
+
+def _acceleration(left_out_J: Floats | None) -> float | None:
+    """Σ d³ / (6 (Σ d²)^1.5) of the deviations d from the mean; None where it is not defined."""
+    if left_out_J is None or not np.isfinite(left_out_J).all():
+        return None
+    deviation = left_out_J.mean() - left_out_J
+    spread = float((deviation**2).sum())
+    return float((deviation**3).sum()) / (6.0 * spread**1.5) if spread > 1e-24 else None
+
+
+# Paired comparison of two runs on the same samples. It takes one difference per sample (the mean score of one run less
+# that of the other): what samples have in common falls out, and a sample counts once however many rollouts it has.
+
+_MOST_ENUMERATED = 32
+
+
+class SignFlipTest(NamedTuple):
+    """The p-value; `is_exact` where all signs were tried, and not some that chance drew."""
+
+    p: float
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PairedFigures:
+    """The figures of the differences of samples.
+
+    Attributes:
+        interval: their mean, with Student's t.
+        bootstrap: of the same mean, BCa; None where all differences are alike.
+        permutation: the sign-flip test.
+        p_t: of the paired t-test; None where the differences have no spread.
+        cohens_dz: the mean in standard deviations of the differences; None as `p_t`.
+        cliffs_delta: the share of samples that are better less that of those that are worse.
+    """
+
+    interval: Interval
+    bootstrap: Bounds
+    permutation: SignFlipTest
+    p_t: float | None
+    cohens_dz: float | None
+    cliffs_delta: float
+
+
+def paired_figures(
+    differences: Sequence[float] | Floats,
+    *,
+    reach: float | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    resamples: int = 10_000,
+) -> PairedFigures:
+    """Everything that is said of the differences of samples.
+
+    Args:
+        differences: (G,) one for each sample.
+        reach: how large a difference can be at most: 1 where scores lie between 0 and 1; None if unknown.
+        confidence: of the intervals.
+        seed: of the bootstrap, and of the permutations where there are too many to try all.
+        resamples: draws of the bootstrap.
+
+    Raises:
+        ValueError: there is no difference, or one is not finite.
+    """
+    difference_G = _checked(differences)
+    interval = difference_interval(difference_G, reach=reach, confidence=confidence)
+    deviation = _deviation(difference_G)
+    return PairedFigures(
+        interval=interval,
+        bootstrap=bootstrap_mean(difference_G, seed=seed, resamples=resamples, confidence=confidence)
+        if deviation
+        else Bounds(None, None),
+        permutation=sign_flip_test(difference_G, seed=seed),
+        p_t=paired_t_test(difference_G),
+        cohens_dz=cohens_dz(difference_G),
+        cliffs_delta=paired_cliffs_delta(difference_G),
+    )
+
+
+def difference_interval(
+    differences: Sequence[float] | Floats, *, reach: float | None = None, confidence: float = 0.95
+) -> Interval:
+    """The mean difference with its interval: m ± t · s/√G, with Student's t for G − 1 degrees of freedom.
+
+    Where all differences are alike there is no spread to go by. Where `reach` is known the interval is then that of
+    what was not seen: with confidence no more than a share u = z²/(G + z²) of the samples is otherwise (Wilson 1927),
+    and those can be off by `reach` either way, which makes m(1 − u) ± u · reach.
+
+    Raises:
+        ValueError: there is no difference, or one is not finite.
+    """
+    difference_G = _checked(differences)
+    size, mean = len(difference_G), mean_of(difference_G)
+    if size < 2:
+        return Interval(mean, None, None, None, size, size)
+    deviation = _deviation(difference_G)
+    if deviation is None and reach is not None:
+        unseen = 1.0 - wilson_bounds(1.0, size, confidence)[0]
+        middle, half, error = mean * (1.0 - unseen), unseen * reach, 0.0
+    else:
+        middle, error = mean, (deviation or 0.0) / math.sqrt(size)
+        half = t_quantile((1.0 + confidence) / 2.0, size - 1) * error
+    found = Interval(mean, middle - half, middle + half, error, size, size)
+    return found if reach is None else found.clipped(-reach, reach)
+
+
+def sign_flip_test(differences: Sequence[float] | Floats, *, draws: int = 19_999, seed: int = 0) -> SignFlipTest:
+    """The probability of a mean difference as large if chance decided which run has which score.
+
+    Under that hypothesis each difference has either sign with the same chance (Fisher 1935, "The Design of
+    Experiments", section 21). Two-sided. Of up to 32 differences that are not zero all signs are tried, by the sums of
+    the two halves. Of more, m = `draws` are made, and p is (b + 1)/(m + 1) for b of them at least as large, which is
+    never 0 (Phipson and Smyth 2010).
+
+    Raises:
+        ValueError: there is no difference, or one is not finite.
+    """
+    difference_G = _checked(differences)
+    moved_G = difference_G[difference_G != 0.0]
+    least = abs(math.fsum(moved_G)) - _ALIKE * float(np.abs(moved_G).sum())
+    if least <= 0.0:
+        return SignFlipTest(1.0, True)
+    if len(moved_G) <= _MOST_ENUMERATED:
+        return SignFlipTest(_share_as_large(moved_G, least), True)
+    as_large = sum(int((np.abs(sums) >= least).sum()) for sums in _drawn_sums(moved_G, draws, seed))
+    return SignFlipTest((as_large + 1) / (draws + 1), False)
+
+
+def _share_as_large(moved_G: Floats, least: float) -> float:
+    """The share of all choices of signs whose sum is `least` > 0 or more, or -`least` or less."""
+    half = len(moved_G) // 2
+    one, other = np.sort(_signed_sums(moved_G[:half])), _signed_sums(moved_G[half:])
+    as_large = int((len(one) - np.searchsorted(one, least - other)).sum())
+    return min(1.0, 2.0 * as_large / 2.0 ** len(moved_G))
+
+
+def _signed_sums(values: Floats) -> Floats:
+    """(2^G,) the sum of the values under each choice of signs."""
+    sums = np.zeros(1)
+    for value in values:
+        sums = np.concatenate([sums - value, sums + value])
+    return sums
+
+
+def _drawn_sums(moved_G: Floats, draws: int, seed: int) -> Iterator[Floats]:
+    """The sums under signs by chance; in parts, so that memory does not grow with the number of samples."""
+    chance, at_once, total = np.random.default_rng(seed), max(1, _DRAWN_AT_ONCE // len(moved_G)), float(moved_G.sum())
+    for begin in range(0, draws, at_once):
+        heads = chance.integers(0, 2, (min(at_once, draws - begin), len(moved_G)), dtype=np.int8)
+        yield 2.0 * (heads.astype(np.float64) @ moved_G) - total
+
+
+def paired_t_test(differences: Sequence[float] | Floats) -> float | None:
+    """The two-sided p-value of Student's paired t-test; None where fewer than two differ.
+
+    Raises:
+        ValueError: there is no difference, or one is not finite.
+    """
+    difference_G = _checked(differences)
+    deviation = _deviation(difference_G)
+    if deviation is None:
+        return None
+    return t_two_sided(mean_of(difference_G) / deviation * math.sqrt(len(difference_G)), len(difference_G) - 1)
+
+
+def cohens_dz(differences: Sequence[float] | Floats) -> float | None:
+    """The mean difference in standard deviations of the differences (Cohen 1988, section 2.3.5).
+
+    It says how plain a difference is among those of samples. It is not the d of two separate groups.
+
+    Raises:
+        ValueError: there is no difference, or one is not finite.
+    """
+    difference_G = _checked(differences)
+    deviation = _deviation(difference_G)
+    return None if deviation is None else mean_of(difference_G) / deviation
+
+
+def paired_cliffs_delta(differences: Sequence[float] | Floats) -> float:
+    """The share of differences above zero less that of those below (Cliff 1993, the within-pairs d).
+
+    Raises:
+        ValueError: there is no difference, or one is not finite.
+    """
+    difference_G = _checked(differences)
+    return float(np.sign(difference_G).mean())
+
+
+def mcnemar_test(won: int, lost: int) -> float:
+    """The two-sided p-value of McNemar's test (1947), exact: of `won` + `lost` tosses of a fair coin.
+
+    Raises:
+        ValueError: a count is negative.
+    """
+    if won < 0 or lost < 0:
+        raise ValueError(f"{won} won and {lost} lost cannot be")
+    size, tail, ways = won + lost, 0, 1
+    for count in range(min(won, lost) + 1):
+        tail += ways
+        ways = ways * (size - count) // (count + 1)
+    return min(1.0, 2 * tail / (1 << size))
+
+
+def _checked(differences: Sequence[float] | Floats) -> Floats:
+    difference_G = np.asarray(differences, dtype=np.float64)
+    if not len(difference_G):
+        raise ValueError("no sample is scored in both, so there is no difference")
+    if not (np.abs(difference_G) <= _SQUARABLE).all():
+        raise ValueError("a difference is not finite, or beyond 1e100")
+    return difference_G
+
+
+def _deviation(difference_G: Floats) -> float | None:
+    """The standard deviation; None where it is that of rounding alone, or of fewer than two."""
+    if len(difference_G) < 2 or np.ptp(difference_G) <= _ALIKE * float(np.abs(difference_G).max()):
+        return None
+    return float(np.std(difference_G, ddof=1))
+
+
+# Corrections for several comparisons
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Corrected so that a false finding among all of them is as seldom as in one alone (Holm 1979).
+
+    The i-th smallest of m is multiplied by m − i + 1; none is then below a smaller one, or above 1.
+
+    Raises:
+        ValueError: one is not between 0 and 1.
+    """
+    order, size, worst = _order(p_values), len(p_values), 0.0
+    corrected = [0.0] * size
+    for place, at in enumerate(order):
+        worst = max(worst, min(1.0, (size - place) * p_values[at]))
+        corrected[at] = worst
+    return corrected
+
+
+def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
+    """Corrected so that of what is found the share of false findings is bounded (Benjamini and Hochberg 1995).
+
+    The i-th smallest of m is multiplied by m/i; none is then above a larger one. For tests that are independent, or
+    that go together.
+
+    Raises:
+        ValueError: one is not between 0 and 1.
+    """
+    order, size, least = _order(p_values), len(p_values), 1.0
+    corrected = [0.0] * size
+    for place in reversed(range(size)):
+        at = order[place]
+        least = min(least, p_values[at] * size / (place + 1))
+        corrected[at] = least
+    return corrected
+
+
+def _order(p_values: Sequence[float]) -> list[int]:
+    """The places of the p-values, the smallest first."""
+    if bad := [p for p in p_values if not 0.0 <= p <= 1.0]:
+        raise ValueError(f"a p-value is between 0 and 1, got {bad[0]}")
+    return sorted(range(len(p_values)), key=p_values.__getitem__)

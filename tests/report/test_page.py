@@ -1,0 +1,213 @@
+"""The page says what `summary.json` says, loads nothing, and shows what strangers wrote as text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from reward_kit.errors import ConfigError, StoreError
+from reward_kit.report.run_data import read_run
+from reward_kit.report.run_page import write_report
+from reward_kit.report.timeline import MOST_BARS
+from reward_kit.runs.results import places_of
+from reward_kit.runs.summary import summarise, summary_to_json
+from tests.report.made import Parsed, episode, make_run, page_of, random_run, score
+
+HOSTILE = [
+    "</script><script>document.title='owned'</script>",
+    '<img src=x onerror="document.title=1">',
+    "</title></style></textarea><!-- <script>",
+    "\x1b[31mred\x1b[0m \x07 \x00 \x9b",
+    "half \ud83d a pair \udc00",
+    "\u05e9\u05dc\u05d5\u05dd \u202egnp.exe\u202c",
+    "{{ 7 * 7 }} {% raw %} &lt;b&gt; \" ' `",
+    "\u2028\u2029\ufeff\ufffe",
+]
+
+
+def texts_of(cells: list) -> list[str]:
+    """Cells as they are shown; one that stands for another text has that beside it."""
+    return [cell[0] if isinstance(cell, list) else cell for cell in cells]
+
+
+def summary_of(run: Path) -> dict:
+    facts = read_run(run)
+    return summary_to_json(summarise((one.row for one in facts.episodes), facts.pass_threshold))
+
+
+def test_the_headline_is_that_of_the_summary(tmp_path: Path) -> None:
+    run = random_run(tmp_path, 100)
+    page = page_of(run)
+    for policy in summary_of(run)["policies"]:
+        shown = page.figures[policy["policy"]]
+        assert [shown[key] for key in ("mean", "low", "high")] == [
+            policy["score"][key] for key in ("mean", "low", "high")
+        ]
+        assert [shown[key] for key in ("episodes", "scored", "failures")] == [
+            policy[key] for key in ("episodes", "scored", "failures")
+        ]
+        assert shown["errors"] == sum(policy["errors"].values()) > 0
+        assert shown["unscored"] == policy["episodes"] - policy["scored"] == policy["score"]["n_unscored"] > 0
+
+
+def test_the_counts_are_those_of_the_summary(tmp_path: Path) -> None:
+    run = random_run(tmp_path, 100)
+    page, policies = page_of(run), summary_of(run)["policies"]
+    for table, key in (("stop", "stop_reasons"), ("error", "errors")):
+        names = {name for policy in policies for name in policy[key]}
+        assert page.counts[table] == {name: sum(p[key].get(name, 0) for p in policies) for name in names}
+
+
+def test_the_tables_hold_every_episode_and_every_sample(tmp_path: Path) -> None:
+    run = random_run(tmp_path, 100)
+    page, facts = page_of(run), read_run(run)
+    assert page.column("episodes", "rollout") == sorted(one.row.rollout_id for one in facts.episodes)
+    assert sum(page.column("samples", "episodes")) == 100
+    assert page.column("episodes", "outcome").count("error") == sum(one.row.is_error for one in facts.episodes)
+    unscored = [score for score in page.column("episodes", "score") if score is None]
+    assert len(unscored) == sum(one.row.score is None for one in facts.episodes) > 0, "unscored is no number"
+
+
+def test_the_page_loads_nothing(tmp_path: Path) -> None:
+    run = random_run(tmp_path, 60)
+    page = page_of(run)
+    for tag, given in page.tags:
+        assert tag not in ("img", "iframe", "object", "embed", "base", "form", "audio", "video", "use", "image")
+        assert not [name for name in given if name.startswith("on") or name == "style"], (
+            "the page's own rules forbid it"
+        )
+        for name in ("src", "href", "srcset", "action", "data", "xlink:href"):
+            assert (given.get(name) or "#").startswith(("#", "data:,")), f"{tag} {name}={given.get(name)}"
+    own = "".join(page.blocks["style"] + page.blocks["script"][-1:]).replace("http://www.w3.org/2000/svg", "a name")
+    assert not re.search(r"https?:|//[a-z]|@import|XMLHttp|WebSocket|import\(|innerHTML|eval\(", own)
+    assert own.count("fetch(") == 1, "for a page from a server; the rules of this one allow no connection"
+    assert "connect-src" not in next(given["content"] or "" for _, given in page.tags if given.get("http-equiv"))
+    assert set(re.findall(r"url\(([^)]*)\)", own)) <= {"#hatch"}
+
+
+def test_the_page_allows_its_own_script_and_style_alone(tmp_path: Path) -> None:
+    page = page_of(random_run(tmp_path, 20))
+    (policy,) = [given["content"] for tag, given in page.tags if given.get("http-equiv") == "Content-Security-Policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    for kind, block in (("script-src", page.blocks["script"][-1]), ("style-src", page.blocks["style"][0])):
+        digest = base64.b64encode(hashlib.sha256(block.encode()).digest()).decode()
+        assert rules[kind] == f"'sha256-{digest}'"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_strangers_wrote_is_text_and_nothing_else(tmp_path: Path, text: str) -> None:
+    usage = {"judge_usage": {"reason": "calls=1"}}
+    calm_score = score("r", 0.0, (1.0, 2.0), result={"score": 0.0, "reason": "calm", "metrics": usage})
+    calm = page_of(make_run(tmp_path / "calm", [episode("r")], [calm_score]))
+    broke = {"class": "crash", "where": "ToolError", "message": text}
+    episodes = [episode(text, sample=text, policy=text, group_id=text)]
+    result = {"score": 0.0, "reason": text, "metrics": {"judge_usage": {"reason": text}}}
+    scores = [score(text, 0.0, (1.0, 2.0), result=result)]
+    path = write_report(make_run(tmp_path, episodes, scores, task_name=text, run_id=text))
+    page = Parsed(path.read_text(encoding="utf-8"))
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in calm.tags], "no element more than for a calm run"
+    assert page.blocks["script"][-1] == calm.blocks["script"][-1]
+    assert page.column("episodes", "reason")[0] == texts_of(page.column("episodes", "rollout"))[0]
+    raw = path.read_bytes().decode("utf-8")
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufffe]", raw)
+    broken = page_of(make_run(tmp_path / "broken", [episode("r", failure=broke, stop_reason="error")], []))
+    assert page.column("episodes", "reason") == broken.column("episodes", "reason")
+
+
+def test_a_text_of_five_megabytes_is_cut_and_its_length_told(tmp_path: Path) -> None:
+    long = "x" * 5_000_000
+    run = make_run(tmp_path, [episode("r")], [score("r", 0.0, result={"score": 0.0, "reason": long})])
+    path = write_report(run)
+    assert path.stat().st_size < 250_000
+    assert "… (5,000,000 characters)" in Parsed(path.read_text()).text
+
+
+def test_ten_thousand_episodes_are_one_page_of_bounded_size(tmp_path: Path) -> None:
+    run = random_run(tmp_path, 10_000, width=64)
+    path = write_report(run)
+    page = Parsed(path.read_text(encoding="utf-8"))
+    assert len(page.column("episodes", "rollout")) == 10_000
+    assert path.stat().st_size < 4_000_000
+    assert sum(tag == "rect" for tag, _ in page.tags) < MOST_BARS, "sums in place of bars"
+    assert "the sums are drawn alone" in page.text
+    assert page.figures["a"]["episodes"] + page.figures["b"]["episodes"] == 10_000
+
+
+def test_a_run_of_an_earlier_release_has_a_page_that_says_what_it_does_not_know(tmp_path: Path) -> None:
+    page = page_of(
+        make_run(tmp_path, [episode("r", 0.0, 2.0), episode("s", 1.0, 2.0)], [score("r", 1.0), score("s", 0.0)])
+    )
+    assert "2 scores have no times" in page.text
+    assert [given["class"] for tag, given in page.tags if tag == "rect" and given.get("class") == "episode"] != []
+    assert page.figures["p"]["mean"] == 0.5
+
+
+def test_without_any_time_there_is_nothing_to_draw_and_the_page_says_so(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path, [episode("r", timing=None)], [score("r", 1.0, timing=None)]))
+    assert "have no times, so there is nothing to draw" in page.text
+    assert "timeline" not in [given.get("class") for _, given in page.tags]
+
+
+def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path, [], [], total=8))
+    assert "No episode is there." in page.text and "8 of 8 episodes are missing" in page.text
+
+
+def test_an_episode_that_ran_again_stands_where_its_latest_line_does_in_every_reader(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [episode("r1"), episode("r2"), episode("r1", attempt=1)], [], total=2)
+    assert [facts.row.rollout_id for facts in read_run(run).episodes] == ["r2", "r1"]
+    assert list(places_of(run).episodes) == ["r2", "r1"]
+
+
+def test_only_the_latest_attempt_counts_and_what_a_limit_cut_off_is_no_result(tmp_path: Path) -> None:
+    cut = episode("s", stop_reason="run_limit")
+    lines = [episode("r"), cut, episode("r", attempt=1)]
+    page = page_of(make_run(tmp_path, lines, [score("r", 0.0), score("r", 1.0, attempt=1)], total=2))
+    assert page.column("episodes", "score") == [1.0]
+    assert "1 earlier attempts" in page.text and "1 episodes were cut off by a limit of the run" in page.text
+
+
+def test_scores_beyond_one_and_of_every_size_have_a_page(tmp_path: Path) -> None:
+    values = [-1e308, 1e308, 0.0, -3.5]
+    names = [f"r{place}" for place in range(len(values))]
+    episodes = [episode(name, sample=name) for name in names]
+    page = page_of(
+        make_run(tmp_path, episodes, [score(name, value) for name, value in zip(names, values, strict=True)])
+    )
+    assert page.column("episodes", "score") == values
+
+
+def test_a_damaged_score_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [episode("r")], [score("r", 1.0)])
+    (run / "scores.jsonl").write_text(json.dumps(score("r", 1.0) | {"score": "good"}) + "\n")
+    with pytest.raises(StoreError, match=r"scores\.jsonl:1: the score of r is a finite number or null; got 'good'"):
+        write_report(run)
+
+
+def test_a_damaged_episode_is_named(tmp_path: Path) -> None:
+    line = episode("r")
+    del line["num_steps"]
+    with pytest.raises(StoreError, match=r"episodes\.jsonl: r cannot be read as an episode.*num_steps"):
+        write_report(make_run(tmp_path, [line], []))
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not the folder of a run: it has no run\.json"):
+        write_report(tmp_path)
+
+
+def test_a_training_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a training run; its figures are in metrics\.jsonl"):
+        read_run(make_run(tmp_path, [], [], training={"train_path": "t.yaml"}))
+
+
+def test_a_file_in_a_folder_that_is_missing_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [], [])
+    with pytest.raises(ConfigError, match=r"there is no folder .*nowhere; make it first"):
+        write_report(run, tmp_path / "nowhere" / "page.html")

@@ -1,0 +1,233 @@
+"""Requests that a browser, another site's page, another machine's name or a curious program could send."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.report.viewer_access import Access
+from reward_kit.report.viewer_runs import Catalogue
+from reward_kit.report.viewer_server import serving
+from tests.report.made import episode, make_run, score
+from tests.report.viewer.asking import Visitor, visiting
+
+PATHS = ["/", "/events", "/run", "/run/", "/run/figures", "/run/events", "/run/episode/a", "/run/group/x-p", "/no/such"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_run(tmp_path, [episode("a")], [score("a", 1.0)])
+    return tmp_path
+
+
+async def test_the_address_opens_the_runs_and_leaves_the_token_behind(folder: Path) -> None:
+    async with serving(Catalogue(folder)) as address:
+        visitor = Visitor(address)
+        assert address.startswith("http://127.0.0.1:") and len(visitor.token) >= 43
+        answer = await visitor.get(f"/?token={visitor.token}")
+        assert (answer.status, answer.headers["location"]) == (303, "/")
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "Path=/" in cookie and "Domain" not in cookie
+        page = await (await visitor.enter()).get("/")
+        assert page.status == 200 and visitor.token not in page.body and "./run/" in page.body
+
+
+async def entered_by_code(access: Access, address: str) -> tuple[Visitor, str]:
+    """Somebody whose browser was given a code, and the path that it was given."""
+    visitor, path = Visitor(address), f"/?code={access.one_time_code()}"
+    assert (await visitor.get("/")).status == 403
+    answer = await visitor.get(path)
+    assert (answer.status, answer.headers["location"]) == (303, "/")
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(answer.headers["set-cookie"].split("; "))
+    visitor.cookie = answer.headers["set-cookie"].split(";")[0]
+    return visitor, path
+
+
+async def test_a_code_opens_the_runs_once_and_is_worth_nothing_afterwards(folder: Path) -> None:
+    async with serving(Catalogue(folder), access=(access := Access())) as address:
+        visitor, path = await entered_by_code(access, address)
+        assert access.token not in visitor.cookie and path.partition("=")[2] not in visitor.cookie
+        assert [(await visitor.get(each)).status for each in ("/", "/run/")] == [200, 200]
+        again = await Visitor(address).get(path)
+        assert again.status == 403 and "set-cookie" not in again.headers and "./run/" not in again.body
+
+
+async def test_a_second_use_of_a_code_withdraws_what_the_first_opened(folder: Path) -> None:
+    async with serving(Catalogue(folder), access=(access := Access())) as address:
+        thief, path = await entered_by_code(access, address)
+        reader, writer = await thief.sent("GET", "/events?since=0")
+        await reader.readuntil(b"\r\n\r\n")
+        assert (await Visitor(address).get(path)).status == 403
+        await reader.read()  # the stream ends
+        writer.close()
+        assert (await thief.get("/")).status == 403
+        assert (await (await Visitor(address).enter()).get("/")).status == 200
+
+
+async def test_a_code_of_another_start_or_too_old_or_among_others_is_refused(folder: Path) -> None:
+    async with serving(Catalogue(folder), access=(access := Access())) as address:
+        visitor = Visitor(address)
+        late, good = access.one_time_code(lasts_s=0), access.one_time_code()
+        for query in ("code=", "code=x", f"code={late}", f"code={good}&code=x", f"code={Access().one_time_code()}"):
+            refused = await visitor.get(f"/?{query}")
+            assert refused.status == 403 and "set-cookie" not in refused.headers
+        assert (await visitor.get(f"/?code={good}", Host="evil.example")).status in (400, 403)
+        assert (await visitor.get(f"/?code={good}")).status == 303
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_nothing_is_told_without_the_token(folder: Path, path: str) -> None:
+    async with visiting(folder) as visitor:
+        visitor.cookie, name = "", visitor.cookie.split("=")[0]
+        assert (await visitor.get(path)).status == 403
+        for guess in ("", "x", visitor.token[:-1], visitor.token + "x", "\xe9"):
+            assert (await visitor.get(path, Cookie=f"{name}={guess}")).status == 403
+            assert (await visitor.get(path, Cookie=f"other={visitor.token}")).status == 403
+        for query in ("token=", "token=x", f"token=x&token={visitor.token}", f"token={visitor.token[:-1]}"):
+            refused = await visitor.get(f"{path}?{query}")
+            assert refused.status == 403 and "set-cookie" not in refused.headers
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:{port}",
+        "127.0.0.1.evil.example",
+        "10.0.0.1",
+        "0.0.0.0:{port}",
+        "",
+        "user@localhost",
+    ],
+)
+async def test_another_name_of_this_machine_is_refused_though_the_cookie_is_there(folder: Path, host: str) -> None:
+    async with visiting(folder) as visitor:
+        for path in PATHS:
+            assert (await visitor.get(path, Host=host.format(port=visitor.port))).status in (400, 403)
+        refused = await visitor.get(f"/?token={visitor.token}", Host=host.format(port=visitor.port))
+        assert refused.status in (400, 403) and "set-cookie" not in refused.headers
+
+
+async def test_no_host_and_two_hosts_are_refused(folder: Path) -> None:
+    async with visiting(folder) as visitor:
+        assert (await visitor.get("/", Host=None)).status in (400, 403)
+        assert (await visitor.get("/", host="evil.example")).status in (400, 403)
+
+
+async def test_localhost_and_a_forwarded_port_are_this_machine(folder: Path) -> None:
+    async with visiting(folder) as visitor:
+        for host in (f"localhost:{visitor.port}", "localhost:9000", "127.0.0.1:1", "LOCALHOST"):
+            assert (await visitor.get("/", Host=host)).status == 200
+
+
+async def test_pages_of_other_sites_are_refused(folder: Path) -> None:
+    async with visiting(folder) as visitor:
+        for origin in ("http://evil.example", "null", "https://127.0.0.1", "http://127.0.0.1:1"):
+            assert (await visitor.get("/run/episode/a", Origin=origin)).status == 403
+        for site in ("cross-site", "same-site"):
+            given = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "no-cors"}
+            assert (await visitor.get("/run/episode/a", **given)).status == 403
+        own = {"Origin": f"http://{visitor.host}", "Sec_Fetch_Site": "same-origin", "Sec_Fetch_Mode": "cors"}
+        answer = await visitor.get("/run/episode/a", **own)
+        assert answer.status == 200
+        assert not [name for name in answer.headers if name.startswith("access-control-")]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+async def test_it_can_only_be_read(folder: Path, method: str) -> None:
+    async with visiting(folder) as visitor:
+        for path in PATHS:
+            answer = await visitor.ask(method, path, Content_Length="0")
+            assert answer.status == 405 and answer.headers["allow"] == "GET,HEAD"
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/?token=x", "/run/no"])
+async def test_every_answer_is_for_our_pages_alone_and_kept_nowhere(folder: Path, path: str) -> None:
+    async with visiting(folder) as visitor:
+        answer = await visitor.ask("HEAD" if path.endswith("events") else "GET", path)
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        assert "server" not in answer.headers
+
+
+async def test_a_token_leads_to_no_other_site(folder: Path) -> None:
+    async with visiting(folder) as visitor:
+        for path in ("//evil.example/", "/\\evil.example", "//evil.example", "http://evil.example/"):
+            answer = await visitor.get(f"{path}?token={visitor.token}", Cookie=None)
+            location = answer.headers.get("location", "/")
+            assert location.startswith("/") and not location.startswith(("//", "/\\"))
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "%2e%2e", "..%2f..", "%2e%2e%2fsecret", "run%2f..%2f..%2fsecret", "run%00", "%5c..%5csecret", "."]
+)
+async def test_a_name_never_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "runs").mkdir()
+    make_run(tmp_path / "runs", [], [])
+    (tmp_path / "secret").mkdir()
+    make_run(tmp_path / "secret", [episode("classified")], [])
+    (tmp_path / "secret" / "run.json").write_text((tmp_path / "secret" / "run" / "run.json").read_text())
+    async with visiting(tmp_path / "runs") as visitor:
+        for path in (f"/{name}/", f"/{name}/figures", f"/{name}/episode/classified", f"/{name}/run/"):
+            answer = await visitor.get(path)
+            assert answer.status in (400, 404) and "classified" not in answer.body
+
+
+async def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "outside").mkdir()
+    outside = make_run(tmp_path / "outside", [episode("classified")], [score("classified", 1.0)])
+    own = make_run(tmp_path / "runs", [], [])
+    (tmp_path / "runs" / "linked").symlink_to(outside)
+    (own / "episodes.jsonl").unlink()
+    (own / "episodes.jsonl").symlink_to(outside / "episodes.jsonl")
+    async with visiting(tmp_path / "runs") as visitor:
+        for path in ("/linked/", "/linked/episode/classified", "/run/", "/run/figures", "/run/episode/classified"):
+            assert (await visitor.get(path)).status == 404
+        assert "outside" not in (await visitor.get("/")).body
+
+
+@pytest.mark.parametrize("linked", ["episodes", "episodes/update-000001.jsonl", "summary.json", "metrics.jsonl"])
+async def test_no_page_of_a_training_run_follows_a_link_out_of_the_folder(tmp_path: Path, linked: str) -> None:
+    (tmp_path / "runs").mkdir()
+    own, outside = make_run(tmp_path / "runs", [], [], training={"train_path": "x"}), tmp_path / "outside"
+    said = [{"role": "user", "content": "classified"}]
+    for folder in (own, outside):
+        (folder / "episodes").mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text('{"update": 1}\n')
+        (folder / "summary.json").write_text('{"stopped": "classified"}')
+        (folder / "episodes/update-000001.jsonl").write_text(json.dumps(episode("a", messages=said)) + "\n")
+    async with visiting(tmp_path / "runs") as visitor:
+        assert "classified" in (await visitor.get("/run/")).body
+        (own / linked).rename(own / "before")
+        (own / linked).symlink_to(outside / linked)
+        for path in ("/run/", "/run/figures"):
+            answer = await visitor.get(path)
+            assert answer.status == 404 and "classified" not in answer.body
+
+
+async def test_a_link_that_leads_in_a_circle_hides_no_other_run(folder: Path) -> None:
+    make_run(folder / "run", [], []).rename(folder / "broken")
+    (folder / "circle").symlink_to("circle")
+    (folder / "broken" / "metrics.jsonl").symlink_to("metrics.jsonl")
+    async with visiting(folder) as visitor:
+        assert "./run/" in (await visitor.get("/")).body
+
+
+async def test_a_link_that_stays_in_the_folder_is_a_run(folder: Path) -> None:
+    (folder / "again").symlink_to(folder / "run")
+    async with visiting(folder) as visitor:
+        assert (await visitor.get("/again/")).status == 200
+
+
+async def test_a_port_that_is_taken_is_named(folder: Path) -> None:
+    async with visiting(folder) as visitor:
+        with pytest.raises(ConfigError, match=rf"--port {visitor.port}: .*; choose another"):
+            async with serving(Catalogue(folder), visitor.port):
+                pass

@@ -1,0 +1,176 @@
+"""The table of runs: what it says of runs that are complete, go on, were killed, are damaged, come and go."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.report.run_data import read_run
+from reward_kit.report.viewer_runs import Catalogue, RunRow
+from reward_kit.runs.run_folder import RunHeader, RunStore
+from reward_kit.runs.summary import summarise, summary_to_json
+from tests.report.made import episode, make_run, random_run, score
+
+
+def run_named(folder: Path, name: str, **header: Any) -> Path:
+    """A run of two episodes, of which one is scored."""
+    path = make_run(folder, [episode("a"), episode("b")], [score("a", 1.0)], **header)
+    return path.rename(folder / name)
+
+
+def row_of(catalogue: Catalogue, name: str) -> RunRow:
+    (row,) = [row for row in catalogue.rows if row.run == name]
+    return row
+
+
+def test_a_complete_run_is_as_its_summary_says(tmp_path: Path) -> None:
+    path = random_run(tmp_path, 80)
+    facts = read_run(path)
+    summaries = summarise((one.row for one in facts.episodes), facts.pass_threshold)
+    (path / "summary.json").write_text(json.dumps(summary_to_json(summaries)))
+    catalogue = Catalogue(tmp_path)
+    catalogue.look()
+    rows = sorted(catalogue.rows, key=lambda row: row.policy)
+    assert [(row.policy, row.status, row.total) for row in rows] == [("a", "complete", 80), ("b", "complete", 80)]
+    for row, summary in zip(rows, summaries, strict=True):
+        assert summary.score is not None and row.began == "2026-01-02 03:04"
+        assert (row.episodes, row.mean, row.low, row.high) == (
+            summary.episodes,
+            summary.score.mean,
+            summary.score.low,
+            summary.score.high,
+        )
+
+
+def test_a_run_without_a_summary_is_counted(tmp_path: Path) -> None:
+    path = random_run(tmp_path, 80)
+    counted, summed = Catalogue(tmp_path), Catalogue(tmp_path)
+    counted.look()
+    facts = read_run(path)
+    summaries = summarise((one.row for one in facts.episodes), facts.pass_threshold)
+    (path / "summary.json").write_text(json.dumps(summary_to_json(summaries)))
+    summed.look()
+    assert counted.rows == summed.rows
+
+
+def test_a_run_that_goes_on_is_counted_as_its_lines_come(tmp_path: Path) -> None:
+    catalogue = Catalogue(tmp_path)
+    store = RunStore.create(tmp_path / "now", RunHeader(task_name="t", total=2))
+    with store:
+        catalogue.look()
+        assert row_of(catalogue, "now")[3:7] == ("running", None, 2, None)
+        with (tmp_path / "now" / "episodes.jsonl").open("a") as file:
+            file.write(json.dumps(episode("a")) + "\n")
+        store.append_score(score("a", 0.5))
+        row = _looked_until(catalogue, lambda: row_of(catalogue, "now").mean is not None)
+        assert row_of(catalogue, "now")[3:7] == ("running", 1, 2, 0.5), row
+    catalogue.look()
+    assert row_of(catalogue, "now").status == "killed", "it says running, and no process has it open"
+    store.write_header(store.header.with_(status="interrupted"))
+    catalogue.look()
+    assert row_of(catalogue, "now")[3:5] == ("interrupted", 1)
+
+
+def _looked_until(catalogue: Catalogue, holds: Any) -> list[RunRow]:
+    """Figures of a run that goes on are made again now and then, not with every look."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        catalogue.look()
+        if holds():
+            break
+        time.sleep(0.01)
+    return catalogue.rows
+
+
+def test_only_what_changed_is_told(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        run_named(tmp_path, name)
+    catalogue = Catalogue(tmp_path)
+    catalogue.look()
+    change = catalogue.change
+    catalogue.look()
+    assert catalogue.change == change and catalogue.changed_since(change) == []
+    header = RunHeader.read(tmp_path / "two")
+    (tmp_path / "two" / "run.json").write_bytes(header.with_(task_name="other").to_bytes())
+    catalogue.look()
+    assert [(row.run, row.task) for row in catalogue.changed_since(change)] == [("two", "other")]
+
+
+def test_runs_come_and_go(tmp_path: Path) -> None:
+    catalogue = Catalogue(tmp_path)
+    catalogue.look()
+    assert catalogue.rows == []
+    run_named(tmp_path, "one")
+    (tmp_path / "no run").mkdir()
+    (tmp_path / "file").touch()
+    catalogue.look()
+    assert catalogue.names == ["one"]
+    change = catalogue.change
+    shutil.rmtree(tmp_path / "one")
+    catalogue.look()
+    assert catalogue.names == [] and catalogue.rows == [] and catalogue.change > change
+    shutil.rmtree(tmp_path)
+    catalogue.look()
+    assert catalogue.rows == []
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("run.json", "{", "cannot read"),
+        ("run.json", '{"schema_version": 99}', "version 99"),
+        ("summary.json", '{"policies": 3}', "summary.json is damaged"),
+        ("summary.json", '{"policies": [{}]}', "summary.json is damaged"),
+        ("summary.json", "[]", "is not a JSON object"),
+        ("episodes.jsonl", "no\n", "episodes.jsonl:1: not JSON"),
+        ("scores.jsonl", '{"rollout_id": "a", "score": "x"}\n', "finite number"),
+    ],
+)
+def test_what_is_damaged_has_a_row_that_says_so_and_hides_no_other(
+    tmp_path: Path, file: str, content: str, told: str
+) -> None:
+    run_named(tmp_path, "good")
+    damaged = run_named(tmp_path, "damaged")
+    (damaged / file).write_text(content)
+    catalogue = Catalogue(tmp_path)
+    catalogue.look()
+    row = row_of(catalogue, "damaged")
+    assert row.status == "unreadable" and told in row.note
+    assert row_of(catalogue, "good").status == "complete"
+    shutil.rmtree(damaged)
+    run_named(tmp_path, "damaged")
+    catalogue.look()
+    assert row_of(catalogue, "damaged").status == "complete"
+
+
+def test_a_run_that_is_damaged_while_it_is_looked_at_keeps_its_name(tmp_path: Path) -> None:
+    path = run_named(tmp_path, "one", task_name="walk")
+    catalogue = Catalogue(tmp_path)
+    catalogue.look()
+    (path / "run.json").write_text("")
+    catalogue.look()
+    assert row_of(catalogue, "one")[1:4] == ("walk", "", "unreadable")
+
+
+def test_a_training_run_says_how_far_it_is(tmp_path: Path) -> None:
+    path = run_named(tmp_path, "learns", training={"train_path": "x", "updates": 12})
+    figures = [{"update": 10, "held_out/score": 0.25}, {"update": 11, "held_out/score": 0.75}, {"update": 12}]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in figures) + '{"update": 13, "held')
+    catalogue = Catalogue(tmp_path)
+    catalogue.look()
+    row = row_of(catalogue, "learns")
+    assert (row.policy, row.mean, row.total) == ("in training, 12 updates", 0.75, None)
+
+
+def test_one_run_alone_is_shown_where_it_was_named(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        run_named(tmp_path, name)
+    catalogue = Catalogue(tmp_path, only="one")
+    catalogue.look()
+    assert catalogue.names == ["one"] and catalogue.title == "one"
+    assert catalogue.path_of("two") is None

@@ -1,0 +1,211 @@
+"""What the viewer serves: the table of runs, the page of each, its episodes, and what comes while a run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.runs.files import write_atomically
+from reward_kit.runs.run_folder import RunHeader
+from tests.report.made import Parsed, episode, make_run, random_run, score
+from tests.report.viewer.asking import Visitor, visiting
+
+
+def add(run: Path, kind: str, *lines: dict[str, Any]) -> None:
+    with (run / f"{kind}.jsonl").open("a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def mark_in(page: str) -> str:
+    return page.split('RK.mark = "')[1].split('"')[0]
+
+
+async def next_of(events: asyncio.Queue[tuple[str, Any, str]], name: str) -> Any:
+    """The data of the next event of this name."""
+    while True:
+        told, data, _ = await asyncio.wait_for(events.get(), 120)
+        if told == name:
+            return data
+
+
+def ids(rows: list[list[Any]]) -> set[str]:
+    return {row[0] for row in rows}
+
+
+async def page_at(visitor: Visitor, path: str) -> Parsed:
+    answer = await visitor.get(path)
+    assert answer.status == 200, answer
+    return Parsed(answer.body)
+
+
+async def test_the_table_of_runs_is_data_of_its_page(tmp_path: Path) -> None:
+    random_run(tmp_path, 40)
+    async with visiting(tmp_path) as visitor:
+        page = await page_at(visitor, "/")
+        runs = page.tables["runs"]
+        assert [column["key"] for column in runs["columns"]][:3] == ["run", "policy", "task"]
+        assert sorted(row[:2] for row in runs["rows"]) == [[["run", "./run/"], "a"], [["run", "./run/"], "b"]]
+        assert runs["key"] == 2
+
+
+async def test_the_page_of_a_run_says_what_its_report_says(tmp_path: Path) -> None:
+    run = random_run(tmp_path, 40)
+    async with visiting(tmp_path) as visitor:
+        page = await page_at(visitor, "/run/")
+        assert set(page.column("episodes", "rollout")) == {f"r{n:05}" for n in range(40)}
+        assert page.figures["a"]["episodes"] == 20
+        (policy,) = [given["content"] or "" for _, given in page.tags if given.get("http-equiv")]
+        assert "default-src 'none'" in policy and "connect-src 'self'" in policy and "'unsafe" not in policy
+        assert not (run / "report.html").exists(), "nothing is written"
+        figures = await page_at(visitor, "/run/figures")
+        assert figures.figures == page.figures and figures.column("episodes", "rollout") == []
+
+
+async def test_a_name_of_a_run_may_hold_anything_that_a_folder_may(tmp_path: Path) -> None:
+    name = "a b%2f#?<i>é"
+    make_run(tmp_path, [episode("a")], []).rename(tmp_path / name)
+    async with visiting(tmp_path) as visitor:
+        ((cell, *_),) = (await page_at(visitor, "/")).tables["runs"]["rows"]
+        assert cell[0] == name
+        answer = await visitor.get(cell[1].removeprefix(".").removesuffix("/"))
+        assert answer.status == 303
+        assert (await page_at(visitor, answer.headers["location"].removeprefix("."))).column("episodes", "rollout")
+
+
+async def test_an_episode_and_its_group_come_as_they_are_stored(tmp_path: Path) -> None:
+    strange = "half \ud800 / é"
+    run = make_run(tmp_path, [episode("a"), episode(strange), episode("c", sample="y")], [score("a", 1.0)])
+    stored = (run / "episodes.jsonl").read_text().splitlines()
+    async with visiting(tmp_path) as visitor:
+        answer = await visitor.get("/run/episode/a")
+        told = answer.body.splitlines()
+        assert told[0] == 'G{"size":2,"first":0}'
+        assert [line[0] for line in told] == ["G", "E", "S", "E"]
+        assert [json.loads(line[1:]) for line in told if line[0] == "E"] == [json.loads(line) for line in stored[:2]]
+        assert (await visitor.get("/run/group/x-p")).body == answer.body
+        encoded = "json:" + json.dumps(strange).replace("/", "%2F").replace(" ", "%20").replace('"', "%22")
+        assert (await visitor.get(f"/run/episode/{encoded}")).body == answer.body
+        for path in ("/run/episode/z", "/run/group/z", "/run/episode/json:x", "/nosuch/episode/a"):
+            refused = await visitor.get(path)
+            assert refused.status == 404 and refused.headers["content-type"].startswith("text/plain")
+
+
+async def test_a_damaged_run_has_a_page_that_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [episode("a")], [])
+    (run / "episodes.jsonl").write_text('{"rollout_id": "<b>"}\n')
+    async with visiting(tmp_path) as visitor:
+        for path in ("/run/", "/run/figures"):
+            answer = await visitor.get(path)
+            assert answer.status == 404 and "cannot be read as an episode" in answer.body
+            assert "<b>" not in answer.body
+        (run / "episodes.jsonl").write_text("")
+        assert (await visitor.get("/run/")).status == 200
+
+
+async def test_episodes_of_a_run_that_goes_on_come_as_they_finish(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [episode("a")], [score("a", 1.0)], status="running", total=3)
+    async with visiting(tmp_path) as visitor:
+        mark = mark_in((await visitor.get("/run/")).body)
+        async with visitor.events(f"/run/events?since={mark}") as events:
+            add(run, "episodes", episode("b"))
+            rows = await next_of(events, "rows")
+            assert ids(rows["episodes"]) == {"b"} and rows["episodes"][0][3] is None
+            assert [row[2] for row in rows["samples"]] == [2]
+            add(run, "scores", score("b", 0.25))
+            rows = await next_of(events, "rows")
+            assert [(row[0], row[3]) for row in rows["episodes"]] == [("b", 0.25)]
+            assert await next_of(events, "figures") == {}
+            figures = await page_at(visitor, "/run/figures")
+            assert figures.figures["p"]["mean"] == 0.625
+
+
+async def test_a_page_that_hung_up_is_told_what_it_missed(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [episode("a")], [], status="running")
+    async with visiting(tmp_path) as visitor:
+        mark = mark_in((await visitor.get("/run/")).body)
+        add(run, "episodes", episode("b"), episode("c"))
+        async with visitor.events(f"/run/events?since={mark}") as events:
+            told, rows, later = await asyncio.wait_for(events.get(), 120)
+            assert told == "rows" and ids(rows["episodes"]) == {"b", "c"}
+        add(run, "episodes", episode("d"))
+        async with visitor.events(f"/run/events?since={later}") as events:
+            assert ids((await next_of(events, "rows"))["episodes"]) == {"d"}
+
+
+@pytest.mark.parametrize("mark", ["", "x", "0-0", "-1", "deadbeef-3"])
+async def test_a_mark_of_another_start_makes_the_page_load_again(tmp_path: Path, mark: str) -> None:
+    make_run(tmp_path, [episode("a")], [])
+    async with visiting(tmp_path) as visitor, visitor.events(f"/run/events?since={mark}") as events:
+        assert await next_of(events, "reload") == {}
+
+
+async def test_a_run_that_breaks_or_goes_while_its_page_is_open_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [episode("a")], [])
+    async with visiting(tmp_path) as visitor:
+        mark = mark_in((await visitor.get("/run/")).body)
+        async with visitor.events(f"/run/events?since={mark}") as events:
+            with (run / "episodes.jsonl").open("a") as file:
+                file.write("no\n")
+            assert "episodes.jsonl:2: not JSON" in (await next_of(events, "trouble"))["message"]
+        async with visitor.events(f"/run/events?since={mark}") as events:
+            shutil.rmtree(run)
+            assert (await next_of(events, "trouble"))["message"]
+
+
+async def test_the_table_of_runs_is_told_what_changes_in_it(tmp_path: Path, tmp_path_factory: Any) -> None:
+    aside = tmp_path_factory.mktemp("aside")
+    make_run(tmp_path, [episode("a")], [])
+    async with visiting(tmp_path) as visitor:
+        mark = mark_in((await visitor.get("/")).body)
+        async with visitor.events(f"/events?since={mark}") as events:
+            shutil.copytree(tmp_path / "run", aside / "other")
+            (aside / "other").rename(tmp_path / "other")  # at once, as a look in between would tell of a part
+            told = await next_of(events, "rows")
+            assert [row[0] for row in told["changed"]] == [["other", "./other/"]] and set(told["all"]) == {
+                "run",
+                "other",
+            }
+            (tmp_path / "run").rename(aside / "run")
+            told = await next_of(events, "rows")
+            assert (told["changed"], told["all"]) == ([], ["other"])
+        async with visitor.events("/events?since=999") as events:
+            assert await next_of(events, "reload") == {}
+
+
+async def test_a_training_run_has_its_page_and_is_told_of_its_updates(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [], [], task_name="<lake>", training={"train_path": "x", "updates": 1})
+    async with visiting(tmp_path) as visitor:
+        page = await visitor.get("/run/")
+        assert page.status == 200 and "<lake>" in Parsed(page.body).text
+        async with visitor.events(f"/run/events?since={mark_in(page.body)}") as events:
+            (run / "metrics.jsonl").write_text('{"update": 1, "held_out/score": 0.8125, "learner/kl": null}\n')
+            assert await next_of(events, "figures") == {}
+        assert "0.8125" not in page.body
+        assert "0.812" in Parsed((await visitor.get("/run/figures")).body).text
+        (run / "metrics.jsonl").write_text("no\n")
+        assert (await visitor.get("/run/")).status == 404
+
+
+async def test_the_end_of_the_server_ends_its_streams(tmp_path: Path) -> None:
+    make_run(tmp_path, [episode("a")], [])
+    async with asyncio.timeout(120):
+        async with visiting(tmp_path) as visitor:
+            stream = visitor.events("/events?since=0")
+            events = await stream.__aenter__()
+            await next_of(events, "rows")
+        await stream.__aexit__(None, None, None)
+
+
+async def test_a_run_that_began_after_the_header_was_read_has_the_status_of_now(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [episode("a")], [], status="running")
+    async with visiting(tmp_path) as visitor:
+        mark = mark_in((await visitor.get("/run/")).body)
+        async with visitor.events(f"/run/events?since={mark}") as events:
+            write_atomically(run / "run.json", RunHeader.read(run).with_(status="complete").to_bytes())
+            await next_of(events, "figures")
+            assert 'class="status complete"' in (await visitor.get("/run/figures")).body

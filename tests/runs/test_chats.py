@@ -1,0 +1,105 @@
+"""Episodes as chats for fine-tuning: what the format holds, and what is refused or named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from reward_kit.episodes.json_codec import to_json_value
+from reward_kit.runs.chats import Unfit, chat_of
+
+USER = {"role": "user", "content": "What time is it?"}
+ANSWER = {"role": "assistant", "content": "Noon."}
+TOOLS = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
+
+
+def call(id: Any = "c1", name: Any = "clock", arguments: Any = "{}") -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def calling(*calls: dict[str, Any], content: str | None = None) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, "tool_calls": list(calls)}
+
+
+def answer(id: str = "c1", content: Any = "12:00") -> dict[str, Any]:
+    return {"role": "tool", "content": content, "name": "clock", "tool_call_id": id}
+
+
+def test_a_chat_with_calls_is_one_line_in_the_form_of_the_provider() -> None:
+    both = calling(call("c1"), call("c2"), content="Let me look.")
+    line = chat_of([{"role": "system", "content": "Be brief."}, USER, both, answer("c2"), answer("c1"), ANSWER]).line(
+        TOOLS
+    )
+    assert line.endswith("\n") and line.count("\n") == 1
+    assert json.loads(line) == {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            USER,
+            both,
+            {"role": "tool", "tool_call_id": "c2", "content": "12:00"},
+            {"role": "tool", "tool_call_id": "c1", "content": "12:00"},
+            ANSWER,
+        ],
+        "tools": TOOLS,
+    }
+
+
+def test_without_tools_there_is_no_list_of_them() -> None:
+    assert json.loads(chat_of([USER, ANSWER]).line([])) == {"messages": [USER, ANSWER]}
+
+
+def test_a_call_without_text_has_no_content() -> None:
+    (_, said) = chat_of([USER, calling(call())]).messages
+    assert said == {"role": "assistant", "tool_calls": [call()]}
+
+
+def test_what_follows_the_last_word_of_the_assistant_is_left_out_and_named() -> None:
+    chat = chat_of([USER, calling(call()), answer(), {"role": "user", "content": "go on"}])
+    assert [message["role"] for message in chat.messages] == ["user", "assistant"]
+    assert chat.dropped == {"messages after the last one of the assistant": 2}
+
+
+def test_fields_that_the_format_does_not_have_are_left_out_and_named() -> None:
+    thought = {**ANSWER, "reasoning_content": "hm", "annotations": [], "x": 1}
+    chat = chat_of([USER, thought, USER, thought])
+    assert chat.messages[1] == ANSWER and chat.dropped == {"reasoning_content": 2, "x": 2}
+
+
+def test_pictures_of_the_user_are_kept_and_lone_surrogates_survive() -> None:
+    seen = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+    stored = to_json_value([seen, {"role": "assistant", "content": "half \ud83d"}])
+    assert json.loads(chat_of(stored).line([]))["messages"] == [seen, {"role": "assistant", "content": "half \ud83d"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ([USER], "no message of the assistant"),
+        ([], "no message of the assistant"),
+        ([{"role": "function", "content": "x", "name": "f"}, ANSWER], "has the role 'function'"),
+        ([{**ANSWER, "function_call": {"name": "f", "arguments": "{}"}}], "uses function_call"),
+        (
+            [{"role": "user", "content": [{"type": "input_audio"}]}, ANSWER],
+            "type 'input_audio' in a message of the user",
+        ),
+        ([USER, {"role": "assistant", "content": None}], "says nothing"),
+        ([USER, calling(call(arguments="{")), answer(), ANSWER], "arguments that are no JSON object"),
+        ([USER, calling(call(arguments="[1]")), answer(), ANSWER], "arguments that are no JSON object"),
+        ([USER, calling(call(name="a b")), answer(), ANSWER], "by the name 'a b'"),
+        ([USER, calling(call(), call("c2")), answer(), ANSWER], "a call that nothing answers"),
+        ([USER, calling(call()), answer("other"), ANSWER], "an answer of a tool that was not called"),
+        ([USER, calling(call()), answer(), answer(), ANSWER], "an answer of a tool that was not called"),
+        ([USER, calling(call(), call()), answer(), ANSWER], "without an id of their own"),
+        ([USER, calling(call(None)), ANSWER], "without an id of their own"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_with_its_reason(messages: list[Any], told: str) -> None:
+    with pytest.raises(Unfit, match=told):
+        chat_of(messages)
+
+
+def test_a_call_of_a_tool_that_nobody_defines_is_refused() -> None:
+    with pytest.raises(Unfit, match="calls 'watch', which is none of the tools"):
+        chat_of([USER, calling(call(name="watch")), answer(), ANSWER]).line(TOOLS)
