@@ -9,7 +9,7 @@ _CODE = re.compile(r"(`[^`]+`)")
 _SPECIAL = re.compile(r"([\\*_|<>\[\]#])")
 _WORDS = re.compile(
     r"(?<![\w`./-])(--[a-z][a-z-]*[a-z]|\$?[A-Za-z][\w.]*_[\w.]*\w|[\w.]+\.(?:py|yaml|csv|jsonl?|html)(?::\w+)?"
-    r"|module:\w+|package\.module(?::\w+)?|docker:IMAGE|ssh:HOST)(?![\w/])"
+    r"|module:\w+|package\.module(?::\w+)?)(?![\w/])"
 )
 
 

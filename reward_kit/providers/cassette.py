@@ -37,10 +37,11 @@ _HEADER_START = b'{"schema_version":'
 _EXCHANGE_KEYS = {"key", "scope", "occurrence", "request"}
 _MOST_COMPARED = 200
 _LONGEST_HEADER = 10_000
+_ERRORS = {"ProviderError": ProviderError, "DeadlineError": DeadlineError, "LimitError": LimitError}
 
 
 class Question(NamedTuple):
-    """A request as it is looked up; see `cassette` for its fields."""
+    """A request as it is looked up; see the module for its fields."""
 
     key: str
     scope: str
@@ -49,235 +50,9 @@ class Question(NamedTuple):
     request: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of its line."""
+        """Return the fields of its line."""
         path = "/" + self.url.partition("://")[2].partition("/")[2]
         return {**self._asdict(), "url": path}
-
-
-@dataclass(slots=True)
-class _Place:
-    """The offset of an exchange, and its episode."""
-
-    offset: int
-    number: int
-    scope: str
-    occurrence: int
-    session: int
-    messages: int
-    is_taken: bool = False
-
-
-@dataclass(slots=True)
-class CassetteIndex:
-    """The exchanges of a file.
-
-    Attributes:
-        path: the file's name, for messages.
-        file: the open file.
-        end: the byte after the last whole line.
-    """
-
-    path: Path
-    file: IO[bytes]
-    end: int = 0
-    _by_key: dict[str, list[_Place]] = field(default_factory=lambda: defaultdict(list))
-    _queues: dict[tuple[str, str], list[_Place]] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path, file: IO[bytes]) -> CassetteIndex:
-        """The index of an open file.
-
-        Raises:
-            ConfigError: it is not a cassette, or a line in its middle is not an exchange.
-        """
-        index = cls(path, file)
-        session = 0
-        for number, raw in enumerate(iter(lambda: file.readline(RECORDED_LINE_BYTES + 1), b""), 1):
-            if len(raw) > RECORDED_LINE_BYTES:
-                limit = shown_size(RECORDED_LINE_BYTES)
-                raise ConfigError(
-                    f"{path}:{number}: this line has more than {limit}, which is the limit of a recording"
-                )
-            if not raw.endswith(b"\n"):  # its writer was killed
-                break
-            line = _parsed(raw)
-            if line is not None and "schema_version" in line:
-                session += 1
-            elif number == 1 or line is None or not _is_exchange(line):
-                raise ConfigError(f"{path}:{number}: this line is not a recorded exchange; the file is damaged")
-            else:
-                index._add(line, session, number)
-            index.end += len(raw)
-        index._arrange()
-        return index
-
-    def _add(self, line: Mapping[str, Any], session: int, number: int) -> None:
-        messages = line["request"].get("messages")
-        count = len(messages) if isinstance(messages, list) else 0
-        place = _Place(self.end, number, line["scope"], line["occurrence"], session, count)
-        self._by_key[line["key"]].append(place)
-
-    def _arrange(self) -> None:
-        """Put the exchanges of each episode and request in the order in which a replay uses them.
-
-        An episode that was recorded in several sessions was started again in the last one, so that one comes first.
-        """
-        latest: dict[str, int] = {}
-        for place in self._places():
-            latest[place.scope] = max(latest.get(place.scope, 0), place.session)
-        for key, places in self._by_key.items():
-            for place in places:
-                if place.session == latest[place.scope]:
-                    self._queues.setdefault((place.scope, key), []).append(place)
-        for queue in self._queues.values():
-            queue.sort(key=lambda place: place.occurrence)
-
-    def __len__(self) -> int:
-        """The number of exchanges."""
-        return sum(map(len, self._by_key.values()))
-
-    def occurrences(self) -> Iterator[tuple[str, str, int]]:
-        """(scope, key, occurrence) of every exchange."""
-        for key, places in self._by_key.items():
-            for place in places:
-                yield place.scope, key, place.occurrence
-
-    def take(self, question: Question) -> dict[str, Any]:
-        """The line that answers a request.
-
-        Raises:
-            ProviderError: no recorded exchange is left.
-        """
-        own = self._queues.get((question.scope, question.key), [])
-        if question.occurrence < len(own) and not own[question.occurrence].is_taken:
-            place = own[question.occurrence]
-        else:
-            places = self._by_key.get(question.key, [])
-            found = next((place for place in places if not place.is_taken), None)
-            if found is None:
-                raise ProviderError(self._miss(question, len(places)))
-            place = found
-        place.is_taken = True
-        return self._line(place)
-
-    def _line(self, place: _Place) -> dict[str, Any]:
-        self.file.seek(place.offset)
-        line: dict[str, Any] = json.loads(self.file.readline())
-        return line
-
-    def _places(self) -> Iterator[_Place]:
-        for places in self._by_key.values():
-            yield from places
-
-    def _miss(self, question: Question, recorded: int) -> str:
-        what = f"{self.path} has no answer to {describe(question.request, question.scope)}"
-        if recorded:
-            times = "once" if recorded == 1 else f"{recorded} times"
-            return f"{what}: it was recorded {times}, and all of that is used up"
-        nearest = self._nearest(question)
-        if nearest is None:
-            return f"{what}: nothing is recorded in it"
-        place, line = nearest
-        near = f"line {place.number}, {describe(line['request'], place.scope)}"
-        return f"{what}; the nearest is {near}; they differ{_difference(line['request'], question.request)}"
-
-    def _nearest(self, question: Question) -> tuple[_Place, dict[str, Any]] | None:
-        """Return the exchange that shares most with a request: of its episode and length first, then by content."""
-        messages = question.request.get("messages")
-        count = len(messages) if isinstance(messages, list) else 0
-        places = sorted(self._places(), key=lambda place: (place.scope != question.scope, abs(place.messages - count)))
-        candidates = ((place, self._line(place)) for place in places[:_MOST_COMPARED])
-        return max(candidates, key=lambda found: _likeness(found[1]["request"], question.request), default=None)
-
-
-def open_cassette(path: Path) -> IO[bytes]:
-    """The file, open for reading behind nothing.
-
-    Raises:
-        ConfigError: it cannot be read, or does not begin like a cassette.
-    """
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
-    with undone_on_error(file.close):
-        read_header(path, file)
-    file.seek(0)
-    return file
-
-
-def read_header(path: Path, file: IO[bytes]) -> None:
-    """Check the first line.
-
-    Raises:
-        ConfigError: it is not that of a cassette, or of a later version.
-    """
-    try:
-        first = file.readline(_LONGEST_HEADER)
-    except OSError as error:
-        raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
-    if not first.endswith(b"\n") and _HEADER_START.startswith(first[: len(_HEADER_START)]):
-        return  # nothing, or a header whose writer was killed
-    header = _parsed(first)
-    if header is None or not isinstance(header.get("schema_version"), int):
-        raise ConfigError(f"{path} is not a cassette: its first line is {excerpt(first, limit=80)!r}")
-    if header["schema_version"] > SCHEMA_VERSION:
-        raise ConfigError(f"{path} was recorded by a later version (schema_version {header['schema_version']})")
-
-
-def describe(request: Mapping[str, Any], scope: str) -> str:
-    """A request in a few words."""
-    messages = request.get("messages") or [{}]
-    last = messages[-1] if isinstance(messages[-1], Mapping) else {}
-    content = last.get("content")
-    text = content if isinstance(content, str) else json.dumps(content if content else last.get("tool_calls"))
-    last_message = f"the last from {last.get('role')}: {excerpt(text, limit=80)!r}"
-    asker = f" of episode {scope}" if scope else ""
-    return f"the request{asker} to {request.get('model')} with {len(messages)} messages, {last_message}"
-
-
-def _is_exchange(line: Mapping[str, Any]) -> bool:
-    return line.keys() >= _EXCHANGE_KEYS and isinstance(line["request"], Mapping)
-
-
-def _parsed(raw: bytes) -> dict[str, Any] | None:
-    try:
-        line = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    return line if isinstance(line, dict) else None
-
-
-def _likeness(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[int, int]:
-    """Count the messages that are the same from the first on, and the other fields that are."""
-    shared = 0
-    for one, other in zip(_messages(recorded), _messages(asked), strict=False):
-        if one != other:
-            break
-        shared += 1
-    return shared, sum(recorded.get(key) == value for key, value in asked.items() if key != "messages")
-
-
-def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
-    messages = request.get("messages")
-    return messages if isinstance(messages, list) else []
-
-
-def _difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """The first difference of two requests: in their messages, else in how many there are, else in another field."""
-    before, now = _messages(recorded), _messages(asked)
-    for number, (one, other) in enumerate(zip(before, now, strict=False)):
-        if found := first_difference(one, other, f"messages[{number}]"):
-            return found
-    if len(before) != len(now):
-        return f" at messages: {len(before)} became {len(now)}"
-    fields = sorted((recorded.keys() | asked.keys()) - {"messages"})
-    missing = "(absent)"
-    differences = (first_difference(recorded.get(key, missing), asked.get(key, missing), key) for key in fields)
-    return next((found for found in differences if found), "")
-
-
-_ERRORS = {"ProviderError": ProviderError, "DeadlineError": DeadlineError, "LimitError": LimitError}
 
 
 class Answer(NamedTuple):
@@ -329,8 +104,13 @@ class Cassette:
             ConfigError: it cannot be read, or is not a cassette.
         """
         path = Path(path)
-        file = open_cassette(path)
+        try:
+            file = path.open("rb")
+        except OSError as error:
+            raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
         with undone_on_error(file.close):
+            read_header(path, file)
+            file.seek(0)
             return cls(path, file, CassetteIndex.read(path, file))
 
     def __repr__(self) -> str:
@@ -395,7 +175,7 @@ class Cassette:
         self._write({"schema_version": SCHEMA_VERSION, "created": created})
 
     def _continue(self) -> None:
-        """Go on after what is recorded: drop a torn last line, and count on from the recorded occurrences."""
+        """Continue after what is recorded: drop a torn last line, and count on from the recorded occurrences."""
         self._file.seek(0)
         read_header(self.path, self._file)
         self._file.seek(0)
@@ -409,3 +189,208 @@ class Cassette:
         text = self.redact(json.dumps(line, separators=(",", ":")).encode("ascii"))
         self._file.write(text + b"\n")
         self._file.flush()
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """The offset of an exchange, and its episode."""
+
+    offset: int
+    number: int
+    scope: str
+    occurrence: int
+    session: int
+    messages: int
+    is_taken: bool = False
+
+
+@dataclass(slots=True)
+class CassetteIndex:
+    """The exchanges of a file.
+
+    Attributes:
+        path: the file's name, for messages.
+        file: the open file.
+        end: the byte after the last whole line.
+    """
+
+    path: Path
+    file: IO[bytes]
+    end: int = 0
+    _by_key: dict[str, list[_Exchange]] = field(default_factory=lambda: defaultdict(list))
+    _queues: dict[tuple[str, str], list[_Exchange]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, file: IO[bytes]) -> CassetteIndex:
+        """Return the index of an open file.
+
+        Raises:
+            ConfigError: it is not a cassette, or a line in its middle is not an exchange.
+        """
+        index = cls(path, file)
+        session = 0
+        for number, raw in enumerate(iter(lambda: file.readline(RECORDED_LINE_BYTES + 1), b""), 1):
+            if len(raw) > RECORDED_LINE_BYTES:
+                limit = shown_size(RECORDED_LINE_BYTES)
+                raise ConfigError(
+                    f"{path}:{number}: this line has more than {limit}, which is the limit of a recording"
+                )
+            if not raw.endswith(b"\n"):  # its writer was killed
+                break
+            line = _parsed(raw)
+            if line is not None and "schema_version" in line:
+                session += 1
+            elif (
+                number == 1
+                or line is None
+                or not (line.keys() >= _EXCHANGE_KEYS and isinstance(line["request"], Mapping))
+            ):
+                raise ConfigError(f"{path}:{number}: this line is not a recorded exchange; the file is damaged")
+            else:
+                messages = len(_messages(line["request"]))
+                exchange = _Exchange(index.end, number, line["scope"], line["occurrence"], session, messages)
+                index._by_key[line["key"]].append(exchange)
+            index.end += len(raw)
+        index._arrange()
+        return index
+
+    def _arrange(self) -> None:
+        """Put the exchanges of each episode and request in the order in which a replay uses them.
+
+        An episode that was recorded in several sessions was started again in the last one, so that one comes first.
+        """
+        latest: dict[str, int] = {}
+        for exchange in self._exchanges():
+            latest[exchange.scope] = max(latest.get(exchange.scope, 0), exchange.session)
+        for key, exchanges in self._by_key.items():
+            for exchange in exchanges:
+                if exchange.session == latest[exchange.scope]:
+                    self._queues.setdefault((exchange.scope, key), []).append(exchange)
+        for queue in self._queues.values():
+            queue.sort(key=lambda exchange: exchange.occurrence)
+
+    def __len__(self) -> int:
+        """Return the number of exchanges."""
+        return sum(map(len, self._by_key.values()))
+
+    def occurrences(self) -> Iterator[tuple[str, str, int]]:
+        """Yield (scope, key, occurrence) of every exchange."""
+        for key, exchanges in self._by_key.items():
+            for exchange in exchanges:
+                yield exchange.scope, key, exchange.occurrence
+
+    def take(self, question: Question) -> dict[str, Any]:
+        """Return the line that answers a request.
+
+        Raises:
+            ProviderError: no recorded exchange is left.
+        """
+        own = self._queues.get((question.scope, question.key), [])
+        if question.occurrence < len(own) and not own[question.occurrence].is_taken:
+            exchange = own[question.occurrence]
+        else:
+            exchanges = self._by_key.get(question.key, [])
+            found = next((exchange for exchange in exchanges if not exchange.is_taken), None)
+            if found is None:
+                raise ProviderError(self._miss(question, len(exchanges)))
+            exchange = found
+        exchange.is_taken = True
+        return self._line(exchange)
+
+    def _line(self, exchange: _Exchange) -> dict[str, Any]:
+        self.file.seek(exchange.offset)
+        line: dict[str, Any] = json.loads(self.file.readline())
+        return line
+
+    def _exchanges(self) -> Iterator[_Exchange]:
+        for exchanges in self._by_key.values():
+            yield from exchanges
+
+    def _miss(self, question: Question, recorded: int) -> str:
+        what = f"{self.path} has no answer to {describe(question.request, question.scope)}"
+        if recorded:
+            times = "once" if recorded == 1 else f"{recorded} times"
+            return f"{what}: it was recorded {times}, and all of that is used up"
+        nearest = self._nearest(question)
+        if nearest is None:
+            return f"{what}: nothing is recorded in it"
+        exchange, line = nearest
+        near = f"line {exchange.number}, {describe(line['request'], exchange.scope)}"
+        return f"{what}; the nearest is {near}; they differ{_difference(line['request'], question.request)}"
+
+    def _nearest(self, question: Question) -> tuple[_Exchange, dict[str, Any]] | None:
+        """Return the exchange that shares most with a request: of its episode and length first, then by content."""
+        messages = question.request.get("messages")
+        count = len(messages) if isinstance(messages, list) else 0
+        exchanges = sorted(
+            self._exchanges(), key=lambda exchange: (exchange.scope != question.scope, abs(exchange.messages - count))
+        )
+        candidates = ((exchange, self._line(exchange)) for exchange in exchanges[:_MOST_COMPARED])
+        return max(candidates, key=lambda found: _likeness(found[1]["request"], question.request), default=None)
+
+
+def read_header(path: Path, file: IO[bytes]) -> None:
+    """Check the first line.
+
+    Raises:
+        ConfigError: it is not that of a cassette, or of a later version.
+    """
+    try:
+        first = file.readline(_LONGEST_HEADER)
+    except OSError as error:
+        raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
+    if not first.endswith(b"\n") and _HEADER_START.startswith(first[: len(_HEADER_START)]):
+        return  # nothing, or a header whose writer was killed
+    header = _parsed(first)
+    if header is None or not isinstance(header.get("schema_version"), int):
+        raise ConfigError(f"{path} is not a cassette: its first line is {excerpt(first, limit=80)!r}")
+    if header["schema_version"] > SCHEMA_VERSION:
+        raise ConfigError(f"{path} was recorded by a later version (schema_version {header['schema_version']})")
+
+
+def describe(request: Mapping[str, Any], scope: str) -> str:
+    """Describe a request in a few words."""
+    messages = request.get("messages") or [{}]
+    last = messages[-1] if isinstance(messages[-1], Mapping) else {}
+    content = last.get("content")
+    text = content if isinstance(content, str) else json.dumps(content if content else last.get("tool_calls"))
+    last_message = f"the last from {last.get('role')}: {excerpt(text, limit=80)!r}"
+    asker = f" of episode {scope}" if scope else ""
+    return f"the request{asker} to {request.get('model')} with {len(messages)} messages, {last_message}"
+
+
+def _parsed(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _likeness(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[int, int]:
+    """Count the messages that are the same from the first on, and the other fields that are."""
+    shared = 0
+    for one, other in zip(_messages(recorded), _messages(asked), strict=False):
+        if one != other:
+            break
+        shared += 1
+    return shared, sum(recorded.get(key) == value for key, value in asked.items() if key != "messages")
+
+
+def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
+    messages = request.get("messages")
+    return messages if isinstance(messages, list) else []
+
+
+def _difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """Return the first difference of two requests: in a message, in their number, or in another field."""
+    before, now = _messages(recorded), _messages(asked)
+    for number, (one, other) in enumerate(zip(before, now, strict=False)):
+        if found := first_difference(one, other, f"messages[{number}]"):
+            return found
+    if len(before) != len(now):
+        return f" at messages: {len(before)} became {len(now)}"
+    fields = sorted((recorded.keys() | asked.keys()) - {"messages"})
+    missing = "(absent)"
+    differences = (first_difference(recorded.get(key, missing), asked.get(key, missing), key) for key in fields)
+    return next((found for found in differences if found), "")

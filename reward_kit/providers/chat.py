@@ -12,14 +12,14 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from reward_kit.errors import ProviderError
 from reward_kit.models import Message
-from reward_kit.providers.completion import ChatCompletion, RequestFacts, StreamedCompletion, Usage, read_completion
+from reward_kit.providers.completion import ChatCompletion, RequestFacts, StreamedCompletion, read_completion
 from reward_kit.providers.faults import ENDPOINT_ERRORS, AccessError, UnknownHostError, error_in_body
 from reward_kit.providers.prices import PriceTable
-from reward_kit.providers.request_queue import Permit, Rates, RequestQueue, RetryPolicy, with_retries
+from reward_kit.providers.request_queue import Rates, RequestQueue, RetryPolicy, with_retries
 from reward_kit.providers.session import ProviderSession
 from reward_kit.providers.transport import Transport
 
@@ -89,13 +89,6 @@ def encode_request(request: Mapping[str, Any]) -> bytes:
 _log = logging.getLogger(__name__)
 
 
-class _Answered(NamedTuple):
-    """The JSON value that came back, and the completion in it."""
-
-    value: Any
-    completion: ChatCompletion
-
-
 class ChatEndpoint:
     """An endpoint and its connections, shared by everything that talks to it in a run.
 
@@ -163,7 +156,7 @@ class ChatEndpoint:
         return self._queues[model]
 
     async def complete(self, request: Mapping[str, Any], *, scope: str = "") -> ChatCompletion:
-        """The first choice of a completion.
+        """Return the first choice of a completion.
 
         Args:
             request: the body of a chat completion request. `messages` may be an `EncodedMessages`; with
@@ -181,43 +174,45 @@ class ChatEndpoint:
         facts = RequestFacts(self._url, str(request.get("model", "")), len(request.get("messages", ())), self._secrets)
         cassette = self._traffic.cassette if self._traffic is not None else None
         if cassette is None:
-            answered, retries = await self._ask(request, body, facts)
-            return _with_retries_noted(answered.completion, retries)
+            return (await self._ask(request, body, facts))[1]
         question = cassette.question(body, scope, self._url)
         if cassette.is_replaying:
             value, retries = cassette.answer(question)
-            return _with_retries_noted(read_completion(value, facts, self._prices), retries)
+            return dataclasses.replace(read_completion(value, facts, self._prices), retries=retries)
         try:
-            answered, retries = await self._ask(request, body, facts)
+            value, completion = await self._ask(request, body, facts)
         except ENDPOINT_ERRORS as error:
             cassette.keep_error(question, error)
             raise
-        cassette.keep(question, answered.value, retries)
-        return _with_retries_noted(answered.completion, retries)
+        cassette.keep(question, value, completion.retries)
+        return completion
 
     async def aclose(self) -> None:
         """Close the connections. Called once, when nothing is in flight any more."""
         await self._transport.aclose()
 
-    async def _ask(self, request: Mapping[str, Any], body: bytes, facts: RequestFacts) -> tuple[_Answered, int]:
-        """The answer to a request over the network, and how many retries that took."""
-        streamed, began = bool(request.get("stream")), time.monotonic()
+    async def _ask(self, request: Mapping[str, Any], body: bytes, facts: RequestFacts) -> tuple[Any, ChatCompletion]:
+        """Return the JSON value that comes back over the network, and the completion in it."""
+        began = time.monotonic()
 
-        async def attempt() -> _Answered:
+        async def attempt() -> tuple[Any, ChatCompletion]:
+            stream = StreamedCompletion(self._url, self._secrets) if request.get("stream") else None
             try:
-                data = await (
-                    self._streamed(body) if streamed else self._transport.post(self._url, self._headers, body)
-                )
+                data = await self._transport.post(self._url, self._headers, body, stream.feed if stream else None)
             except AccessError as error:
                 raise error.explained(self._no_key) from error
+            if stream is not None and data is None:  # a server may ignore `stream` and answer in one piece
+                data = stream.result()
             if isinstance(data, Mapping) and data.get("error") and not data.get("choices"):
                 raise error_in_body(data["error"], self._url, self._secrets)
-            return _Answered(data, read_completion(data, facts, self._prices))
+            return data, read_completion(data, facts, self._prices)
 
-        queue = self.queue(facts.model)
-        permit = None if queue is None else queue.permit(len(body), _most_tokens(request), self._retry.budget_s)
+        queue, permit = self.queue(facts.model), None
+        if queue is not None:
+            most = request.get("max_completion_tokens") or request.get("max_tokens")
+            permit = queue.permit(len(body), most if isinstance(most, int) else 0, self._retry.budget_s)
         try:
-            answered, retries = await with_retries(attempt, self._retry, self._jitter, permit)
+            (value, completion), retries = await with_retries(attempt, self._retry, self._jitter, permit)
         except ProviderError as error:
             if permit is not None:
                 await asyncio.sleep(0)  # a run that stops because of this may do so before it counts as a failure
@@ -225,35 +220,14 @@ class ChatEndpoint:
                 raise ProviderError(str(error)) from error
             raise
         else:
-            if permit is not None:
-                _note_answer(permit, answered.completion.usage)
+            if permit is not None and (usage := completion.usage) is not None:
+                permit.answered(usage.prompt_tokens, usage.completion_tokens)
+            elif permit is not None:
+                permit.answered()
             if _log.isEnabledFor(logging.DEBUG):
                 details = {"model": facts.model, "took_s": round(time.monotonic() - began, 6), "retries": retries}
                 _log.debug("the endpoint answered", extra=details)
-            return answered, retries
+            return value, dataclasses.replace(completion, retries=retries) if retries else completion
         finally:
             if permit is not None:
                 permit.leave()
-
-    async def _streamed(self, body: bytes) -> Any:
-        stream = StreamedCompletion(self._url, self._secrets)
-        whole = await self._transport.post(self._url, self._headers, body, stream.feed)
-        # A server may ignore `stream` and answer in one piece.
-        return stream.result() if whole is None else whole
-
-
-def _most_tokens(request: Mapping[str, Any]) -> int:
-    """Return the most tokens that the answer may have, 0 if the request does not say."""
-    most = request.get("max_completion_tokens") or request.get("max_tokens")
-    return most if isinstance(most, int) else 0
-
-
-def _note_answer(permit: Permit, usage: Usage | None) -> None:
-    if usage is None:
-        permit.answered()
-    else:
-        permit.answered(usage.prompt_tokens, usage.completion_tokens)
-
-
-def _with_retries_noted(completion: ChatCompletion, retries: int) -> ChatCompletion:
-    return dataclasses.replace(completion, retries=retries) if retries else completion

@@ -20,53 +20,6 @@ from typing import Any, NamedTuple
 from reward_kit.errors import DeadlineError, LimitError, ProviderError
 from reward_kit.safe_input import MODEL_ANSWER_VALUES, TooLargeError, check_values
 
-
-def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:
-    """Return the seconds to wait, never negative; None if the headers do not say or cannot be understood.
-
-    RFC 9110 section 10.2.3 allows whole seconds or an HTTP date. Providers also send decimal seconds, and milliseconds
-    in `retry-after-ms`, which is the more exact one and wins.
-
-    Args:
-        headers: of the answer, looked up without regard to case.
-        now: the present as a POSIX timestamp, by default the clock's. A date is counted from the answer's own `Date`
-            where it has one, so that a server whose clock is wrong still means the same delay.
-    """
-    milliseconds = _number(headers.get("Retry-After-Ms"))
-    if milliseconds is not None:
-        return milliseconds / 1000
-    value = headers.get("Retry-After")
-    seconds = _number(value)
-    if seconds is not None or value is None:
-        return seconds
-    until = _date(value)
-    if until is None:
-        return None
-    sent = _date(headers.get("Date"))
-    if sent is None:
-        sent = time.time() if now is None else now
-    return max(0.0, until - sent)
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text) if text is not None else math.nan
-    except ValueError:
-        return None
-    return max(0.0, value) if math.isfinite(value) else None
-
-
-def _date(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        moment = parsedate_to_datetime(text)
-        # The forms without a zone (asctime, "-0000") mean UTC in HTTP.
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
-
-
 RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 """Timeouts, conflicts, rate limits and server trouble; from 520 on what Cloudflare and Anthropic call the same."""
 
@@ -243,6 +196,52 @@ def _text_of(error: Any) -> str:
             if isinstance(error.get(key), str):
                 return str(error[key])
     return error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
+
+
+def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:
+    """Return the seconds to wait, never negative; None if the headers do not say or cannot be understood.
+
+    RFC 9110 section 10.2.3 allows whole seconds or an HTTP date. Providers also send decimal seconds, and milliseconds
+    in `retry-after-ms`, which is the more exact one and wins.
+
+    Args:
+        headers: of the answer, looked up without regard to case.
+        now: the present as a POSIX timestamp, by default the clock's. A date is counted from the answer's own `Date`
+            where it has one, so that a server whose clock is wrong still means the same delay.
+    """
+    milliseconds = _number(headers.get("Retry-After-Ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    value = headers.get("Retry-After")
+    seconds = _number(value)
+    if seconds is not None or value is None:
+        return seconds
+    until = _date(value)
+    if until is None:
+        return None
+    sent = _date(headers.get("Date"))
+    if sent is None:
+        sent = time.time() if now is None else now
+    return max(0.0, until - sent)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text) if text is not None else math.nan
+    except ValueError:
+        return None
+    return max(0.0, value) if math.isfinite(value) else None
+
+
+def _date(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        moment = parsedate_to_datetime(text)
+        # The forms without a zone (asctime, "-0000") mean UTC in HTTP.
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
 
 
 _PASSING = frozenset({408, 409, 425, 429})

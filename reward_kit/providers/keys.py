@@ -7,6 +7,8 @@ names servers and variables, and configures nothing: both may be untrusted. An o
 2. each one that REWARD_KIT_KEY_ORIGINS pairs with it, which is read from the process's environment alone.
 
 What is typed (`--base-url`, `-T policy.base_url=…`) or written in Python is the user's own choice and is not checked.
+The endpoint and its key are taken from arguments, then the environment, then the nearest `.env` in the working
+directory or above it, which never overrides a set variable and is read, not exported. No key is in a repr or a message.
 """
 
 from __future__ import annotations
@@ -63,10 +65,7 @@ def origin_of(url: str) -> str:
 
 
 def listed_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """Return the origins that REWARD_KIT_KEY_ORIGINS allows, by variable.
-
-    Args:
-        shell: the process's environment.
+    """Return the origins that REWARD_KIT_KEY_ORIGINS in the process's environment allows, by variable.
 
     Raises:
         ConfigError: an entry is not a variable and an origin.
@@ -118,14 +117,7 @@ def origins_of(name: str, shell: Mapping[str, str], beside: Mapping[str, str] | 
 
 
 def is_configured(name: str, url: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> bool:
-    """Return whether a variable may go to a URL; not if that has no origin.
-
-    Args:
-        name: of the variable.
-        url: where its value would go.
-        shell: the process's environment.
-        beside: as for `origins_of`.
-    """
+    """Return whether a variable may go to a URL; not if that has no origin. See `origins_of` for the arguments."""
     try:
         return origin_of(url) in origins_of(name, shell, beside)
     except ValueError:
@@ -139,13 +131,7 @@ def how_to_allow(name: str, origin: str, shell: Mapping[str, str]) -> str:
 
 
 def check_allowed(name: str, url: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> None:
-    """Refuse to send a variable to a URL that it is not configured for.
-
-    Args:
-        name: of the variable.
-        url: where its value would go.
-        shell: the process's environment.
-        beside: as for `origins_of`.
+    """Refuse to send a variable to a URL that it is not configured for. See `origins_of` for the arguments.
 
     Raises:
         ConfigError: it is not; the message has the command that allows it.
