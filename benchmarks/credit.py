@@ -35,7 +35,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from reward_kit.agent.models import StepData  # noqa: E402
+from reward_kit.agent import StepData  # noqa: E402
 from reward_kit.credit.state_hashes import anchor_codes  # noqa: E402
 from reward_kit.rl_helpers import gigpo_credit, system_apply_gigpo_to_batch_steps  # noqa: E402
 

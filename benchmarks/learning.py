@@ -31,9 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from learning_report import PROBLEMS, report  # noqa: E402
 
-from reward_kit.agent.policies import make_policy  # noqa: E402
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker  # noqa: E402
-from reward_kit.agent.samples import Sample  # noqa: E402
+from reward_kit.agent import RLRolloutWorker, Sample, make_policy  # noqa: E402
 from reward_kit.rl.model_kit import load_model, save_model  # noqa: E402
 from reward_kit.rl.training.carry_out import carry_out  # noqa: E402
 from reward_kit.rl.training.collecting import Collector  # noqa: E402

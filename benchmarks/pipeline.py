@@ -31,10 +31,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from reward_kit.agent.policies.hf_policy import HFAgentPolicy
-from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
-from reward_kit.agent.samples import Sample, derive_seed
+from reward_kit.agent import AgentPolicy, HFAgentPolicy, PolicyOutput, RLRolloutWorker, Sample, derive_seed
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent import AsyncRewardAgent
 from reward_kit.reward_agent.overlap import PipelineSettings, Schedule, lower_bound, simulate_overlap

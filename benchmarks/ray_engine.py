@@ -31,8 +31,7 @@ import numpy as np  # noqa: E402
 import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from reward_kit.agent.limits import RunBudget  # noqa: E402
-from reward_kit.agent.samples import Sample  # noqa: E402
+from reward_kit.agent import RunBudget, Sample  # noqa: E402
 from reward_kit.episodes.record import episode_to_record  # noqa: E402
 from reward_kit.integrations.ray.engine import RayEngine  # noqa: E402
 from reward_kit.integrations.ray.options import RayOptions  # noqa: E402

@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from instant_server import running_server  # noqa: E402
 
 from reward_kit import RLRolloutWorker, TaskDefinitionModel  # noqa: E402
-from reward_kit.agent.policies.simple_policies import ScriptedPolicy  # noqa: E402
+from reward_kit.agent import ScriptedPolicy  # noqa: E402
 
 PEERS = ROOT / ".peers"
 PEER_PACKAGES = {

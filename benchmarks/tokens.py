@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from reward_kit.agent.models import StepData, steps_of
+from reward_kit.agent import StepData, steps_of
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.tokens import build_rows, micro_batches, pack_rows, row_columns
 

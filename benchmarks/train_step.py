@@ -51,7 +51,7 @@ from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 from transformers.utils.logging import disable_progress_bar  # noqa: E402
 from trl_training import make_trainer, optimizer_step, own_logprobs, save_tokenizer  # noqa: E402
 
-from reward_kit.agent.models import steps_of  # noqa: E402
+from reward_kit.agent import steps_of  # noqa: E402
 from reward_kit.episodes import SingleAgentEpisode  # noqa: E402
 from reward_kit.rl.learner.columns import Place  # noqa: E402
 from reward_kit.rl.learner.config import PPOConfig  # noqa: E402

@@ -112,8 +112,7 @@ async def chat_endpoint(url: str, concurrency: int) -> AsyncIterator[Call]:
 @asynccontextmanager
 async def openai_policy(url: str, concurrency: int) -> AsyncIterator[Call]:
     """`OpenAIAgentPolicy`: a session opened, one action, the session closed."""
-    from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
-    from reward_kit.agent.policy_interface import EpisodeContext
+    from reward_kit.agent import EpisodeContext, OpenAIAgentPolicy
     from reward_kit.models import Message
 
     policy = OpenAIAgentPolicy("bench", base_url=url, api_key="x")

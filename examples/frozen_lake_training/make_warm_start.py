@@ -19,10 +19,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from reward_kit.agent.policies.simple_policies import ExpertPolicy
-from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
-from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
-from reward_kit.agent.samples import Sample
+from reward_kit.agent import AgentPolicy, EpisodeContext, ExpertPolicy, PolicyOutput, RLRolloutWorker, Sample
 from reward_kit.environments.base import ToolSpec
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message, TaskDefinitionModel

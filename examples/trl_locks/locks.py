@@ -12,8 +12,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reward_kit import EvaluateResult, Message, reward_function
-from reward_kit.agent.policies.hf_policy import HFAgentPolicy
-from reward_kit.agent.samples import Sample
+from reward_kit.agent import HFAgentPolicy, Sample
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec, hash_key, tool_spec
 from reward_kit.integrations.trl.rollouts import Rollouts, as_rollout_func
 from reward_kit.models import TaskDefinitionModel

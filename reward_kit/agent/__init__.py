@@ -1,0 +1,73 @@
+"""Agents and rollouts: policies, the worker that runs them through episodes, simulated users.
+
+The public names load on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reward_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from reward_kit.agent.limits import RunBudget as RunBudget
+    from reward_kit.agent.models import History as History
+    from reward_kit.agent.models import StepData as StepData
+    from reward_kit.agent.models import StopReason as StopReason
+    from reward_kit.agent.models import steps_of as steps_of
+    from reward_kit.agent.policies import make_policy as make_policy
+    from reward_kit.agent.policies.hf.model import PolicyWithValue as PolicyWithValue
+    from reward_kit.agent.policies.hf.model import remember as remember
+    from reward_kit.agent.policies.hf_policy import HFAgentPolicy as HFAgentPolicy
+    from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy as OpenAIAgentPolicy
+    from reward_kit.agent.policies.own_agent_policy import AgentTask as AgentTask
+    from reward_kit.agent.policies.own_agent_policy import OwnAgentPolicy as OwnAgentPolicy
+    from reward_kit.agent.policies.replay_policy import ReplayPolicy as ReplayPolicy
+    from reward_kit.agent.policies.simple_policies import ExpertPolicy as ExpertPolicy
+    from reward_kit.agent.policies.simple_policies import HumanPolicy as HumanPolicy
+    from reward_kit.agent.policies.simple_policies import RandomPolicy as RandomPolicy
+    from reward_kit.agent.policies.simple_policies import ScriptedPolicy as ScriptedPolicy
+    from reward_kit.agent.policy_interface import AgentPolicy as AgentPolicy
+    from reward_kit.agent.policy_interface import EpisodeContext as EpisodeContext
+    from reward_kit.agent.policy_interface import PolicyOutput as PolicyOutput
+    from reward_kit.agent.rl_rollout_worker import RLRolloutWorker as RLRolloutWorker
+    from reward_kit.agent.rl_rollout_worker import collect_group as collect_group
+    from reward_kit.agent.samples import Sample as Sample
+    from reward_kit.agent.samples import derive_seed as derive_seed
+    from reward_kit.agent.simulated_user import ScriptedUser as ScriptedUser
+    from reward_kit.agent.simulated_user import SimulatedUser as SimulatedUser
+    from reward_kit.agent.simulated_user import dialogue_of as dialogue_of
+
+_HOMES = {
+    "AgentPolicy": "policy_interface",
+    "AgentTask": "policies.own_agent_policy",
+    "EpisodeContext": "policy_interface",
+    "ExpertPolicy": "policies.simple_policies",
+    "HFAgentPolicy": "policies.hf_policy",
+    "History": "models",
+    "HumanPolicy": "policies.simple_policies",
+    "OpenAIAgentPolicy": "policies.openai_policy",
+    "OwnAgentPolicy": "policies.own_agent_policy",
+    "PolicyOutput": "policy_interface",
+    "PolicyWithValue": "policies.hf.model",
+    "RLRolloutWorker": "rl_rollout_worker",
+    "RandomPolicy": "policies.simple_policies",
+    "ReplayPolicy": "policies.replay_policy",
+    "RunBudget": "limits",
+    "Sample": "samples",
+    "ScriptedPolicy": "policies.simple_policies",
+    "ScriptedUser": "simulated_user",
+    "SimulatedUser": "simulated_user",
+    "StepData": "models",
+    "StopReason": "models",
+    "collect_group": "rl_rollout_worker",
+    "derive_seed": "samples",
+    "dialogue_of": "simulated_user",
+    "make_policy": "policies",
+    "remember": "policies.hf.model",
+    "steps_of": "models",
+}
+
+__all__ = sorted(_HOMES)
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

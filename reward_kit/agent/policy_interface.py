@@ -1,7 +1,7 @@
-"""`AgentPolicy`: what acts in an episode.
+"""`AgentPolicy`: the interface of agents.
 
-A policy object is shared by all episodes of a run. `open` gives one episode its session: its random generator, its
-cursor, its KV slot. The worker acts through the session and closes it. A policy without per-episode state returns
+A policy object is shared by all episodes of a run. `open` returns the session of one episode: its random generator, its
+position, its KV slot. The worker acts through the session and closes it. A policy without per-episode state returns
 itself from `open` (the default), and is then closed with the run and not with each episode.
 """
 
@@ -26,38 +26,37 @@ Action = dict[str, Any]
 `{"type": "tool_calls", "calls": [{"name", "arguments", "id"?}, …], "content"?}` and
 `{"type": "terminate", "content"?}`.
 
-`arguments` is a mapping. A policy that runs a loop of its own, such as an agent of another framework, may add
-`results`, the chat messages that followed the answer (the calls were made, nothing is carried out again),
-`prompt_messages`, what the model was given where that is not the conversation, and `is_final`, which ends the episode.
-Where a model wrote arguments that are no JSON object, the call carries them verbatim as
-`arguments_text` instead, and the agent is told so by a tool error.
+`arguments` is a mapping. Arguments that are not a JSON object are kept verbatim as `arguments_text` instead, and
+answered with a tool error. A policy that runs a loop of its own, such as an agent of another framework, may add
+`results`, the chat messages that followed the answer (its calls are not executed again), `prompt_messages`, the model's
+input if it is not the conversation, and `is_final`, which ends the episode.
 """
 
 
 class ToolAnswer(NamedTuple):
-    """What a call of the policy's own gave: the text for the agent, and whether the episode ends with this step."""
+    """The result of a call that the policy made itself: the text, and whether the episode ends with this step."""
 
     text: str
     is_over: bool
 
 
 OWN_ACCOUNT = ("results", "prompt_messages", "is_final")
-"""Keys of an action that say what the policy did by itself; the record holds it in messages and outputs."""
+"""Keys of an action that report what the policy did itself; recorded in messages and outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeContext:
-    """What a session may know of its episode.
+    """The episode, as its session knows it.
 
     Attributes:
         rollout_id: unique in a run.
         seed: for everything random in the policy; never shared between episodes.
-        resource: the episode's live world, None where the task has tools only. Experts ask it; models must not.
-        sample_id: what the episode is about.
+        resource: the episode's live resource, None if the task has tools only. For experts; models must not use it.
+        sample_id: of the sample.
         rollout_index: the position in its group, from 0.
-        call_tool: carries out a tool call in the policy's own time; what came of it belongs to the step whose action
-            is returned next, with `results`. Arguments are a mapping, or text where they are no JSON object. One call
-            at a time, while `get_action` runs. None outside of an episode.
+        call_tool: calls a tool while `get_action` runs, one call at a time; the results belong to the step whose action
+            is returned next, with `results`. Arguments are a mapping, or text that is not a JSON object. None outside
+            of an episode.
     """
 
     rollout_id: str
@@ -73,12 +72,12 @@ class PolicyOutput(NamedTuple):
 
     Attributes:
         action_structured: the action; see `Action`.
-        raw_policy_output: the text as the model wrote it, where there is one.
+        raw_policy_output: the text as the model wrote it, if there is one.
         log_probs: `prompt_ids` (P,), `token_ids` (N,), `logprobs` (N,) of the distribution really sampled,
             `policy_version`, `usage` (`prompt_tokens`, `completion_tokens`, `cost`), `finish_reason`,
             `segment_reason`, why `prompt_ids` rewrites the context, and `allowed_ids` (N,), for each token the ids that
-            a constraint left to choose from, None for any; each absent where unknown.
-        value_estimate: V(s) in the units of the return, where the policy has a critic.
+            a constraint allowed, None for any; unknown ones are absent.
+        value_estimate: V(s) in the units of the return, if the policy has a critic.
     """
 
     action_structured: Action
@@ -88,14 +87,14 @@ class PolicyOutput(NamedTuple):
 
 
 class AgentPolicy(ABC):
-    """Subclass this to put your own agent into an episode.
+    """The base class of agents; subclass it to run your own agent in an episode.
 
     Attributes:
         path_options: constructor parameters that are paths; in a task file they are relative to it.
         maybe_path_options: constructor parameters that are a path or a name. In a task file they are relative to it
-            where something is there, or where they begin with a dot.
+            if that path exists, or if they begin with a dot.
         object_options: constructor parameters that a task file gives as file.py:name, relative to it; they are loaded.
-        is_free: its actions cost nothing, so that a limit on cost holds by itself.
+        is_free: its actions cost nothing, so that no limit on cost is exceeded.
     """
 
     path_options: ClassVar[tuple[str, ...]] = ()
@@ -105,11 +104,11 @@ class AgentPolicy(ABC):
 
     @property
     def knows_cost(self) -> bool:
-        """Whether the usage of its actions says what they cost; without it a limit on cost cannot be kept."""
+        """The usage of its actions includes their cost, which a limit on cost needs."""
         return self.is_free
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """The session of one episode; by default the policy itself."""
+        """Return the session of one episode; by default the policy itself."""
         return self
 
     @abstractmethod
@@ -120,32 +119,31 @@ class AgentPolicy(ABC):
 
         Args:
             observation: the whole conversation so far, read-only; its last messages are new.
-            available_tools_specs: the tools that can be called now, in OpenAI form; None where there are none.
+            available_tools_specs: the tools that can be called now, in OpenAI form; None if there are none.
         """
 
     async def see_end(self, messages: Sequence[Message]) -> None:
-        """See the whole conversation, once the episode is over; what it raises breaks the episode.
+        """Inspect the whole conversation of an episode that did not fail; an error breaks the episode.
 
-        Called once, before `close`, on a session whose episode did not fail. By default it does nothing.
+        Called once, before `close`. By default it does nothing.
         """
         return
 
     async def close(self) -> None:
-        """Release what this object holds; called once.
+        """Release resources; called once.
 
-        A session is closed when its episode is over, also after a failure; the policy itself when no further session
-        will be opened.
+        A session is closed when its episode is over, also after a failure; the policy itself after the last session.
         """
         return
 
 
 async def open_session(policy: AgentPolicy, context: EpisodeContext) -> AgentPolicy:
-    """The session that `policy` opens for an episode.
+    """Open a session of `policy` for an episode.
 
     Raises:
-        PolicyError: `open` is a plain function, or gave no session.
+        PolicyError: `open` is a plain function, or returned no session.
     """
-    session = await _awaited(policy.open(context), "open")
+    session = await _await_result(policy.open(context), "open")
     if not hasattr(session, "get_action"):
         raise PolicyError(f"open returned {session!r:.80}; return the session, a policy for this one episode")
     return cast(AgentPolicy, session)
@@ -154,18 +152,18 @@ async def open_session(policy: AgentPolicy, context: EpisodeContext) -> AgentPol
 async def next_action(
     session: AgentPolicy, conversation: Sequence[Message], specs: list[ToolSpec] | None
 ) -> PolicyOutput:
-    """What the session does next.
+    """Return the session's next action.
 
     Raises:
-        PolicyError: `get_action` is a plain function, or what it gave is no `PolicyOutput`.
+        PolicyError: `get_action` is a plain function, or did not return a `PolicyOutput`.
     """
-    return check_output(await _awaited(session.get_action(conversation, specs), "get_action"))
+    return check_output(await _await_result(session.get_action(conversation, specs), "get_action"))
 
 
-async def _awaited(answer: object, method: str) -> object:
-    if not inspect.isawaitable(answer):
+async def _await_result(result: object, method: str) -> object:
+    if not inspect.isawaitable(result):
         raise PolicyError(f"{method} is a plain function and has to be a coroutine; write `async def {method}`")
-    return await answer
+    return await result
 
 
 _MESSAGES = pydantic.TypeAdapter(list[Message])
@@ -173,10 +171,10 @@ ACTION_TYPES = ("text", "tool_call", "tool_calls", "terminate")
 
 
 def check_output(output: object) -> PolicyOutput:
-    """`output` as a `PolicyOutput`.
+    """Return `output` as a `PolicyOutput`.
 
     Raises:
-        PolicyError: it is no 4-tuple, its action is none of the known kinds, or what comes with it does not fit.
+        PolicyError: it is not a 4-tuple, its action is of an unknown type, or its other parts are invalid.
     """
     if not isinstance(output, PolicyOutput):
         if not isinstance(output, tuple) or len(output) != 4:
@@ -228,7 +226,7 @@ def _check_log_probs(log_probs: Any) -> None:
 
 
 def tool_calls_of(action: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The tool calls of an action, in order; [] for text and terminate."""
+    """Return the tool calls of an action, in order; [] for text and terminate."""
     if action["type"] == "tool_call":
         return [action]
     if action["type"] == "tool_calls":

@@ -3,7 +3,7 @@
 A template comes from a task file and its values from a dataset, so either may be hostile. Jinja's own sandbox keeps
 templates from Python; it does not keep `{% for %}` loops, `'x' * 10**10` or `|center(10**10)` from taking all time and
 memory. Here every loop, call, filter and operator that makes a larger value pays for it from one budget per rendering,
-before the value is made where its size can be told, and values cannot be changed once they are made.
+before the value is made if its size can be computed, and values are immutable.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any
@@ -40,17 +39,17 @@ _ITEM = 8
 
 
 class TemplateLimitError(Exception):
-    """A template does more than it may; the message says which limit it reaches."""
+    """A template exceeds a limit, named in the message."""
 
 
 class _Budget:
-    """What one rendering may still do."""
+    """The work that is left to one rendering."""
 
     def __init__(self) -> None:
         self._left, self._end = TEMPLATE_WORK, time.thread_time() + TEMPLATE_CPU_S
 
     def spend(self, work: int) -> None:
-        """Pay for a step, or for a value of so many characters or items."""
+        """Pay for a step, or for a value with this many characters or items."""
         self._left -= work
         if self._left < 0:
             raise TemplateLimitError(f"it makes more than {TEMPLATE_WORK:,} characters, counting list items and steps")
@@ -89,7 +88,8 @@ def render_template(template: jinja2.Template, fields: Mapping[str, Any]) -> str
     Raises:
         TemplateLimitError: it does more than a rendering may, or its text is too long.
     """
-    with _rendering():
+    token = _budget.set(_Budget())
+    try:
         pieces, size = [], 0
         for piece in template.generate(fields):
             size += len(piece)
@@ -97,26 +97,19 @@ def render_template(template: jinja2.Template, fields: Mapping[str, Any]) -> str
                 raise TemplateLimitError(f"its text has more than {TEMPLATE_OUTPUT_CHARS:,} characters")
             pieces.append(piece)
         return "".join(pieces)
-
-
-@contextmanager
-def _rendering() -> Iterator[None]:
-    token = _budget.set(_Budget())
-    try:
-        yield
     finally:
         _budget.reset(token)
 
 
 def _spend(work: int) -> None:
     budget = _budget.get(None)
-    if budget is None:  # a template is being compiled; what is constant in it is computed by its rendering
+    if budget is None:  # while compiling; constants are left to the rendering
         raise nodes.Impossible
     budget.spend(work)
 
 
 def _paid(value: Any) -> Any:
-    """The value, once all that is in it is paid for: a list that holds another one twice counts it twice."""
+    """Return the value after paying for everything in it; a list that holds another one twice pays twice."""
     _spend(1)
     pending = [value]
     while pending:
@@ -140,11 +133,11 @@ def _small(what: str, values: Iterable[Any]) -> None:
 
 
 class _Payments(NodeTransformer):
-    """Have loops, `~` and written lists go through filters that pay for them."""
+    """Pass loops, `~` and literal collections through filters that pay for them."""
 
     def visit_For(self, node: nodes.For, *args: Any, **kwargs: Any) -> nodes.Node:
         self.generic_visit(node)
-        # A loop variable must know its length where the template asks for it, so only the body pays.
+        # The loop must know its length if the template asks for it, so only the body pays.
         pay = nodes.ExprStmt(_filter("pay_step", nodes.Const(None)))
         node.body = [pay.set_lineno(node.lineno), *node.body]
         if node.test is not None:
@@ -159,9 +152,7 @@ class _Payments(NodeTransformer):
         self.generic_visit(node)
         return _filter("pay", node)
 
-    def visit_Dict(self, node: nodes.Dict, *args: Any, **kwargs: Any) -> nodes.Node:
-        self.generic_visit(node)
-        return _filter("pay", node)
+    visit_Dict = visit_List
 
     def visit_Tuple(self, node: nodes.Tuple, *args: Any, **kwargs: Any) -> nodes.Node:
         self.generic_visit(node)
@@ -214,7 +205,7 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return "".join(found)
 
     def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute `left operator right`, after a look at how large the result will be."""
+        """Compute `left operator right`, after bounding the size of the result."""
         _spend(_STEP)
         if operator == "*":
             for value, times in ((left, right), (right, left)):
@@ -240,7 +231,7 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return _paid(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format` and `str.format_map`, which are paid for."""
+        """Return a `str.format` or `str.format_map` that pays."""
         if super().wrap_str_format(value) is None:
             return None
         text: str = value.__self__
@@ -258,7 +249,7 @@ def _percent(left: str | bytes, right: Any) -> Any:
 
 
 def _repeated(text: Any, name: str, args: tuple[Any, ...]) -> int:
-    """How many characters `text.name(*args)` may have."""
+    """Return the most characters that `text.name(*args)` can have."""
     if name == "replace" and len(args) >= 2 and isinstance(args[1], str | bytes):
         return len(text) + int(text.count(args[0])) * len(args[1])
     if name == "join" and args and hasattr(args[0], "__len__"):
@@ -267,7 +258,7 @@ def _repeated(text: Any, name: str, args: tuple[Any, ...]) -> int:
 
 
 def _paying_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that pays for its result, and before that for what can be told of it."""
+    """Return a filter that pays for its result, if possible before it is made."""
 
     @wraps(function)  # Jinja's mark that it wants the context or the environment is copied too
     def paying(*args: Any, **kwargs: Any) -> Any:

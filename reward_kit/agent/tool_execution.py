@@ -268,7 +268,7 @@ _SHOWN_NAMES, _SHOWN_TOOLS, _SHOWN_CHARS = 3, 8, 200
 class ToolErrors:
     """Counts the bugs in tools and the calls of unknown tools in a run, for its final report.
 
-    Both are answered to the agent and the episode continues, so nobody else would see them. A tool that refuses on
+    Both are answered to the agent and the episode continues, and the logs alone would show them. A tool that refuses on
     purpose is part of an episode and is not counted.
     """
 

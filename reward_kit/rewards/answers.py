@@ -91,49 +91,30 @@ def truth_text(text: str) -> str:
 
 
 def _boxed(text: str) -> Found | None:
-    """The last boxes as one answer; None where nothing is boxed."""
-    boxes = list(_boxes(text))
-    if boxes and boxes[-1][2] is None:
-        return Found("", "none", "the last \\boxed{ is not closed")
-    told = [box for box in boxes if box[2] and box[2].strip(" .…")]
-    if not told:
-        return None
-    joined = [told[-1]]
-    for box in reversed(told[:-1]):
-        gap = text[box[1] : joined[0][0]]
-        if len(gap) > LONGEST_LINE or not _joins(gap):
-            break
-        joined.insert(0, box)
-    values = list(dict.fromkeys((box[2] or "").strip() for box in joined))
-    return Found(values[0] if len(values) == 1 else " and ".join(values), "box")
-
-
-def _joins(gap: str) -> bool:
-    """Whether what stands between two boxes makes them one answer with several values.
-
-    Within a sentence an "or" does, whatever else it says: a reply that offers a choice has not made it.
-    """
-    if _OR.search(gap) and not _STOP.search(gap):
-        return True
-    return _CONNECTED.search(gap) is not None and _GAP.fullmatch(gap) is not None
-
-
-def _boxes(text: str) -> list[tuple[int, int, str | None]]:
-    """Start, end and content of every outermost box, in order; the content is None where the brace never closes."""
-    found: list[tuple[int, int, str | None]] = []
+    """The last boxes as one answer; None if nothing is boxed."""
+    boxes: list[tuple[int, int, str]] = []  # start, end and content of every outermost one
     position = 0
     while match := _BOX.search(text, position):
-        if match[2]:
-            found.append((match.start(), match.end(), match[2]))
-            position = match.end()
-            continue
-        end = _closing(text, match.end())
-        if end is None:
-            found.append((match.start(), len(text), None))
-            return found
-        found.append((match.start(), end + 1, text[match.end() : end]))
-        position = end + 1
-    return found
+        end, content = match.end(), match[2]
+        if not content:
+            closing = _closing(text, end)
+            if closing is None:
+                return Found("", "none", "the last \\boxed{ is not closed")
+            content, end = text[end:closing], closing + 1
+        if content.strip(" .…"):
+            boxes.append((match.start(), end, content))
+        position = end
+    if not boxes:
+        return None
+    first = len(boxes) - 1
+    while first:
+        gap = text[boxes[first - 1][1] : boxes[first][0]]
+        # Within a sentence an "or" joins them, whatever else it says: a reply that offers a choice has not made it.
+        offers = _OR.search(gap) and not _STOP.search(gap)
+        if len(gap) > LONGEST_LINE or not (offers or (_CONNECTED.search(gap) and _GAP.fullmatch(gap))):
+            break
+        first -= 1
+    return Found(" and ".join(dict.fromkeys(content.strip() for _, _, content in boxes[first:])), "box")
 
 
 def _closing(text: str, start: int) -> int | None:
@@ -149,41 +130,36 @@ def _closing(text: str, start: int) -> int | None:
     return None
 
 
-def _marked(text: str) -> str:
-    """What follows the last explicit mark, up to the end of its sentence; "" where there is none."""
+def _last_mark(text: str) -> tuple[str, str]:
+    """What stands in the last `<answer>` if that is the last mark, else what follows the last one, and the mark."""
     closed = text.rfind(_TAG_CLOSE)
     opened = text.rfind(_TAG_OPEN, 0, closed) if closed >= 0 else -1
-    position, hashes = -1, False
+    last = None
     for match in _MARK.finditer(text):
-        position, hashes = match.end(), match[0].startswith("#")
-    if opened >= 0 and opened > position:
-        return text[opened + len(_TAG_OPEN) : closed].strip()
-    if position < 0:
-        return ""
-    rest = text[position:].lstrip()[:4_000]
-    if hashes:
+        last = match
+    if opened >= 0 and opened > (last.end() if last else -1):
+        return text[opened + len(_TAG_OPEN) : closed].strip(), _TAG_OPEN
+    return (text[last.end() :].lstrip(), last[0]) if last else ("", "")
+
+
+def _marked(text: str) -> str:
+    """What follows the last explicit mark, up to the end of its sentence; "" if there is none."""
+    rest, mark = _last_mark(text)
+    if mark == _TAG_OPEN or not mark:
+        return rest
+    rest = rest[:4_000]
+    if mark.startswith("#"):
         return rest.partition("\n")[0].strip()
-    return _stated(rest)
-
-
-def _stated(rest: str) -> str:
-    """The answer at the start of `rest`: its inline mathematics or bold text, else the words of its sentence."""
-    line = _SENTENCE_END.split(rest, maxsplit=1)[0].strip()
-    if line.endswith("**") and line.count("**") == 1:
-        line = line[:-2].rstrip()
+    # Its inline mathematics or bold text, unless the answer goes on behind it ("$3$ or $4$", "$5$ cm"); else all words.
     for start, end in _INLINE:
         if rest.startswith(start):
             inner, closed, after = rest[len(start) :].partition(end)
-            if closed and not _goes_on(after):
+            tail = _SENTENCE_END.split(after, maxsplit=1)[0].strip()
+            if closed and (not tail or tail in {".", "!", "**", "$"}):
                 return inner.strip()
             break
-    return line
-
-
-def _goes_on(after: str) -> bool:
-    """Whether an answer goes on behind its first formula: "$3$ or $4$", "$5$ cm", "**3**, **4**"."""
-    tail = _SENTENCE_END.split(after, maxsplit=1)[0].strip()
-    return bool(tail) and tail not in {".", "!", "**", "$"}
+    line = _SENTENCE_END.split(rest, maxsplit=1)[0].strip()
+    return line[:-2].rstrip() if line.endswith("**") and line.count("**") == 1 else line
 
 
 def answer_region(text: str) -> str:
@@ -191,17 +167,12 @@ def answer_region(text: str) -> str:
     boxed = _boxed(text)
     if boxed is not None and boxed.text:
         return boxed.text
-    position, closed = -1, text.rfind(_TAG_CLOSE)
-    opened = text.rfind(_TAG_OPEN, 0, closed) if closed >= 0 else -1
-    for match in _MARK.finditer(text):
-        position = match.end()
-    if opened >= 0 and opened > position:
-        return text[opened + len(_TAG_OPEN) : closed].strip()
-    return text[max(position, 0) :].strip()
+    rest, mark = _last_mark(text)
+    return rest.strip() if mark else text.strip()
 
 
 LONGEST = 100_000
-"""Characters of an answer that is looked at. A longer one is not normalised, and is wrong."""
+"""Characters of an answer that is looked at. A longer one is wrong."""
 Normalisation = Literal["strip", "casefold", "nfkc", "punctuation", "articles", "whitespace", "numbers"]
 SQUAD: Final[tuple[Normalisation, ...]] = ("casefold", "punctuation", "articles", "whitespace")
 """As the evaluation of SQuAD 1.1 (Rajpurkar 2016) does, in its order."""
@@ -212,9 +183,8 @@ def normalised(text: str, steps: tuple[Normalisation, ...]) -> str:
     """`text` after these steps, in their order.
 
     "strip" drops white space around it, "whitespace" also makes one blank of each run inside; "casefold" ignores case;
-    "nfkc" unites Unicode's compatible characters; "punctuation" drops every character of Unicode's classes P and S that
-    is punctuation in ASCII, and all of class P; "articles" drops a, an and the; "numbers" writes a plain number in one
-    way.
+    "nfkc" unites Unicode's compatible characters; "punctuation" drops Unicode's class P and ASCII's of class S;
+    "articles" drops a, an and the; "numbers" writes a plain number in one way.
     """
     for step in steps:
         text = _STEPS[step](text)
@@ -222,17 +192,8 @@ def normalised(text: str, steps: tuple[Normalisation, ...]) -> str:
 
 
 def _without_punctuation(text: str) -> str:
-    return "".join(char for char in text if not _is_punctuation(char))
-
-
-def _is_punctuation(char: str) -> bool:
-    kind = unicodedata.category(char)
-    return kind[0] == "P" or (kind[0] == "S" and char.isascii())
-
-
-def _one_spelling(text: str) -> str:
-    number = read_number(text)
-    return text if number is None else str(number)
+    kinds = [(char, unicodedata.category(char)[0]) for char in text]
+    return "".join(char for char, kind in kinds if kind != "P" and not (kind == "S" and char.isascii()))
 
 
 _STEPS: Final[dict[str, Callable[[str], str]]] = {
@@ -242,7 +203,7 @@ _STEPS: Final[dict[str, Callable[[str], str]]] = {
     "punctuation": _without_punctuation,
     "articles": lambda text: _ARTICLES.sub(" ", text),
     "whitespace": lambda text: " ".join(text.split()),
-    "numbers": _one_spelling,
+    "numbers": lambda text: text if (number := read_number(text)) is None else str(number),
 }
 
 
@@ -296,6 +257,7 @@ def exact_answer(
 
 _COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox|left|right)\b|[{}$`\"“”]|\*\*|__")
 _ALONE = re.compile(r"[(\[]?\s*([A-Za-z])\s*[)\].:]?")
+_BRACKETED = re.compile(r"[(\[]\s*([A-Za-z])\s*[)\]].*", re.DOTALL)
 _LABELLED = re.compile(r"(?:[(\[]\s*([A-Za-z])\s*[)\]]|([A-Z])\s*[).:\]])\s*[-–—:.]?\s*(.*)", re.DOTALL)
 _PREFIX = re.compile(
     r"(?i)(?:(?:both|either)\s+)?"
@@ -387,17 +349,14 @@ def _chosen(reply: str, options: _Options, unmarked: str) -> tuple[set[str], str
 def _read(text: str, options: _Options) -> set[str]:
     """The letters that a stated answer names."""
     plain = unwrap(_COMMAND.sub(" ", text).strip())
-    if whole := _one(plain, options):
-        return whole
+    chosen = _one(plain, options)
     pieces = [piece for piece in _BETWEEN.split(plain) if piece]
-    if len(pieces) < 2:
-        return set()
-    return set().union(*(_one(piece, options) or _leading(piece, options) for piece in pieces))
-
-
-def _leading(piece: str, options: _Options) -> set[str]:
-    match = _LEADING.fullmatch(piece)
-    return {match[1]} & set(options.letters) if match else set()
+    if chosen or len(pieces) < 2:
+        return chosen
+    for piece in pieces:
+        leading = _LEADING.fullmatch(piece)
+        chosen |= _one(piece, options) or ({leading[1]} & set(options.letters) if leading else set())
+    return chosen
 
 
 def _one(piece: str, options: _Options) -> set[str]:
@@ -415,18 +374,12 @@ def _one(piece: str, options: _Options) -> set[str]:
     if letter not in options.letters:
         return set()
     other = {key for key, text in options.texts.items() if _folded(rest) and _folded(text) == _folded(rest)}
-    more = {
-        found
-        for between in _BETWEEN.split(rest)[1:]
-        if between
-        for found in _letters_of(between) & set(options.letters)
-    }
+    more = set()
+    for piece in _BETWEEN.split(rest)[1:]:
+        found = _ALONE.fullmatch(piece.strip()) or _BRACKETED.fullmatch(piece.strip())
+        if found and found[1].isupper():
+            more |= {found[1]} & set(options.letters)
     return {letter} | other | more
-
-
-def _letters_of(piece: str) -> set[str]:
-    match = _ALONE.fullmatch(piece.strip()) or re.fullmatch(r"[(\[]\s*([A-Za-z])\s*[)\]].*", piece.strip(), re.DOTALL)
-    return {match[1]} if match and match[1].isupper() else set()
 
 
 def _right(given: Any, letters: str, texts: Mapping[str, str], zero_based: bool) -> tuple[str, str]:
@@ -464,7 +417,6 @@ def _folded(text: str) -> str:
     return normalised(text, _FOLD)  # type: ignore[arg-type]
 
 
-"""Characters of a reply's list. A longer one is not read."""
 MOST_ITEMS = 1_000
 _BULLET = re.compile(r"[ \t]*(?:[-*•‣–]|[0-9]{1,4}[.)])[ \t]+(\S.*)")
 _FENCE = re.compile(r"```[a-zA-Z]*[ \t]*\n(.*?)```", re.DOTALL)
@@ -531,12 +483,20 @@ def read_list(text: str) -> list[Any] | None:
     if (items := _json_list(text)) is not None:
         return items
     lines = [line for line in text.splitlines() if line.strip()]
-    bullets = _last_bullets(lines)
-    if bullets:
-        return [_bare(item) for item in bullets]
-    if len(lines) > 1:
-        return [_bare(line) for line in lines]
-    return _between_commas(lines[0])
+    bullets: list[str] = []  # of the last block of them
+    for line in reversed(lines):
+        if match := _BULLET.fullmatch(line):
+            bullets.insert(0, match[1])
+        elif bullets:
+            break
+    if bullets or len(lines) > 1:
+        return [_bare(item) for item in bullets or lines]
+    line = lines[0].strip().rstrip(".")
+    if len(line) > 1 and (line[0], line[-1]) in {("[", "]"), ("{", "}"), ("(", ")")}:
+        line = line[1:-1]
+    pieces = line.split(";" if ";" in line else ",")
+    pieces = [*pieces[:-1], *_LAST_AND.split(pieces[-1].strip(), maxsplit=1)]
+    return [_bare(re.sub(r"^(?:and|or)\s+", "", piece.strip())) for piece in pieces if piece.strip()]
 
 
 def _scored(expected: Sequence[str], stated: Sequence[str], ordered: bool, partial: str) -> EvaluateResult:
@@ -583,28 +543,6 @@ def _json_list(text: str) -> list[Any] | None:
             continue
         return list(read)
     return None
-
-
-def _last_bullets(lines: Sequence[str]) -> list[str]:
-    """The items of the last block of lines with bullets."""
-    found: list[str] = []
-    for line in reversed(lines):
-        match = _BULLET.fullmatch(line)
-        if match:
-            found.append(match[1])
-        elif found:
-            break
-    return found[::-1]
-
-
-def _between_commas(line: str) -> list[str]:
-    line = line.strip().rstrip(".")
-    if len(line) > 1 and (line[0], line[-1]) in {("[", "]"), ("{", "}"), ("(", ")")}:
-        line = line[1:-1]
-    sign = ";" if ";" in line else ","
-    pieces = line.split(sign)
-    pieces = [*pieces[:-1], *_LAST_AND.split(pieces[-1].strip(), maxsplit=1)]
-    return [_bare(re.sub(r"^(?:and|or)\s+", "", piece.strip())) for piece in pieces if piece.strip()]
 
 
 def _bare(item: str) -> str:

@@ -23,7 +23,7 @@ from pydantic import Field
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_options import checks_options
-from reward_kit.rewards.code_tests import CallTest, Rules, RunTest, Stdout, Suite, shown_answer, suite_of
+from reward_kit.rewards.code_tests import CallTest, Rules, RunTest, Stdout, Suite, show_value, shown_answer, suite_of
 from reward_kit.rewards.option_types import Closeness, Megabytes, Seconds, check_closeness
 from reward_kit.rewards.replies import Choice, block_of, last_answer, needed
 from reward_kit.sandbox.host import Sandbox
@@ -161,8 +161,8 @@ async def python_code(
     The program is the last fenced block tagged as Python, or, where no block is, the last one without a tag; what the
     model thought does not count. The ground truth holds calls (`{"function": "solve", "tests": [{"args": […],
     "expected": …}]}`), runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}`), or rows of APPS, LiveCodeBench, MBPP and
-    HumanEval, as `programs/hidden_tests.py` describes them. It runs isolated, never without walls: where nothing can be
-    confined the rollout is unscored with the class `refused`.
+    HumanEval, as `rewards/code_tests.py` describes them. It runs isolated in the sandbox: where nothing can be confined
+    the rollout is unscored with the class `refused`.
 
     1 is earned where every test passes, 0 where none does or there is no program. Calls are asked one after the other
     in one process, in which the program was run once as an imported module; where it ends, the rest fails. Each run is
@@ -197,7 +197,9 @@ async def python_code(
         ```
     """
     suite = suite_of(needed(ground_truth, "python_code"))
-    rules = _rules(tolerance, unordered, stdout)
+    check_closeness(tolerance)
+    _check_order({"tolerance": tolerance, "unordered": unordered})
+    rules = Rules(tolerance, unordered, stdout)
     text = _program_text(messages, _PYTHON, block, unfenced)
     if not text:
         return _nothing("the reply has no fenced block of Python" if unfenced == "refuse" else "the reply is empty")
@@ -260,12 +262,13 @@ async def program_code(
     suite = suite_of(needed(ground_truth, "program_code"))
     if suite.calls or suite.setup:
         raise RewardError("program_code has runs for tests, with stdin and stdout; calls and setup are for python_code")
-    rules, spoken = _rules(tolerance, False, stdout), language_of(language)
+    check_closeness(tolerance)
+    rules, tools = Rules(tolerance, stdout=stdout), language_of(language)
     text = _program_text(messages, ALIASES[language], block, unfenced)
     if not text or len(text) > SOURCE_LIMIT // 8:
         return _nothing("the program is too long" if text else f"the reply has no fenced block of {language}")
-    limits = spoken.limits(_limits(suite, time_s, None, memory_mb), compile_s, len(suite.runs))
-    program = spoken.program(text, limits, time_s, compile_s)
+    limits = tools.limits(_limits(suite, time_s, None, memory_mb), compile_s, len(suite.runs))
+    program = tools.program(text, limits, time_s, compile_s)
     async with AsyncExitStack() as stack:
         ours = sandbox if sandbox is not None else await stack.enter_async_context(CodeSandboxes())
         outcomes = await ours.ask(program, [test.stdin for test in suite.runs], limits)
@@ -348,14 +351,10 @@ def _printed(test: RunTest, output: str, is_cut: bool, rules: Rules) -> _Verdict
     if not is_cut and test.passes(output, rules):
         return _Verdict("")
     return _Verdict(
-        f"printed {_cut(output)}{', and more' if is_cut else ''}",
-        f"on the input {_cut(test.stdin)} it ",
-        f", and {_cut(test.stdout)} was expected",
+        f"printed {show_value(output)}{', and more' if is_cut else ''}",
+        f"on the input {show_value(test.stdin)} it ",
+        f", and {show_value(test.stdout)} was expected",
     )
-
-
-def _cut(text: str) -> str:
-    return repr(text) if len(text) <= 120 else f"{text[:119]!r}…"
 
 
 def _told(outcome: Outcome) -> str:
@@ -371,12 +370,6 @@ def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, 
     if found is None:
         found = answer if unfenced == "whole" else ""
     return found.encode("utf-8", "replace").decode("utf-8") if found.strip() else ""
-
-
-def _rules(tolerance: float, unordered: bool, stdout: Stdout) -> Rules:
-    check_closeness(tolerance)
-    _check_order({"tolerance": tolerance, "unordered": unordered})
-    return Rules(tolerance, unordered, stdout)
 
 
 def _limits(suite: Suite, time_s: float, wall_s: float | None, memory_mb: int) -> Limits:
@@ -416,19 +409,14 @@ def _result(suite: Suite, verdicts: Sequence[_Verdict], pass_rate: PassRate, tel
         metrics[f"passed: {name}" if name else "passed"] = MetricResult(
             score=right / len(found), reason=f"{right} of {len(found)} tests passed"
         )
-    share = metrics["passed"].score
-    score = share if pass_rate == "fraction" else float(share == 1)
-    return EvaluateResult(
-        score=score, reason=_reason(verdicts, metrics["passed"].reason, tell_expected), metrics=metrics
-    )
-
-
-def _reason(verdicts: Sequence[_Verdict], summary: str, tell_expected: bool) -> str:
+    share, reason = metrics["passed"].score, metrics["passed"].reason
     for number, verdict in enumerate(verdicts, 1):
         if not verdict.is_right:
             asked, wanted = (verdict.asked, verdict.wanted) if tell_expected else ("", "")
-            return f"{summary}; test {number}: {asked}{verdict.problem}{wanted}"
-    return summary
+            reason = f"{reason}; test {number}: {asked}{verdict.problem}{wanted}"
+            break
+    score = share if pass_rate == "fraction" else float(share == 1)
+    return EvaluateResult(score=score, reason=reason, metrics=metrics)
 
 
 _WHERE = "/usr/local/bin:/usr/bin:/bin"

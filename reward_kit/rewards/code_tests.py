@@ -83,31 +83,20 @@ def _is_same(expected: Any, got: Any, tolerance: float) -> bool:
         return number is not None and is_close(expected, number, tolerance)
     if isinstance(expected, list | tuple):
         items = _content(got, *_SEQUENCES)
-        return _are_same(expected, items, tolerance)
+        if items is None or len(items) != len(expected):
+            return False
+        return all(_is_same(one, other, tolerance) for one, other in zip(expected, items, strict=True))
     if isinstance(expected, dict):
         return _is_same_dict(expected, _content(got, "dict"), tolerance)
     return _key(encode(expected)) == _key(got)
 
 
-def _are_same(expected: Sequence[Any], items: list[Any] | None, tolerance: float) -> bool:
-    if items is None or len(items) != len(expected):
-        return False
-    return all(_is_same(one, other, tolerance) for one, other in zip(expected, items, strict=True))
-
-
 def _is_same_dict(expected: dict[Any, Any], pairs: list[Any] | None, tolerance: float) -> bool:
-    if pairs is None or len(pairs) != len(expected):
+    if pairs is None or len(pairs) != len(expected) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
         return False
     wanted = {_name(encode(key)): value for key, value in expected.items()}
-    seen = set()
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2:
-            return False
-        name = _name(pair[0])
-        if name in seen or name not in wanted or not _is_same(wanted[name], pair[1], tolerance):
-            return False
-        seen.add(name)
-    return True
+    found = {_name(key): value for key, value in pairs}
+    return wanted.keys() == found.keys() and all(_is_same(wanted[name], found[name], tolerance) for name in wanted)
 
 
 def is_close(expected: float, got: float, tolerance: float) -> bool:
@@ -167,15 +156,13 @@ def is_same_output(expected: str, got: str, rules: Rules) -> bool:
     wanted, printed = (text.replace("\r\n", "\n") for text in (expected, got))
     if rules.stdout == "exact":
         return wanted == printed
-    split = _lines if rules.stdout == "lines" else str.split
-    parts, others = split(wanted), split(printed)
+    if rules.stdout == "lines":
+        parts, others = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (wanted, printed))
+    else:
+        parts, others = wanted.split(), printed.split()
     if len(parts) != len(others):
         return False
     return all(one == other or _is_close_text(one, other, rules) for one, other in zip(parts, others, strict=True))
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
 def _is_close_text(expected: str, got: str, rules: Rules) -> bool:
@@ -183,20 +170,21 @@ def _is_close_text(expected: str, got: str, rules: Rules) -> bool:
     words, others = expected.split(), got.split()
     if not rules.tolerance or len(words) != len(others):
         return False
-    return all(one == other or _are_close_words(one, other, rules) for one, other in zip(words, others, strict=True))
+    for word, other in zip(words, others, strict=True):
+        if word == other:
+            continue
+        if len(word) > _LONGEST_NUMBER or len(other) > _LONGEST_NUMBER:
+            return False
+        try:
+            numbers = float(word), float(other)
+        except ValueError:
+            return False
+        if not all(map(math.isfinite, numbers)) or not is_close(*numbers, rules.tolerance):
+            return False
+    return True
 
 
-def _are_close_words(expected: str, got: str, rules: Rules) -> bool:
-    if len(expected) > _LONGEST_NUMBER or len(got) > _LONGEST_NUMBER:
-        return False
-    try:
-        numbers = float(expected), float(got)
-    except ValueError:
-        return False
-    return all(map(math.isfinite, numbers)) and is_close(*numbers, rules.tolerance)
-
-
-def shown(value: Any, limit: int = 120) -> str:
+def show_value(value: Any, limit: int = 120) -> str:
     """A value for a sentence, cut."""
     try:
         text = repr(value)
@@ -210,7 +198,7 @@ def shown_answer(got: Any) -> str:
     kind = got[0] if isinstance(got, list) and len(got) == 2 and isinstance(got[0], str) else ""
     if kind == "other":
         return f"an object of type {str(got[1])[:60]}"
-    return shown(_told(got))
+    return show_value(_told(got))
 
 
 def _told(got: Any, depth: int = 0) -> Any:
@@ -234,32 +222,11 @@ def _told(got: Any, depth: int = 0) -> Any:
 _MOST_DIGITS = 10_000
 _MOST_ITEMS = 1_000_000
 _MOST_TIMES = 1_000
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        *(
-            abs,
-            all,
-            any,
-            bool,
-            complex,
-            float,
-            frozenset,
-            int,
-            len,
-            list,
-            max,
-            min,
-            round,
-            set,
-            sorted,
-            str,
-            sum,
-            tuple,
-        ),
-        *(dict, math.isclose, math.sqrt, math.floor, math.ceil),
-    )
-}
+_KNOWN_FUNCTIONS = (
+    *(abs, all, any, bool, complex, dict, float, frozenset, int, len, list, max, min, round, set, sorted, str, sum),
+    *(tuple, math.isclose, math.sqrt, math.floor, math.ceil),
+)
+_FUNCTIONS: dict[str, Callable[..., Any]] = {function.__name__: function for function in _KNOWN_FUNCTIONS}
 _CONSTANTS = {"math.pi": math.pi, "math.e": math.e, "math.inf": math.inf, "math.nan": math.nan}
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -271,10 +238,8 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Pow: operator.pow,
 }
 _SIGNS: dict[type[ast.unaryop], Callable[[Any], Any]] = {
-    ast.Not: operator.not_,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-}
+    ast.Not: operator.not_, ast.USub: operator.neg, ast.UAdd: operator.pos,
+}  # fmt: skip
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -376,7 +341,8 @@ class _Reader:
         Raises:
             RewardError: it cannot be taken apart.
         """
-        if isinstance(statement, ast.Import | ast.ImportFrom | ast.Pass) or _does_nothing(statement):
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant | ast.Name)
+        if is_text or isinstance(statement, ast.Import | ast.ImportFrom | ast.Pass):
             return
         try:
             if isinstance(statement, ast.Assert):
@@ -386,7 +352,7 @@ class _Reader:
             elif isinstance(statement, ast.Assign) and all(isinstance(name, ast.Name) for name in statement.targets):
                 value = _value(statement.value, self.names, is_ours=True)
                 self.names.update({name.id: value for name in statement.targets if isinstance(name, ast.Name)})
-            elif not _calls_only(statement, "check", self._function):
+            elif ast.unparse(statement) != f"check({self._function})":  # with which some datasets end
                 raise _Unknown(f"{type(statement).__name__} is no assertion")
         except (_Unknown, *_UNSUITABLE) as error:
             raise RewardError(
@@ -461,16 +427,6 @@ def _keyword(keyword: ast.keyword) -> str:
     if keyword.arg is None:
         raise _Unknown("arguments from a dict")
     return keyword.arg
-
-
-def _does_nothing(statement: ast.stmt) -> bool:
-    """A docstring, or a name alone on its line."""
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant | ast.Name)
-
-
-def _calls_only(statement: ast.stmt, name: str, argument: str) -> bool:
-    """The statement `check(f)` with which some datasets end."""
-    return ast.unparse(statement) == f"{name}({argument})"
 
 
 def _check_known(node: ast.AST, names: set[str] | frozenset[str]) -> None:
@@ -561,13 +517,11 @@ def _of_operator(node: ast.AST, of: Callable[[ast.expr], Any], *, is_ours: bool)
     if isinstance(node, ast.IfExp):
         return of(node.body if of(node.test) else node.orelse)
     if isinstance(node, ast.Subscript):
-        index = slice(*_ends(node.slice, of)) if isinstance(node.slice, ast.Slice) else of(node.slice)
-        return of(node.value)[index]
+        if not isinstance(node.slice, ast.Slice):
+            return of(node.value)[of(node.slice)]
+        ends = (node.slice.lower, node.slice.upper, node.slice.step)
+        return of(node.value)[slice(*(None if end is None else of(end) for end in ends))]
     raise _Unknown(f"{ast.unparse(node)[:60]!r} is not evaluated here")
-
-
-def _ends(node: ast.Slice, of: Callable[[ast.expr], Any]) -> list[Any]:
-    return [of(end) if end is not None else None for end in (node.lower, node.upper, node.step)]
 
 
 def _calculated(how: ast.operator, left: Any, right: Any, *, is_ours: bool) -> Any:
@@ -633,14 +587,14 @@ class CallTest:
         if isinstance(self.expected, Condition):
             return f"in `{self.expected.text[:160]}` it"
         function, arguments, named = self.written
-        told = [shown(value, 60) for value in arguments[:6]]
-        told += [f"{name}={shown(named[name], 60)}" for name in list(named)[:4]]
+        told = [show_value(value, 60) for value in arguments[:6]]
+        told += [f"{name}={show_value(named[name], 60)}" for name in list(named)[:4]]
         return f"{function}({', '.join(told)})"
 
     @property
     def wanted(self) -> str:
         """What is expected, for the end of a sentence; "" where `asked` says it."""
-        return "" if isinstance(self.expected, Condition) else f", and {shown(self.expected)} was expected"
+        return "" if isinstance(self.expected, Condition) else f", and {show_value(self.expected)} was expected"
 
 
 @dataclass(frozen=True, slots=True)

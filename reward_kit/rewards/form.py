@@ -165,19 +165,11 @@ class _Tag(NamedTuple):
 
 
 def _score_of(text: str, rules: _Rules, partial: bool) -> tuple[float, str]:
-    """The score of one message, and what was found first that is wrong."""
-    right, fault, outside = _inspect(text, rules)
-    if right == len(rules.tags):
-        if rules.allow_outside or not outside.strip():
-            return 1.0, "every tag stands as it must"
-        fault = f"{shown(outside.strip())} stands outside of the tags"
-    parts = len(rules.tags) + (not rules.allow_outside)
-    return right / parts if partial else 0.0, fault
-
-
-def _inspect(text: str, rules: _Rules) -> tuple[int, str, str]:
-    """How many tags are right, what is wrong with the first that is not, and, where none is, the text outside."""
-    found = _found(text, rules.tags)
+    """The score of one message, and the first thing that is wrong with it."""
+    found: dict[str, list[_Tag]] = {mark + name: [] for name in rules.tags for mark in ("", "/")}
+    names = "|".join(re.escape(name) for name in rules.tags)
+    for place, match in enumerate(re.finditer(f"<(/?(?:{names}))>", text)):
+        found[match[1]].append(_Tag(place, *match.span()))
     right, fault, behind, outside = 0, "", 0, []
     for name in rules.tags:
         problem = _fault(text, name, found, behind, rules)
@@ -186,16 +178,12 @@ def _inspect(text: str, rules: _Rules) -> tuple[int, str, str]:
             outside.append(text[behind : begins.start])
             right, behind = right + 1, ends.end
         fault = fault or problem
-    return right, fault, "".join([*outside, text[behind:]])
-
-
-def _found(text: str, tags: Sequence[str]) -> dict[str, list[_Tag]]:
-    """Each tag, and its end under "/" and its name, with where they stand."""
-    found: dict[str, list[_Tag]] = {mark + name: [] for name in tags for mark in ("", "/")}
-    names = "|".join(re.escape(name) for name in tags)
-    for place, match in enumerate(re.finditer(f"<(/?(?:{names}))>", text)):
-        found[match[1]].append(_Tag(place, *match.span()))
-    return found
+    rest = "".join([*outside, text[behind:]]).strip()
+    if right == len(rules.tags):
+        if rules.allow_outside or not rest:
+            return 1.0, "every tag stands as it must"
+        fault = f"{shown(rest)} stands outside of the tags"
+    return right / (len(rules.tags) + (not rules.allow_outside)) if partial else 0.0, fault
 
 
 def _fault(text: str, name: str, found: dict[str, list[_Tag]], behind: int, rules: _Rules) -> str:
@@ -210,15 +198,12 @@ def _fault(text: str, name: str, found: dict[str, list[_Tag]], behind: int, rule
         return f"another tag stands inside of <{name}>"
     if begins.start < behind:
         return f"<{name}> stands before the tag that it must follow"
-    if not rules.allow_empty and not _is_visible(text[begins.end : ends.start]):
+    content = text[begins.end : ends.start]
+    if not rules.allow_empty and not any(char.isprintable() and not char.isspace() for char in content):
         return f"<{name}> is empty"
     if rules.strict_lines and not (_is_alone(text, begins) and _is_alone(text, ends)):
         return f"<{name}> or its end does not stand alone on its line"
     return ""
-
-
-def _is_visible(content: str) -> bool:
-    return any(char.isprintable() and not char.isspace() for char in content)
 
 
 def _is_alone(text: str, tag: _Tag) -> bool:
@@ -350,9 +335,7 @@ def _holds(text: str, word: str, whole_words: bool) -> bool:
 
 def _joined(text: str, place: int) -> bool:
     """Whether the characters before and after a place belong to one word."""
-    if not 0 < place < len(text):
-        return False
-    return all(_is_of_word(char) for char in text[place - 1 : place + 1])
+    return 0 < place < len(text) and _is_of_word(text[place - 1]) and _is_of_word(text[place])
 
 
 def _is_of_word(char: str) -> bool:
@@ -398,7 +381,10 @@ def no_repetition(
         ```
     """
     text = last_reply(messages, assistant_turns, of).casefold()
-    units = _words(text) if unit == "words" else [char for char in text if not char.isspace()]
+    units = [char for char in text if not char.isspace()] if unit == "characters" else []
+    for word in text.split() if unit == "words" else ():
+        size = len(word) if len(word) <= _LONGEST_WORD else _PIECE
+        units += [word[start : start + size] for start in range(0, len(word), size)]
     if not units:
         return passed(False, "there is no reply")
     total = max(0, len(units) - ngram + 1)
@@ -406,16 +392,6 @@ def no_repetition(
     share = 1.0 - different / total if total else 0.0
     reason = f"{total - different} of {total} {ngram}-grams of {unit} stand there already"
     return EvaluateResult(score=1.0 - max_penalty * share, reason=reason)
-
-
-def _words(text: str) -> list[str]:
-    words: list[str] = []
-    for word in text.split():
-        if len(word) <= _LONGEST_WORD:
-            words.append(word)
-        else:
-            words.extend(word[start : start + _PIECE] for start in range(0, len(word), _PIECE))
-    return words
 
 
 def _different(units: list[str], ngram: int) -> int:
@@ -481,63 +457,40 @@ def reasoning_steps(
         ```
     """
     text = _TAG.sub("\n", "\n".join(lines_without_code(last_reply(messages, assistant_turns, of))))
-    steps = _steps(text, _inline(openers), min_words)
+    phrases = "|".join(re.escape(phrase.strip()) for phrase in openers if phrase.strip())
+    opened = rf"|(?:{phrases})[ \t]?[,，、]" if phrases else ""
+    markers = _markers(text, re.compile(rf"{_SENTENCE}(?:{_STEP}[ \t]?[:.)\-–—]?{opened})", re.IGNORECASE))
+    steps = []  # the rest of the marker's line, or, if that says too little, all up to the next marker
+    for (_, start), end in zip(markers, [*(start for start, _ in markers[1:]), len(text)], strict=False):
+        line = text[start:end].partition("\n")[0]
+        steps.append(line if word_count(line) >= min_words else text[start:end])
     said = {tuple(_WORDS.findall(step.casefold())) for step in steps if word_count(step) >= min_words}
     reason = f"{len(said)} different steps with words, of {len(steps)} markers; {at_least} are wanted"
     return EvaluateResult(score=min(1.0, len(said) / at_least), reason=reason)
 
 
-class _Marker(NamedTuple):
-    start: int
-    end: int
+def _markers(text: str, inline: re.Pattern[str]) -> list[tuple[int, int]]:
+    """Start and end of every marker: at most one at the beginning of a line, and any number in its sentences.
 
-
-def _inline(openers: Sequence[str]) -> re.Pattern[str]:
-    """What opens a step in a line: "Step 4", or an opener and a comma."""
-    phrases = "|".join(re.escape(phrase.strip()) for phrase in openers if phrase.strip())
-    opened = rf"|(?:{phrases})[ \t]?[,，、]" if phrases else ""
-    return re.compile(rf"{_SENTENCE}(?:{_STEP}[ \t]?[:.)\-–—]?{opened})", re.IGNORECASE)
-
-
-def _steps(text: str, inline: re.Pattern[str], min_words: int) -> list[str]:
-    """What follows each marker: the rest of its line, or, where that says too little, all up to the next marker."""
-    markers = _markers(text, inline)
-    ends = [*(marker.start for marker in markers), len(text)][1:]
-    steps = []
-    for marker, end in zip(markers, ends, strict=True):
-        whole = text[marker.end : end]
-        line = whole.partition("\n")[0]
-        steps.append(line if word_count(line) >= min_words else whole)
-    return steps
-
-
-def _markers(text: str, inline: re.Pattern[str]) -> list[_Marker]:
-    """Every marker. Markers that follow one another with nothing between, as in "- Step 1:", are one."""
-    markers: list[_Marker] = []
+    Markers that follow one another with nothing between, as in "- Step 1:", are one.
+    """
+    markers: list[tuple[int, int]] = []
     position = 0
     for line in text.split("\n"):
-        found = [_Marker(position + start, position + end) for start, end in _in_line(line, inline)]
-        for marker in found:
-            if markers and markers[-1].start >= position and not text[markers[-1].end : marker.start].strip("*_ \t"):
-                markers[-1] = _Marker(markers[-1].start, marker.end)
+        found: list[tuple[int, int]] = []
+        after = begins = len(line) - len(line.lstrip())
+        bullet = _BULLET.match(line, begins)
+        decoration = _DECORATION.match(line, bullet.end() if bullet else begins)
+        number = _NUMBER.match(line, decoration.end() if decoration else begins)
+        if last := number or bullet:
+            found.append((begins, last.end()))
+            after = last.end()
+        found += [(after + match.start(), after + match.end()) for match in inline.finditer(line[after:])]
+        for start, end in found if line.strip() else ():
+            start, end = position + start, position + end
+            if markers and markers[-1][0] >= position and not text[markers[-1][1] : start].strip("*_ \t"):
+                markers[-1] = (markers[-1][0], end)
             else:
-                markers.append(marker)
+                markers.append((start, end))
         position += len(line) + 1
     return markers
-
-
-def _in_line(line: str, inline: re.Pattern[str]) -> list[tuple[int, int]]:
-    """Where markers begin and end in a line: at most one at its beginning, and any number in its sentences."""
-    if not line or line.isspace():
-        return []
-    found: list[tuple[int, int]] = []
-    begins = len(line) - len(line.lstrip())
-    bullet = _BULLET.match(line, begins)
-    after = bullet.end() if bullet else begins
-    decoration = _DECORATION.match(line, after)
-    number = _NUMBER.match(line, decoration.end() if decoration else after)
-    if last := number or bullet:
-        found.append((begins, last.end()))
-        after = last.end()
-    rest = line[after:]
-    return found + [(after + match.start(), after + match.end()) for match in inline.finditer(rest)]

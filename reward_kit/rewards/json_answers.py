@@ -204,8 +204,6 @@ def _truth(ground_truth: Any, reward: str) -> Any:
 DEEPEST: Final = 50
 """Levels of a value. What is deeper was not meant, and comparing it would end in Python's own limit."""
 
-"""Characters of a text that is read as JSON."""
-
 
 class Comparing(NamedTuple):
     """How two values are compared.

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,8 +25,8 @@ import pydantic
 
 from reward_kit.errors import ConfigError
 from reward_kit.models import Message
-from reward_kit.rewards.replies import last_answer
-from reward_kit.safe_input import Pairs, strict_decoder
+from reward_kit.rewards.json_answers import decoder
+from reward_kit.rewards.replies import last_answer, truncate
 from reward_kit.task_parts import CriterionModel
 from reward_kit.validation import describe_validation_error
 
@@ -75,24 +74,28 @@ _SHORTEST = 200
 
 
 def shown_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as values: who speaks, the text, the tools that are called."""
-    return [_shown_message(message) for message in messages]
+    """The messages as values: the role, the text without thoughts, and the tool calls."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        text = last_answer([message]) if message.role == "assistant" else message.text
+        found.append({"role": message.role, "text": text})
+        calls = [call.function for call in message.tool_calls or []]
+        calls += [message.function_call] if message.function_call else []
+        if calls:
+            found[-1]["tool_calls"] = [{"name": call.name, "arguments": call.arguments} for call in calls]
+    return found
 
 
 def before_answer(messages: Sequence[Message]) -> Sequence[Message]:
-    """What comes before the last assistant message: all of it, where there is none."""
-    for position in range(len(messages) - 1, -1, -1):
-        if messages[position].role == "assistant":
-            return messages[:position]
-    return messages
+    """The messages before the last one of an assistant; all of them if there is none."""
+    own = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    return messages[: own[-1]] if own else messages
 
 
 def first_request(messages: Sequence[Message]) -> Sequence[Message]:
-    """What comes before the first assistant message; the rollouts of one group share it."""
-    for position, message in enumerate(messages):
-        if message.role == "assistant":
-            return messages[:position]
-    return messages
+    """The messages before the first one of an assistant; the rollouts of one group share them."""
+    own = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    return messages[: own[0]] if own else messages
 
 
 def as_text(value: Any) -> str:
@@ -102,30 +105,15 @@ def as_text(value: Any) -> str:
 
 def fitting(value: Any, longest: int) -> Any:
     """`value` with its texts cut in the middle, visibly and all to one length, so that together they fit."""
-    lengths = [len(text) for text in _texts(value)]
+    lengths = sorted(len(text) for text in _texts(value))
     if sum(lengths) <= longest:
         return value
-    return _cut_long(value, max(_SHORTEST, _common_length(lengths, longest)))
-
-
-def _common_length(lengths: Sequence[int], longest: int) -> int:
-    """The length to which long texts are cut, so that all together have `longest` characters."""
     left, waiting = longest, len(lengths)
-    for length in sorted(lengths):
+    for length in lengths:
         if length * waiting > left:
-            return left // waiting
+            break
         left, waiting = left - length, waiting - 1
-    return longest
-
-
-def _shown_message(message: Message) -> dict[str, Any]:
-    text = last_answer([message]) if message.role == "assistant" else message.text
-    entry: dict[str, Any] = {"role": message.role, "text": text}
-    calls = [call.function for call in message.tool_calls or []]
-    calls += [message.function_call] if message.function_call else []
-    if calls:
-        entry["tool_calls"] = [{"name": call.name, "arguments": call.arguments} for call in calls]
-    return entry
+    return _cut_long(value, max(_SHORTEST, left // waiting))
 
 
 def _texts(value: Any) -> list[str]:
@@ -165,7 +153,7 @@ class Choice:
         """The JSON schema."""
         return {"type": "string" if isinstance(self.values[0], str) else "integer", "enum": list(self.values)}
 
-    def told(self) -> str:
+    def described(self) -> str:
         """The form in words."""
         if len(self.values) > _MOST_LISTED and isinstance(self.values[0], int):
             return f"<a whole number from {self.values[0]} to {self.values[-1]}>"
@@ -174,7 +162,7 @@ class Choice:
     def read(self, value: Any, where: str) -> Any:
         """The value, where it is one of them; True is not 1."""
         if type(value) not in (str, int) or value not in self.values:
-            raise UnreadableVerdict(f"{where} is {_shown(value)}, not {self.told()}")
+            raise UnreadableVerdict(f"{where} is {truncate(repr(value), 80)}, not {self.described()}")
         return value
 
 
@@ -188,35 +176,37 @@ class Several:
         """The JSON schema."""
         return {"type": "array", "items": {"type": "integer"}}
 
-    def told(self) -> str:
+    def described(self) -> str:
         """The form in words."""
         return f"[<whole numbers from 1 to {self.most}>]" if self.most else "[]"
 
     def read(self, value: Any, where: str) -> Any:
         """The numbers, sorted."""
         if not isinstance(value, list) or any(type(item) is not int or not 1 <= item <= self.most for item in value):
-            raise UnreadableVerdict(f"{where} is {_shown(value)}, not a list of whole numbers from 1 to {self.most}")
+            raise UnreadableVerdict(
+                f"{where} is {truncate(repr(value), 80)}, not a list of whole numbers from 1 to {self.most}"
+            )
         return sorted(set(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Any text; `told_as` says which."""
+    """Any text; `meaning` says which."""
 
-    told_as: str
+    meaning: str
 
     def schema(self) -> dict[str, Any]:
         """The JSON schema."""
         return {"type": "string"}
 
-    def told(self) -> str:
+    def described(self) -> str:
         """The form in words."""
-        return json.dumps(f"<{self.told_as}>")
+        return json.dumps(f"<{self.meaning}>")
 
     def read(self, value: Any, where: str) -> Any:
         """The text."""
         if not isinstance(value, str):
-            raise UnreadableVerdict(f"{where} is {_shown(value)}, not a text")
+            raise UnreadableVerdict(f"{where} is {truncate(repr(value), 80)}, not a text")
         return value
 
 
@@ -235,15 +225,15 @@ class Members:
             "additionalProperties": False,
         }
 
-    def told(self) -> str:
+    def described(self) -> str:
         """The form in words."""
-        told = (f"{json.dumps(name, ensure_ascii=False)}: {part.told()}" for name, part in self.parts.items())
+        told = (f"{json.dumps(name, ensure_ascii=False)}: {part.described()}" for name, part in self.parts.items())
         return "{" + ", ".join(told) + "}"
 
     def read(self, value: Any, where: str) -> Any:
         """The members, each read."""
         if not isinstance(value, dict):
-            raise UnreadableVerdict(f"{where} is {_shown(value)}, not an object")
+            raise UnreadableVerdict(f"{where} is {truncate(repr(value), 80)}, not an object")
         if value.keys() != self.parts.keys():
             missing, extra = self.parts.keys() - value.keys(), value.keys() - self.parts.keys()
             problem = f"lacks {min(missing)!r}" if missing else f"has a member {min(extra)!r:.60} that is not asked for"
@@ -259,38 +249,20 @@ def read_verdict(text: str, form: Members) -> dict[str, Any]:
     """
     if len(text) > _LONGEST:
         raise UnreadableVerdict(f"the answer has {len(text)} characters")
-    text = _without_fence(text.rpartition("</think>")[2].strip())
+    text = text.rpartition("</think>")[2].strip()
+    first, _, rest = text.partition("\n")
+    if first.strip() in ("```", "```json", "```JSON") and rest.endswith("```"):
+        text = rest.removesuffix("```").strip()
     if not text:
         raise UnreadableVerdict("the answer is empty")
     try:
-        value = _decoder.decode(text)
-    except UnreadableVerdict:
-        raise
-    except (ValueError, RecursionError):
-        raise UnreadableVerdict(f"the answer is not one JSON object: {_shown(text)}") from None
+        value = decoder.decode(text)
+    except RecursionError:
+        raise UnreadableVerdict("the answer nests too deeply") from None
+    except ValueError as error:  # also for a member that stands twice
+        raise UnreadableVerdict(f"the answer is not one JSON object ({error}): {truncate(text, 80)}") from None
     verdict: dict[str, Any] = form.read(value, "the verdict")
     return verdict
-
-
-def _without_fence(text: str) -> str:
-    first, _, rest = text.partition("\n")
-    is_fenced = first.strip() in ("```", "```json", "```JSON") and rest.endswith("```")
-    return rest.removesuffix("```").strip() if is_fenced else text
-
-
-def _object(pairs: Pairs) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise UnreadableVerdict("a member stands twice")
-    return found
-
-
-_decoder = strict_decoder(_object)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 _RULES = """\
@@ -346,7 +318,7 @@ class Prompt(NamedTuple):
 
 def prompt_of(question: Question, *, again: bool = False) -> Prompt:
     """The messages of a question; `again` where its first answer could not be read."""
-    rules = _RULES.format(task=question.task, form=question.whole_form.told())
+    rules = _RULES.format(task=question.task, form=question.whole_form.described())
     block = fenced(question.data, rules)
     user = _USER.format(code=block.code, block=block.text)
     messages = [{"role": "system", "content": rules + (_AGAIN if again else "")}, {"role": "user", "content": user}]
@@ -369,10 +341,8 @@ def verdict_of(text: str, question: Question, code: str) -> dict[str, Any]:
 
 
 def reason_of(verdict: Mapping[str, Any]) -> str:
-    """A judge's reasons for people: one line, printable, cut. No score is ever read from it."""
-    line = "".join(letter if letter.isprintable() else " " for letter in verdict["reasons"][: 2 * _LONGEST_REASON])
-    line = " ".join(line.split())
-    return line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 1]}…"
+    """A judge's reasons for people. No score is ever read from them."""
+    return truncate(verdict["reasons"], _LONGEST_REASON)
 
 
 Criterion = CriterionModel
@@ -429,12 +399,7 @@ def grades(scale: tuple[int, int]) -> Choice:
     return Choice(tuple(range(scale[0], scale[1] + 1)))
 
 
-def rubric_form(rubric: Rubric, scale: tuple[int, int]) -> Members:
-    """The form of the grades of all dimensions."""
-    return Members({name: grades(scale) for name in rubric})
-
-
-def told(rubric: Rubric, scale: tuple[int, int]) -> str:
+def described(rubric: Rubric, scale: tuple[int, int]) -> str:
     """The rubric for the judge."""
     lines = [f"Give each dimension a whole number from {scale[0]} (worst) to {scale[1]} (best), apart from the others:"]
     return "\n".join([*lines, *(f"- {name}: {criterion.description}" for name, criterion in rubric.items())])
@@ -443,11 +408,6 @@ def told(rubric: Rubric, scale: tuple[int, int]) -> str:
 def share(grade: float, scale: tuple[int, int]) -> float:
     """A grade as a share of the scale, from 0 to 1."""
     return (grade - scale[0]) / (scale[1] - scale[0])
-
-
-def medians(votes: Sequence[Mapping[str, int]]) -> dict[str, float]:
-    """The median grade of each dimension over the votes."""
-    return {name: float(statistics.median(vote[name] for vote in votes)) for name in votes[0]}
 
 
 def weighted_mean(shares: Mapping[str, float], rubric: Rubric) -> float:

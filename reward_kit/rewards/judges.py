@@ -37,16 +37,14 @@ from reward_kit.rewards.judge_questions import (
     as_text,
     before_answer,
     check_scale,
+    described,
     first_request,
     fitting,
     grades,
-    medians,
     reason_of,
-    rubric_form,
     rubric_of,
     share,
     shown_messages,
-    told,
     weighted_mean,
 )
 from reward_kit.rewards.replies import last_answer, needed, passed
@@ -118,16 +116,32 @@ async def llm_judge(
         ```
     """
     chosen, grades_scale = _rubric(rubric, rubric_key, sample, evaluation_criteria), check_scale(scale)
-    if not _has_answer(messages, judged):
+    own = any(message.role == "assistant" for message in messages)
+    if not (last_answer(messages) if judged == "answer" else own):
         return passed(False, "there is no answer to judge")
-    data = fitting(_rubric_data(messages, ground_truth, judged), longest)
+    reference = {} if ground_truth is None else {"reference": as_text(ground_truth)}
+    if judged == "conversation":
+        data: dict[str, Any] = {**reference, "conversation": shown_messages(messages)}
+    else:
+        before = shown_messages(before_answer(messages))
+        data = {"conversation": before, **reference, "answer": last_answer(messages)}
+    data = fitting(data, longest)
     task = _RUBRIC_TASKS[judged] + (_RUBRIC_REFERENCE if "reference" in data else "")
-    form = {"grades": rubric_form(chosen, grades_scale)}
-    question = Question("rubric_verdict", f"{task}\n{told(chosen, grades_scale)}", data, form)
+    form = {"grades": Members(dict.fromkeys(chosen, grades(grades_scale)))}
+    question = Question("rubric_verdict", f"{task}\n{described(chosen, grades_scale)}", data, form)
     usage = JudgeUsage()
     async with borrowed(judge_clients) as clients:
         verdicts = await clients.client(model, base_url, cache, client).ask(question, usage, votes)
-    return _rubric_result(verdicts, chosen, grades_scale, usage)
+    medians = {name: float(statistics.median(one["grades"][name] for one in verdicts)) for name in chosen}
+    shares = {name: share(grade, grades_scale) for name, grade in medians.items()}
+    ends = f"of {grades_scale[0]} to {grades_scale[1]}"
+    metrics = {name: MetricResult(score=shares[name], reason=f"{medians[name]:g} {ends}") for name in chosen}
+    listed = ", ".join(f"{name} {grade:g}" for name, grade in medians.items())
+    return EvaluateResult(
+        score=weighted_mean(shares, chosen),
+        reason=f"{listed} ({ends}): {reason_of(verdicts[0])}",
+        metrics={**metrics, METRIC: usage.as_metric()},
+    )
 
 
 def _rubric(
@@ -148,34 +162,6 @@ def _rubric(
         return rubric_of(own, f"llm_judge, the sample's {rubric_key!r}")
     of_task = (evaluation_criteria or {}).get("rubric")
     return DEFAULT_RUBRIC if of_task is None else rubric_of(of_task, "evaluation_criteria.rubric")
-
-
-def _has_answer(messages: Sequence[Message], judged: Judged) -> bool:
-    if judged == "answer":
-        return bool(last_answer(messages))
-    return any(message.role == "assistant" for message in messages)
-
-
-def _rubric_data(messages: Sequence[Message], ground_truth: Any, judged: Judged) -> dict[str, Any]:
-    reference = {} if ground_truth is None else {"reference": as_text(ground_truth)}
-    if judged == "conversation":
-        return {**reference, "conversation": shown_messages(messages)}
-    return {"conversation": shown_messages(before_answer(messages)), **reference, "answer": last_answer(messages)}
-
-
-def _rubric_result(
-    verdicts: Sequence[Mapping[str, Any]], rubric: Rubric, scale: tuple[int, int], usage: JudgeUsage
-) -> EvaluateResult:
-    grades = medians([verdict["grades"] for verdict in verdicts])
-    shares = {name: share(grade, scale) for name, grade in grades.items()}
-    ends = f"of {scale[0]} to {scale[1]}"
-    metrics = {name: MetricResult(score=shares[name], reason=f"{grades[name]:g} {ends}") for name in rubric}
-    listed = ", ".join(f"{name} {grade:g}" for name, grade in grades.items())
-    return EvaluateResult(
-        score=weighted_mean(shares, rubric),
-        reason=f"{listed} ({ends}): {reason_of(verdicts[0])}",
-        metrics={**metrics, METRIC: usage.as_metric()},
-    )
 
 
 ScoreBy = Literal["faithfulness", "attribution"]
@@ -244,16 +230,52 @@ async def grounded_judge(
         grounded = with_options(grounded_judge, model="gpt-5-mini", passages_key="documents")
         ```
     """
-    passages = _passages(messages, sample, passages_key)
+    if passages_key is None:
+        passages = [message.text for message in messages if message.role in ("tool", "function") and message.text]
+    else:
+        given = (sample or {}).get(passages_key)
+        if not given:
+            raise RewardError(f"grounded_judge: the sample has no passages in its field {passages_key!r}")
+        passages = [_passage(item) for item in (given if isinstance(given, list | tuple) else [given])]
     sentences = sentences_of(last_answer(messages))
     if not sentences:
         return passed(False, "there is no answer to judge")
-    question, usage = _question(messages, passages, sentences, longest), JudgeUsage()
+    names = [f"sentence_{number}" for number in range(1, len(sentences) + 1)]
+    data = {
+        "request": [entry for entry in shown_messages(before_answer(messages)) if entry["role"] == "user"],
+        "passages": {f"passage_{number}": text for number, text in enumerate(passages, 1)},
+        "sentences": dict(zip(names, sentences, strict=True)),
+    }
+    labelled = Members({"label": Choice(_LABELS), "passages": Several(len(passages))})
+    form = {"labels": Members(dict.fromkeys(names, labelled))}
+    question = Question("grounded_verdict", _GROUNDED_TASK, fitting(data, longest), form, _unsupported)
+    usage = JudgeUsage()
     async with borrowed(judge_clients) as clients:
         verdicts = await clients.client(model, base_url, cache, client).ask(question, usage, votes)
-    counts = _Counts(sentences, [_agreed(verdicts, name) for name in _names(sentences)])
-    result = counts.result(score_by, abstaining, reason_of(verdicts[0]))
-    return result.model_copy(update={"metrics": {**result.metrics, METRIC: usage.as_metric()}})
+    agreed = [_agreed(verdicts, name) for name in names]
+    labels = Counter(label for label, _ in agreed)
+    claims, reason = len(agreed) - labels["no_claim"], reason_of(verdicts[0])
+    if not claims:
+        return EvaluateResult(
+            score=abstaining, reason=f"the answer claims nothing: {reason}", metrics={METRIC: usage.as_metric()}
+        )
+    attributed = sum(
+        bool(cited_in(sentence) & supporting) for sentence, (_, supporting) in zip(sentences, agreed, strict=True)
+    )
+    reasons = {
+        "faithfulness": f"of {claims} sentences that claim something {labels['supported']} are supported, "
+        f"{labels['contradicted']} contradicted, {labels['not_found']} not found",
+        "attribution": f"{attributed} cite a passage that supports them",
+    }
+    metrics = {
+        "faithfulness": MetricResult(score=labels["supported"] / claims, reason=reasons["faithfulness"]),
+        "attribution": MetricResult(score=attributed / claims, reason=reasons["attribution"]),
+    }
+    return EvaluateResult(
+        score=metrics[score_by].score,
+        reason=f"{reasons[score_by]}: {reason}",
+        metrics={**metrics, METRIC: usage.as_metric()},
+    )
 
 
 def sentences_of(text: str) -> list[str]:
@@ -261,53 +283,24 @@ def sentences_of(text: str) -> list[str]:
 
     A citation that stands behind the full stop belongs to the sentence before it.
     """
-    found = [sentence for line in text.split("\n") for sentence in _sentences_of_line(line)]
+    found: list[str] = []
+    for line in text.split("\n"):
+        first = len(found)
+        for part in _SENTENCE.split(line):
+            piece = part.strip()
+            if len(found) > first and (citations := _LEADING.match(piece)):
+                found[-1] = f"{found[-1]} {citations[0].strip()}"
+                piece = piece[citations.end() :]
+            if piece:
+                found.append(piece)
     size = math.ceil(len(found) / _MOST_SENTENCES) or 1
     return [" ".join(found[start : start + size]) for start in range(0, len(found), size)]
-
-
-def _sentences_of_line(line: str) -> list[str]:
-    found: list[str] = []
-    for part in _SENTENCE.split(line):
-        piece = part.strip()
-        if found and (citations := _LEADING.match(piece)):
-            found[-1] = f"{found[-1]} {citations[0].strip()}"
-            piece = piece[citations.end() :]
-        if piece:
-            found.append(piece)
-    return found
-
-
-def _names(sentences: Sequence[str]) -> list[str]:
-    return [f"sentence_{number}" for number in range(1, len(sentences) + 1)]
-
-
-def _passages(messages: Sequence[Message], sample: Mapping[str, Any] | None, key: str | None) -> list[str]:
-    if key is None:
-        return [message.text for message in messages if message.role in ("tool", "function") and message.text]
-    given = (sample or {}).get(key)
-    if not given:
-        raise RewardError(f"grounded_judge: the sample has no passages in its field {key!r}")
-    items = given if isinstance(given, list | tuple) else [given]
-    return [_passage(item) for item in items]
 
 
 def _passage(item: Any) -> str:
     if isinstance(item, Mapping):
         item = next((item[name] for name in _PASSAGE_KEYS if isinstance(item.get(name), str)), dict(item))
     return as_text(item)
-
-
-def _question(messages: Sequence[Message], passages: Sequence[str], sentences: Sequence[str], longest: int) -> Question:
-    request = [entry for entry in shown_messages(before_answer(messages)) if entry["role"] == "user"]
-    data = {
-        "request": request,
-        "passages": {f"passage_{number}": text for number, text in enumerate(passages, 1)},
-        "sentences": dict(zip(_names(sentences), sentences, strict=True)),
-    }
-    labelled = Members({"label": Choice(_LABELS), "passages": Several(len(passages))})
-    form = {"labels": Members(dict.fromkeys(_names(sentences), labelled))}
-    return Question("grounded_verdict", _GROUNDED_TASK, fitting(data, longest), form, _unsupported)
 
 
 def _unsupported(verdict: Mapping[str, Any]) -> str:
@@ -330,29 +323,6 @@ def _agreed(verdicts: Sequence[Mapping[str, Any]], name: str) -> tuple[str, set[
 def cited_in(sentence: str) -> set[int]:
     """The passages that a sentence cites, as "[2]" or "[1, 3]"."""
     return {int(number) for found in _CITED.finditer(sentence) for number in re.findall(r"[0-9]+", found[1])}
-
-
-class _Counts:
-    """What the labels of all sentences come to."""
-
-    def __init__(self, sentences: Sequence[str], labels: Sequence[tuple[str, set[int]]]) -> None:
-        found = list(zip(sentences, labels, strict=True))
-        self.labels = Counter(label for label, _ in labels)
-        self.claims = len(labels) - self.labels["no_claim"]
-        self.attributed = sum(bool(cited_in(sentence) & passages) for sentence, (_, passages) in found)
-
-    def result(self, score_by: ScoreBy, abstaining: float, reason: str) -> EvaluateResult:
-        """The score with its figures."""
-        if not self.claims:
-            return EvaluateResult(score=abstaining, reason=f"the answer claims nothing: {reason}")
-        shares = {"faithfulness": self.labels["supported"] / self.claims, "attribution": self.attributed / self.claims}
-        told = (
-            f"of {self.claims} sentences that claim something {self.labels['supported']} are supported, "
-            f"{self.labels['contradicted']} contradicted, {self.labels['not_found']} not found"
-        )
-        whats = {"faithfulness": told, "attribution": f"{self.attributed} cite a passage that supports them"}
-        metrics = {name: MetricResult(score=shares[name], reason=whats[name]) for name in shares}
-        return EvaluateResult(score=shares[score_by], reason=f"{whats[score_by]}: {reason}", metrics=metrics)
 
 
 DEFAULT_CRITERIA = "which does better what was asked for: right, complete, useful and harmless"
@@ -410,7 +380,15 @@ async def pairwise_judge(
         better = with_options(pairwise_judge, model="gpt-5-mini", baseline_key="answer_of_last_week")
         ```
     """
-    other = _other(ground_truth, sample, baseline, baseline_key)
+    if baseline is not None and baseline_key is not None:
+        raise ConfigError("pairwise_judge: give baseline or baseline_key, not both")
+    other = baseline
+    if baseline_key is not None:
+        if (found := (sample or {}).get(baseline_key)) is None:
+            raise RewardError(f"pairwise_judge: the sample has no field {baseline_key!r} with the other answer")
+        other = as_text(found)
+    elif other is None:
+        other = as_text(needed(ground_truth, "pairwise_judge"))
     answer = last_answer(messages)
     if not answer:
         return passed(False, "there is no answer to compare")
@@ -419,54 +397,30 @@ async def pairwise_judge(
     conversation, usage = shown_messages(before_answer(messages)), JudgeUsage()
     ours = fitting({"conversation": conversation, "first": answer, "second": other}, longest)
     theirs = {**ours, "first": ours["second"], "second": ours["first"]}
+    task, form = _PAIR_TASK.format(criteria=criteria), {"winner": Choice(tuple(_OUTCOMES))}
     async with borrowed(judge_clients) as clients:
         judge = clients.client(model, base_url, cache, client)
         as_first, as_second = await together(
-            _pair_asked(judge, ours, criteria, votes, usage), _pair_asked(judge, theirs, criteria, votes, usage)
+            *(judge.ask(Question("pair_verdict", task, data, form), usage, votes) for data in (ours, theirs))
         )
-    return _pair_result(_outcome(as_first), 1.0 - _outcome(as_second), reason_of(as_first[0]), usage)
-
-
-def _other(ground_truth: Any, sample: Mapping[str, Any] | None, baseline: str | None, baseline_key: str | None) -> str:
-    if baseline is not None and baseline_key is not None:
-        raise ConfigError("pairwise_judge: give baseline or baseline_key, not both")
-    if baseline is not None:
-        return baseline
-    if baseline_key is None:
-        return as_text(needed(ground_truth, "pairwise_judge"))
-    found = (sample or {}).get(baseline_key)
-    if found is None:
-        raise RewardError(
-            f"pairwise_judge: the sample has no field {baseline_key!r}, which is to hold the other answer"
-        )
-    return as_text(found)
-
-
-async def _pair_asked(
-    judge: JudgeClient, data: Mapping[str, Any], criteria: str, votes: int, usage: JudgeUsage
-) -> list[dict[str, Any]]:
-    form = {"winner": Choice(tuple(_OUTCOMES))}
-    return await judge.ask(Question("pair_verdict", _PAIR_TASK.format(criteria=criteria), data, form), usage, votes)
-
-
-def _outcome(verdicts: Sequence[Mapping[str, Any]]) -> float:
-    """How the first answer fares: 1, 0.5 or 0; where the votes are split evenly it is a tie."""
-    middle = statistics.median(_OUTCOMES[verdict["winner"]] for verdict in verdicts)
-    return middle if middle in (0.0, 1.0) else 0.5
-
-
-def _pair_result(won_as_first: float, won_as_second: float, reason: str, usage: JudgeUsage) -> EvaluateResult:
+    won_as_first, won_as_second = _outcome(as_first), 1.0 - _outcome(as_second)
     is_consistent = won_as_first == won_as_second
     score = won_as_first if is_consistent else 0.5
-    said = {1.0: "the answer is better", 0.0: "the other answer is better", 0.5: "neither is better"}[score]
-    told = f"{said} in both places" if is_consistent else "the verdict changes with the place: a tie"
+    verdict = {1.0: "the answer is better", 0.0: "the other answer is better", 0.5: "neither is better"}[score]
+    reason = f"{verdict} in both places" if is_consistent else "the verdict changes with the place: a tie"
     metrics = {
         "consistent": MetricResult(score=float(is_consistent), reason="the same verdict in both places"),
         "won_as_first": MetricResult(score=won_as_first, reason="the rollout's answer stood first"),
         "won_as_second": MetricResult(score=won_as_second, reason="the rollout's answer stood second"),
         METRIC: usage.as_metric(),
     }
-    return EvaluateResult(score=score, reason=f"{told}: {reason}", metrics=metrics)
+    return EvaluateResult(score=score, reason=f"{reason}: {reason_of(as_first[0])}", metrics=metrics)
+
+
+def _outcome(verdicts: Sequence[Mapping[str, Any]]) -> float:
+    """How the first answer fares: 1, 0.5 or 0; where the votes are split evenly it is a tie."""
+    middle = statistics.median(_OUTCOMES[verdict["winner"]] for verdict in verdicts)
+    return middle if middle in (0.0, 1.0) else 0.5
 
 
 Method = Literal["score", "rank"]
@@ -581,21 +535,29 @@ class _Judge(NamedTuple):
         if not distinct:
             return [_unanswered() for _ in group.answers]
         if self.method == "rank" and len(distinct) < 2:
-            return [_alone() if answer else _unanswered() for answer in group.answers]
-        shuffled, usage = self._order(distinct), JudgeUsage()
+            problem = "a group without two different answers has no ranks"
+            alone = EvaluateResult(score=0.0, is_score_valid=False, error=problem)
+            return [alone.model_copy() if answer else _unanswered() for answer in group.answers]
+        # An order of chance that is the same in every run.
+        key = json.dumps([self.order_seed, distinct])
+        shuffled = random.Random(hashlib.sha256(key.encode()).digest()).sample(distinct, len(distinct))
+        usage = JudgeUsage()
         one, other = await together(self._asked(group, shuffled, usage), self._asked(group, shuffled[::-1], usage))
-        by_answer = {answer: (one.shares[answer], other.shares[answer]) for answer in distinct}
-        metrics = {"order_agreement": _agreement(by_answer), METRIC: usage.as_metric()}
-        return [
-            _scored(*by_answer[answer], len(distinct), one.reason, metrics) if answer else _unanswered()
-            for answer in group.answers
-        ]
-
-    def _order(self, answers: list[str]) -> list[str]:
-        """The answers in an order of chance that is the same in every run."""
-        key = json.dumps([self.order_seed, answers])
-        chance = random.Random(hashlib.sha256(key.encode()).digest())
-        return chance.sample(answers, len(answers))
+        apart = sum(abs(one.shares[answer] - other.shares[answer]) for answer in distinct) / len(distinct)
+        agreement = MetricResult(score=1.0 - apart, reason="1 less the mean difference between the two orders")
+        metrics = {"order_agreement": agreement, METRIC: usage.as_metric()}
+        results = []
+        for answer in group.answers:
+            if not answer:
+                results.append(_unanswered())
+                continue
+            first, second = one.shares[answer], other.shares[answer]
+            reason = (
+                f"{first:.2f} in one order and {second:.2f} in the other, among {len(distinct)} different answers: "
+                f"{one.reason}"
+            )
+            results.append(EvaluateResult(score=(first + second) / 2, reason=reason, metrics=metrics))
+        return results
 
     async def _asked(self, group: _Group, answers: Sequence[str], usage: JudgeUsage) -> _Shares:
         """Each answer's share of the best, by its median over the votes."""
@@ -615,7 +577,7 @@ class _Judge(NamedTuple):
         verdicts = await self.client.ask(question, usage, self.votes)
         found = {}
         for name, answer in zip(names, answers, strict=True):
-            value = _median([share(verdict["grades"][name], ends) for verdict in verdicts])
+            value = statistics.median(share(verdict["grades"][name], ends) for verdict in verdicts)
             found[answer] = value if self.method == "score" else 1.0 - value
         return _Shares(found, reason_of(verdicts[0]))
 
@@ -625,28 +587,8 @@ class _Shares(NamedTuple):
     reason: str
 
 
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
-def _agreement(by_answer: Mapping[str, tuple[float, float]]) -> MetricResult:
-    apart = sum(abs(one - other) for one, other in by_answer.values()) / len(by_answer)
-    return MetricResult(score=1.0 - apart, reason="1 less the mean difference between the two orders")
-
-
-def _scored(one: float, other: float, count: int, reason: str, metrics: dict[str, MetricResult]) -> EvaluateResult:
-    told = f"{one:.2f} in one order and {other:.2f} in the other, among {count} different answers: {reason}"
-    return EvaluateResult(score=(one + other) / 2, reason=told, metrics=metrics)
-
-
 def _unanswered() -> EvaluateResult:
     return passed(False, "there is no answer to judge")
-
-
-def _alone() -> EvaluateResult:
-    return EvaluateResult(score=0.0, is_score_valid=False, error="a group without two different answers has no ranks")
 
 
 def _each(group: _Group, outcome: list[EvaluateResult] | BaseException, groups: int) -> list[EvaluateResult]:

@@ -152,17 +152,14 @@ def cosine_length(
         result = await call("reward")
         length = int((await call("length")).score)
         is_correct = result.score >= at_least
-        score = exceed if length >= max_length else _cosine(length / max_length, correct if is_correct else wrong)
+        first, last = correct if is_correct else wrong
+        wave = last + (first - last) * (1.0 + math.cos(math.pi * length / max_length)) / 2
+        score = exceed if length >= max_length else wave
         reason = f"{'correct' if is_correct else 'wrong'}, {length} {unit} of {max_length}: {result.reason or ''}"
         metrics = {**result.metrics, "correct": MetricResult(score=float(is_correct), reason=result.reason or "")}
         return result.model_copy(update={"score": score, "reason": reason, "metrics": metrics})
 
     return combined(id, {"reward": reward, "length": with_options(measured_length, unit=unit, of=of)}, combine)
-
-
-def _cosine(progress: float, ends: tuple[float, float]) -> float:
-    first, last = ends
-    return last + (first - last) * (1.0 + math.cos(math.pi * progress)) / 2
 
 
 def shortest_in_group(
@@ -216,7 +213,13 @@ def shortest_in_group(
     rule = _Rule(unit, of, form, weight, at_least)
     kind = type(id, (GroupReward,), {"part": part, "rule": rule})
     spec = reward_spec(reward_function(mode="batch", id=id, requirements=part.requirements, sandbox=part.sandbox)(kind))
-    return as_function(replace(spec, origin=None, **_parameters(part)))
+    # It is given what its part asks for, and what tells groups and lengths apart.
+    required = part.required - part.resources.keys() - part.options.keys()
+    names = None if part.parameters is None else asked(part) | {"messages", "ground_truth", "assistant_turns"}
+    parameters = None if names is None else _batch_names(names)
+    return as_function(
+        replace(spec, origin=None, parameters=parameters, required=_batch_names(required | {"messages"}))
+    )
 
 
 class _Rule(NamedTuple):
@@ -233,23 +236,19 @@ class _Rule(NamedTuple):
         correct = [result.score >= self.at_least for result in results]
         compared = [length for length, ok in zip(lengths, correct, strict=True) if ok or self.form == "kimi"]
         low, high = (min(compared), max(compared)) if compared else (0, 0)
-        return [
-            self._one(result, ok, length, (low, high))
-            for result, ok, length in zip(results, correct, lengths, strict=True)
-        ]
-
-    def _one(self, result: EvaluateResult, ok: bool, length: int, ends: tuple[int, int]) -> EvaluateResult:
-        low, high = ends
-        place = (length - low) / (high - low) if high > low else 0.0
-        if self.form == "share":
-            score = result.score * (1.0 - self.weight * place) if ok else 0.0
-        else:
-            gain = 0.5 - place if high > low else 0.0
-            score = result.score + self.weight * (gain if ok else min(0.0, gain))
-        verdict = "correct" if ok else "wrong"
-        reason = f"{verdict}, {length} {self.unit} where {low} to {high} are: {result.reason or ''}"
-        metrics = {**result.metrics, "correct": MetricResult(score=float(ok), reason=result.reason or "")}
-        return result.model_copy(update={"score": score, "reason": reason, "metrics": metrics})
+        scaled = []
+        for result, ok, length in zip(results, correct, lengths, strict=True):
+            place = (length - low) / (high - low) if high > low else 0.0
+            if self.form == "share":
+                score = result.score * (1.0 - self.weight * place) if ok else 0.0
+            else:
+                gain = 0.5 - place if high > low else 0.0
+                score = result.score + self.weight * (gain if ok else min(0.0, gain))
+            verdict = "correct" if ok else "wrong"
+            reason = f"{verdict}, {length} {self.unit} where {low} to {high} are: {result.reason or ''}"
+            metrics = {**result.metrics, "correct": MetricResult(score=float(ok), reason=result.reason or "")}
+            scaled.append(result.model_copy(update={"score": score, "reason": reason, "metrics": metrics}))
+        return scaled
 
 
 class GroupReward:
@@ -282,13 +281,17 @@ class GroupReward:
         lists = {name: value for name, value in values.items() if value is not None}
         if ground_truths is not None:
             lists["ground_truths"] = ground_truths
+        pointwise = {batch: name for name, batch in BATCH_NAMES.items()}
         rollouts = [
-            {"messages": messages, **{_pointwise(name): value[index] for name, value in lists.items()}}
+            {"messages": messages, **{pointwise.get(name, name): value[index] for name, value in lists.items()}}
             for index, messages in enumerate(rollouts_messages)
         ]
         results = [await self._called(rollout, alone=len(rollouts) == 1) for rollout in rollouts]
         for members in _groups(rollouts, results):
-            lengths = [self._length(rollouts[index]) for index in members]
+            lengths = [
+                length_of(one["messages"], one.get("assistant_turns"), self.rule.unit, self.rule.of)
+                for one in (rollouts[index] for index in members)
+            ]
             scaled = self.rule.applied([results[index] for index in members], lengths)
             for index, result in zip(members, scaled, strict=True):
                 results[index] = result
@@ -311,9 +314,6 @@ class GroupReward:
                 raise
             return EvaluateResult(score=0.0, is_score_valid=False, error=f"{type(error).__name__}: {error}")
 
-    def _length(self, rollout: Mapping[str, Any]) -> int:
-        return length_of(rollout["messages"], rollout.get("assistant_turns"), self.rule.unit, self.rule.of)
-
 
 def _groups(rollouts: Sequence[Mapping[str, Any]], results: Sequence[EvaluateResult]) -> list[list[int]]:
     """Where the members of each group stand in the batch, without those that are unscored."""
@@ -325,20 +325,6 @@ def _groups(rollouts: Sequence[Mapping[str, Any]], results: Sequence[EvaluateRes
             key = json.dumps([shown_messages(request), as_text(rollout.get("ground_truth"))])
             groups.setdefault(key, []).append(index)
     return list(groups.values())
-
-
-def _pointwise(name: str) -> str:
-    return {batch: pointwise for pointwise, batch in BATCH_NAMES.items()}.get(name, name)
-
-
-def _parameters(part: RewardSpec) -> dict[str, Any]:
-    """What the batch reward is given: what its part asks for, and what tells groups and lengths."""
-    required = part.required - part.resources.keys() - part.options.keys()
-    names = None if part.parameters is None else asked(part) | {"messages", "ground_truth", "assistant_turns"}
-    return {
-        "parameters": None if names is None else _batch_names(names),
-        "required": _batch_names(required | {"messages"}),
-    }
 
 
 def _batch_names(names: frozenset[str]) -> frozenset[str]:

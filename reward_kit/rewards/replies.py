@@ -54,12 +54,16 @@ def passed(is_right: bool, reason: str) -> EvaluateResult:
     return EvaluateResult(score=float(is_right), reason=reason)
 
 
-def shown(text: str, longest: int = 60) -> str:
-    """The beginning of a stranger's text in quotes, on one line, with nothing in it that a file or terminal minds."""
+def truncate(text: str, longest: int) -> str:
+    """The beginning of an untrusted text on one line, without characters that act on a file or terminal."""
     start = " ".join(text[: 4 * longest].split())
     short = start if len(start) <= longest else start[:longest] + "…"
-    printable = "".join(char if char.isprintable() else "\ufffd" for char in short)
-    return f'"{printable}"'
+    return "".join(char if char.isprintable() else "\ufffd" for char in short)
+
+
+def shown(text: str, longest: int = 60) -> str:
+    """The beginning of an untrusted text in quotes; see `truncate`."""
+    return f'"{truncate(text, longest)}"'
 
 
 Part = Literal["whole", "thought", "answer"]

@@ -18,7 +18,7 @@ from reward_kit.errors import ConfigError, RewardError, boundary, kind_of
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_options import checks_options
 from reward_kit.rewards.json_answers import array_key, as_json, in_short, is_number, read_json
-from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, passed, shown
+from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, own_messages, passed, shown
 from reward_kit.typed_interface import reward_function
 
 MOST_CALLS: Final = 256
@@ -127,10 +127,11 @@ def tool_calls_match(
     schemas = _schemas(tools, sample, same)
     if coerce and schemas is None:
         raise RewardError("tool_calls_match: `coerce` needs tool specifications; give the option or sample a `tools`")
-    turns_seen = _turns(messages, assistant_turns)
+    turns_seen = [message for message in own_messages(messages, assistant_turns) if message.role == "assistant"]
     if not turns_seen:
         return passed(False, "the agent said nothing and made no call")
-    written = _written(turns_seen, turns, text_calls)
+    by_turn = [calls for message in turns_seen if (calls := _calls_of(message, text_calls))]
+    written = [call for calls in (by_turn if turns == "all" else by_turn[-1:]) for call in calls]
     if len(written) > MOST_CALLS or sum(len(call.arguments) for call in written) > LONGEST:
         return passed(False, f"{len(written)} calls are more, or longer, than are looked at")
     with boundary(RewardError, "tool_calls_match: a tool's schema is malformed"):
@@ -216,37 +217,17 @@ def _made(call: _Written, schemas: Mapping[str, ToolSchema] | None, validate: st
     return MadeCall(call.name, arguments, problem)
 
 
-def _turns(messages: Sequence[Message], assistant_turns: Any) -> list[Message]:
-    """The agent's own messages; all assistant messages where their places are not known."""
-    own = set(assistant_turns) if isinstance(assistant_turns, list | tuple) else None
-    return [
-        message
-        for place, message in enumerate(messages)
-        if message.role == "assistant" and (own is None or place in own)
-    ]
-
-
-def _written(turns: Sequence[Message], which: str, text_calls: bool) -> list[_Written]:
-    if which == "all":
-        return [call for message in turns for call in _calls_of(message, text_calls)]
-    return next((calls for message in reversed(turns) if (calls := _calls_of(message, text_calls))), [])
-
-
 def _calls_of(message: Message, text_calls: bool) -> list[_Written]:
     calls = [_Written(call.function.name, call.function.arguments) for call in message.tool_calls or []]
     if not calls and message.function_call is not None:
         calls = [_Written(message.function_call.name, message.function_call.arguments)]
-    return calls or (_from_text(last_answer([message])) if text_calls else [])
-
-
-def _from_text(text: str) -> list[_Written]:
-    """The calls that a text writes out. One in `<tool_call>` that cannot be read is a call all the same, and wrong."""
+    text = last_answer([message]) if text_calls and not calls else ""
     if len(text) > LONGEST:
         return []
-    if _OPENS in text:
+    if _OPENS in text:  # one that cannot be read is a call all the same, and wrong
         return [call for part in text.split(_OPENS)[1:] for call in _read(part.partition(_CLOSES)[0], True)]
     blocks = [block.text for block in fenced_blocks(text) if block.tag in ("json", "")]
-    return [call for block in blocks for call in _read(block, False)]
+    return calls or [call for block in blocks for call in _read(block, False)]
 
 
 def _read(text: str, is_call: bool) -> Iterator[_Written]:
@@ -266,24 +247,21 @@ def _read(text: str, is_call: bool) -> Iterator[_Written]:
 
 
 def _schemas(tools: Any, sample: Any, same: Same) -> dict[str, ToolSchema] | None:
-    """The schemas of the tools by name; None where no tools are known."""
+    """The schemas of the tools by name; None if no tools are known."""
     if tools is not None:
         return _by_name(tools, same, ConfigError, "option 'tools': tools")
-    fields = sample if isinstance(sample, Mapping) else {}
-    for field in _TOOL_FIELDS:
-        given = fields.get(field)
+    for field in _TOOL_FIELDS if isinstance(sample, Mapping) else ():
+        given, where = sample.get(field), f"tool_calls_match: the sample's field {field!r}"
         try:
             given = read_json(given) if isinstance(given, str) and given.strip().startswith("[") else given
         except ValueError as error:
-            raise RewardError(f"tool_calls_match: the sample's field {field!r} cannot be read: {error}") from None
+            raise RewardError(f"{where} cannot be read: {error}") from None
+        if not isinstance(given, list) or not given:
+            continue
         # Only `tools` can mean nothing else.
-        if isinstance(given, list) and given and (field == "tools" or all(map(_is_tool, given))):
-            return _by_name(given, same, RewardError, f"tool_calls_match: the sample's field {field!r}")
+        if field == "tools" or all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in given):
+            return _by_name(given, same, RewardError, where)
     return None
-
-
-def _is_tool(item: Any) -> bool:
-    return isinstance(item, Mapping) and isinstance(item.get("name"), str)
 
 
 def _by_name(given: Any, same: Same, error: type[Exception], where: str) -> dict[str, ToolSchema]:
@@ -304,21 +282,48 @@ def _by_name(given: Any, same: Same, error: type[Exception], where: str) -> dict
 def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
     """For each row the column that it is paired with, so that the weights of all pairs add up to the most.
 
-    No column is used twice; where there are fewer columns than rows, some rows get None. The Hungarian method with
-    potentials (Kuhn 1955, Munkres 1957), in rows² · columns steps.
+    No column is used twice; with fewer columns than rows, some rows get None. The Hungarian method with potentials
+    (Kuhn 1955, Munkres 1957), in rows² · columns steps.
 
     Args:
         weights: a rectangle of numbers of at least 0.
     """
-    if not weights or not weights[0]:
-        return [None] * len(weights)
-    if len(weights) <= len(weights[0]):
-        return list(_columns_of_rows(weights))
-    rows_of_columns = _columns_of_rows(list(zip(*weights, strict=True)))
-    placed: list[int | None] = [None] * len(weights)
-    for column, row in enumerate(rows_of_columns):
-        placed[row] = column
-    return placed
+    height, width = len(weights), len(weights[0]) if weights else 0
+    if height > width:
+        placed: list[int | None] = [None] * height
+        for column, row in enumerate(best_pairs(list(zip(*weights, strict=True)))):
+            if row is not None:
+                placed[row] = column
+        return placed
+    row_price, column_price = [0.0] * (height + 1), [0.0] * (width + 1)
+    row_of = [0] * (width + 1)  # by column; row and column 0 stand for "none yet"
+    for new_row in range(1, height + 1):
+        row_of[0], column = new_row, 0
+        slack, before, is_used = [float("inf")] * (width + 1), [0] * (width + 1), [False] * (width + 1)
+        while row_of[column]:  # Dijkstra's search for the cheapest way to a free column; no reduced cost falls below 0
+            is_used[column] = True
+            row = row_of[column]
+            free = [other for other in range(1, width + 1) if not is_used[other]]
+            for other in free:
+                cost = -weights[row - 1][other - 1] - row_price[row] - column_price[other]
+                if cost < slack[other]:
+                    slack[other], before[other] = cost, column
+            nearest = min(free, key=slack.__getitem__)
+            step = slack[nearest]
+            for other in range(width + 1):
+                if is_used[other]:
+                    row_price[row_of[other]] += step
+                    column_price[other] -= step
+                else:
+                    slack[other] -= step
+            column = nearest
+        while column:
+            row_of[column], column = row_of[before[column]], before[column]
+    columns: list[int | None] = [None] * height
+    for column in range(1, width + 1):
+        if row_of[column]:
+            columns[row_of[column] - 1] = column - 1
+    return columns
 
 
 def best_in_order(weights: Sequence[Sequence[float]]) -> list[int | None]:
@@ -343,56 +348,6 @@ def best_in_order(weights: Sequence[Sequence[float]]) -> list[int | None]:
     return placed
 
 
-def _columns_of_rows(weights: Sequence[Sequence[float]]) -> list[int]:
-    """Each row's column; there are at least as many columns as rows. Row and column 0 stand for "none yet"."""
-    height, width = len(weights), len(weights[0])
-    row_price, column_price = [0.0] * (height + 1), [0.0] * (width + 1)
-    row_of = [0] * (width + 1)
-    for row in range(1, height + 1):
-        row_of[0] = row
-        for column, before in _shortest_path(weights, row_price, column_price, row_of):
-            row_of[column] = row_of[before]
-    columns = [0] * height
-    for column in range(1, width + 1):
-        if row_of[column]:
-            columns[row_of[column] - 1] = column - 1
-    return columns
-
-
-def _shortest_path(
-    weights: Sequence[Sequence[float]], row_price: list[float], column_price: list[float], row_of: list[int]
-) -> list[tuple[int, int]]:
-    """The cheapest way from the row at column 0 to a free column: pairs (column, the one before), the free one first.
-
-    Dijkstra's search over columns; it updates the prices so that no reduced cost falls below 0.
-    """
-    width = len(weights[0])
-    slack, before, is_used = [float("inf")] * (width + 1), [0] * (width + 1), [False] * (width + 1)
-    column = 0
-    while row_of[column]:
-        is_used[column] = True
-        row = row_of[column]
-        for other in range(1, width + 1):
-            if not is_used[other]:
-                cost = -weights[row - 1][other - 1] - row_price[row] - column_price[other]
-                if cost < slack[other]:
-                    slack[other], before[other] = cost, column
-        nearest = min((other for other in range(1, width + 1) if not is_used[other]), key=slack.__getitem__)
-        step = slack[nearest]
-        for other in range(width + 1):
-            if is_used[other]:
-                row_price[row_of[other]] += step
-                column_price[other] -= step
-            else:
-                slack[other] -= step
-        column = nearest
-    path = []
-    while column:
-        path.append((column, before[column]))
-        column = before[column]
-    return path
-
-
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "object": (dict,),
     "array": (list,),
@@ -406,7 +361,6 @@ _NUMBERS: Final = frozenset({"number", "integer", "float"})
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,30}")
 _DECIMAL: Final = re.compile(r"[+-]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,2})?")
 _BFCL_DROPS: Final = str.maketrans("'", '"', " ,./-_*^")
-_ABSENT: Final = object()
 
 
 class ToolSchema:
@@ -417,24 +371,19 @@ class ToolSchema:
     """
 
     def __init__(self, schema: Any, same: Same, tool: str = "") -> None:
-        self._root, self._same, self._tool = schema, same, tool
+        self.root, self._same, self._tool = schema, same, tool
         # By the identity of value and schema, which outlive the comparison.
         self._known: dict[tuple[int, int], str] = {}
         self._keys: dict[tuple[int, int], dict[str, Hashable]] = {}
 
-    @property
-    def root(self) -> Any:
-        """The schema itself."""
-        return self._root
-
     def problem(self, value: Any) -> str:
         """Why a value does not fit, in a few words; "" where it does."""
         self._known.clear()
-        return self._problem(value, self._root, "")
+        return self._problem(value, self.root, "")
 
     def missing_or_unknown(self, arguments: Mapping[str, Any]) -> str:
         """As `problem`, for the names of a call's arguments alone."""
-        for schema in self._facets(self._root, arguments):
+        for schema in self._facets(self.root, arguments):
             if found := self._required(arguments, schema, "") or self._additional(arguments, schema, ""):
                 return found
         return ""
@@ -448,7 +397,9 @@ class ToolSchema:
             is_free = not types.isdisjoint(_NUMBERS)
             return ("number" if is_free else type(value).__name__), value
         if isinstance(value, str):
-            return "str", self._text(value)
+            if self._same.strings == "casefold":
+                return "str", value.casefold()
+            return "str", value.translate(_BFCL_DROPS).lower() if self._same.strings == "bfcl" else value
         if isinstance(value, Mapping):
             return "object", frozenset(self.field_keys(value, schema).items())
         if isinstance(value, list | tuple):
@@ -466,9 +417,8 @@ class ToolSchema:
         properties = self.properties(fields, schema)
         keys = {name: self.key(item, properties.get(name, True)) for name, item in fields.items()}
         for name, of_field in properties.items():
-            default = self.default(of_field)
-            if name not in keys and default is not _ABSENT:
-                keys[name] = self.key(default, of_field)
+            if name not in keys and self.has_default(of_field):
+                keys[name] = self.key(of_field["default"], of_field)
         self._keys[pair] = keys
         return keys
 
@@ -484,13 +434,9 @@ class ToolSchema:
         """The schema of an array's items."""
         return next((facet["items"] for facet in self._facets(schema, value) if "items" in facet), True)
 
-    def default(self, schema: Any) -> Any:
-        """The default of a field; a value of its own where it has none."""
-        return schema.get("default", _ABSENT) if isinstance(schema, Mapping) else _ABSENT
-
     def has_default(self, schema: Any) -> bool:
         """Whether a field has a default."""
-        return self.default(schema) is not _ABSENT
+        return isinstance(schema, Mapping) and "default" in schema
 
     def _problem(self, value: Any, schema: Any, path: str) -> str:
         """Each value is held against each schema once, so that unions of unions take no longer than their parts."""
@@ -504,36 +450,32 @@ class ToolSchema:
 
     def _found(self, value: Any, schema: Mapping[str, Any], path: str) -> str:
         if not self._has_type(value, schema.get("type")):
-            return f"{_named(path)} is {in_short(value)} and no {_listed(schema['type'])}"
+            wanted = schema["type"] if isinstance(schema["type"], str) else " or ".join(map(str, schema["type"]))
+            return f"{_named(path)} is {in_short(value)}, not {wanted}"
         if "enum" in schema and not any(self._is_choice(value, choice, schema) for choice in schema["enum"]):
             return f"{_named(path)} is {in_short(value)}, which is none of its values"
         if "const" in schema and not self._is_choice(value, schema["const"], schema):
             return f"{_named(path)} is {in_short(value)} and not {in_short(schema['const'])}"
         parts = [self._at(schema["$ref"])] if "$ref" in schema else []
         parts += schema.get("allOf") or []
-        for found in (self._problem(value, part, path) for part in parts):
-            if found:
-                return found
+        if found := next(filter(None, (self._problem(value, part, path) for part in parts)), ""):
+            return found
         for union in (schema[word] for word in ("anyOf", "oneOf") if schema.get(word)):
             if all(problems := [self._problem(value, branch, path) for branch in union]):
                 return problems[0]
+        inner: Iterator[str] = iter(())
         if isinstance(value, Mapping):
-            return self._field_problem(value, schema, path)
-        return self._item_problem(value, schema, path) if isinstance(value, list | tuple) else ""
-
-    def _field_problem(self, fields: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> str:
-        if found := self._required(fields, schema, path) or self._additional(fields, schema, path):
-            return found
-        properties, others = schema.get("properties") or {}, schema.get("additionalProperties", True)
-        for name, item in fields.items():
-            if found := self._problem(item, properties.get(name, others), f"{path}.{name}" if path else name):
+            if found := self._required(value, schema, path) or self._additional(value, schema, path):
                 return found
-        return ""
-
-    def _item_problem(self, items: Any, schema: Mapping[str, Any], path: str) -> str:
-        inner = schema.get("items", True)
-        found = (self._problem(item, inner, f"{path}[{index}]") for index, item in enumerate(items))
-        return next((problem for problem in found if problem), "")
+            properties, others = schema.get("properties") or {}, schema.get("additionalProperties", True)
+            inner = (
+                self._problem(item, properties.get(name, others), f"{path}.{name}" if path else name)
+                for name, item in value.items()
+            )
+        elif isinstance(value, list | tuple):
+            items = schema.get("items", True)
+            inner = (self._problem(item, items, f"{path}[{index}]") for index, item in enumerate(value))
+        return next(filter(None, inner), "")
 
     def _required(self, fields: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> str:
         missing = [name for name in schema.get("required") or [] if name not in fields]
@@ -543,7 +485,7 @@ class ToolSchema:
         if schema.get("additionalProperties") is not False or "patternProperties" in schema:
             return ""
         unknown = [name for name in fields if name not in (schema.get("properties") or {})]
-        return f"{_named(f'{path}.{unknown[0]}' if path else unknown[0])} is none that it takes" if unknown else ""
+        return f"{_named(f'{path}.{unknown[0]}' if path else unknown[0])} is unknown" if unknown else ""
 
     def _is_choice(self, value: Any, choice: Any, schema: Mapping[str, Any]) -> bool:
         of_choice = {"type": schema.get("type", ["number", "string"])}
@@ -583,7 +525,7 @@ class ToolSchema:
 
     def _at(self, reference: Any) -> Any:
         """The part of the schema that `#/a/b` names."""
-        found = self._root
+        found = self.root
         path = str(reference)
         try:
             if path != "#" and not path.startswith("#/"):
@@ -610,11 +552,6 @@ class ToolSchema:
         is_number_wanted = not types.isdisjoint(_NUMBERS - {"integer"})
         return float(plain) if is_number_wanted and _DECIMAL.fullmatch(plain) else text
 
-    def _text(self, text: str) -> str:
-        if self._same.strings == "casefold":
-            return text.casefold()
-        return text.translate(_BFCL_DROPS).lower() if self._same.strings == "bfcl" else text
-
 
 def _is_of(value: Any, name: Any) -> bool:
     if name in ("number", "float"):
@@ -626,10 +563,6 @@ def _is_of(value: Any, name: Any) -> bool:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
-
-
-def _listed(wanted: Any) -> str:
-    return str(wanted) if isinstance(wanted, str) else " or ".join(map(str, wanted))
 
 
 def _named(path: str) -> str:
@@ -724,34 +657,35 @@ def first_wrong(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> s
     if made.problem:
         return made.problem
     same = _same_arguments(expected, made, schema)
-    wrong = (name for name in (*expected.arguments, *made.arguments) if name not in same)
-    return next((_differs(name, expected.arguments, made.arguments) for name in wrong), "it is right")
+    name = next((name for name in (*expected.arguments, *made.arguments) if name not in same), None)
+    if name is None:
+        return "it is right"
+    wanted = f"{in_short(expected.arguments[name])} was" if name in expected.arguments else "it was not"
+    found = f"is {in_short(made.arguments[name])}" if name in made.arguments else "is missing"
+    return f"argument {shown(name)} {found}, {wanted} expected"
 
 
 def _expected(item: Any, where: str) -> ExpectedCall:
+    where = f"tool_calls_match: {where}"
     if not isinstance(item, Mapping):
-        raise RewardError(f"tool_calls_match: {where} is {kind_of(item)}; {_FORMS}")
+        raise RewardError(f"{where} is {kind_of(item)}; {_FORMS}")
     if len(item) == 1:
         ((name, choices),) = item.items()
         if isinstance(choices, Mapping) and _are_choices(choices) and (choices or name not in _KEYS):
             return ExpectedCall(name, choices, has_choices=True)
     call = item.get("function", item)
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
-        raise RewardError(f"tool_calls_match: {where} names no function; {_FORMS}")
-    unknown = sorted((call.keys() | item.keys()) - _KEYS)
-    if unknown:
-        raise RewardError(f"tool_calls_match: {where} has the unknown key {unknown[0]!r}; {_FORMS}")
-    return ExpectedCall(call["name"], _arguments(call.get("arguments"), where))
-
-
-def _arguments(given: Any, where: str) -> Mapping[str, Any]:
+        raise RewardError(f"{where} names no function; {_FORMS}")
+    if unknown := sorted((call.keys() | item.keys()) - _KEYS):
+        raise RewardError(f"{where} has the unknown key {unknown[0]!r}; {_FORMS}")
+    given = call.get("arguments") or {}
     try:
-        value = (read_json(given) if given.strip() else {}) if isinstance(given, str) else given or {}
+        arguments = (read_json(given) if given.strip() else {}) if isinstance(given, str) else given
     except ValueError as error:
-        raise RewardError(f"tool_calls_match: {where}: its arguments cannot be read: {error}") from None
-    if not isinstance(value, Mapping):
-        raise RewardError(f"tool_calls_match: {where}: its arguments are {kind_of(value)}; write an object")
-    return value
+        raise RewardError(f"{where}: its arguments cannot be read: {error}") from None
+    if not isinstance(arguments, Mapping):
+        raise RewardError(f"{where}: its arguments are {kind_of(arguments)}; write an object")
+    return ExpectedCall(call["name"], arguments)
 
 
 def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> set[str]:
@@ -773,17 +707,13 @@ def _is_allowed(
     name: str, expected: Mapping[str, Any], made: Mapping[str, Any], of_name: Any, schema: ToolSchema
 ) -> bool:
     """Whether an argument is one of its allowed values. One that is left out has its default."""
+    default = [of_name["default"]] if schema.has_default(of_name) else []
     if name not in expected:
-        return schema.has_default(of_name) and schema.key(made[name], of_name) == schema.key(
-            of_name["default"], of_name
-        )
-    choices = expected[name]
-    if name in made:
-        return any(_fits_choice(choice, made[name], of_name, schema) for choice in choices)
-    if "" in choices:
-        return True
-    return schema.has_default(of_name) and any(
-        _fits_choice(choice, of_name["default"], of_name, schema) for choice in choices
+        return any(schema.key(made[name], of_name) == schema.key(value, of_name) for value in default)
+    values = [made[name]] if name in made else default
+    is_left_out = name not in made and "" in expected[name]
+    return is_left_out or any(
+        _fits_choice(choice, value, of_name, schema) for value in values for choice in expected[name]
     )
 
 
@@ -803,10 +733,3 @@ def _fits_choice(choice: Any, value: Any, of_value: Any, schema: ToolSchema) -> 
 
 def _are_choices(value: Mapping[str, Any]) -> bool:
     return all(isinstance(choices, list | tuple) for choices in value.values())
-
-
-def _differs(name: str, expected: Mapping[str, Any], made: Mapping[str, Any]) -> str:
-    if name not in made:
-        return f"argument {shown(name)} is missing, {in_short(expected[name])} was expected"
-    wanted = f"{in_short(expected[name])} was expected" if name in expected else "it was not expected"
-    return f"argument {shown(name)} is {in_short(made[name])}, {wanted}"

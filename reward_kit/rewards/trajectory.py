@@ -74,7 +74,10 @@ def no_tool_errors(messages: list[Message], step_data: list[StepData], *, each: 
     Options:
         each: False earns 0 for a single failed call.
     """
-    failed = {step.system_step_index: _failures(step) for step in step_data}
+    failed = {
+        step.system_step_index: ["error" in tool for tool in _outcomes(step) if not tool.get("skipped")]
+        for step in step_data
+    }
     calls = {index: len(found) for index, found in failed.items()}
     wrong, total = sum(map(sum, failed.values())), sum(calls.values())
     share = 1.0 - wrong / total if total else 1.0
@@ -178,25 +181,17 @@ def _reached(steps: Sequence[StepData], reach: Sequence[Milestone], ordered: boo
         for one in reach:
             if one.name in found:
                 continue
-            if any(_reaches(call, one) for call in calls) or _is_observed(step, one):
+            answers = [message.text for message in _after_action(step)[1] if message.role == "user"]
+            answers += [call.answer for call in calls]
+            if one.observed is not None:
+                is_reached = any(one.observed in answer for answer in answers)
+            else:
+                is_reached = any(call.name == one.tool and _has_all(call.arguments, one.arguments) for call in calls)
+            if is_reached:
                 found[one.name] = step.system_step_index
             elif ordered:
                 break
     return found
-
-
-def _reaches(call: _Call, one: Milestone) -> bool:
-    if one.observed is not None:
-        return one.observed in call.answer
-    fits = all(name in call.arguments and call.arguments[name] == value for name, value in one.arguments.items())
-    return call.name == one.tool and fits
-
-
-def _is_observed(step: StepData, one: Milestone) -> bool:
-    """Where the agent acts by text: what answered it."""
-    if one.observed is None:
-        return False
-    return any(message.role == "user" and one.observed in message.text for message in _after_action(step)[1])
 
 
 def _after_action(step: StepData) -> tuple[Message | None, list[Message]]:
@@ -207,11 +202,6 @@ def _after_action(step: StepData) -> tuple[Message | None, list[Message]]:
             return message, answers[::-1]
         answers.append(message)
     return None, []
-
-
-def _failures(step: StepData) -> list[bool]:
-    """For each call that was carried out, whether it failed."""
-    return ["error" in tool for tool in _outcomes(step) if not tool.get("skipped")]
 
 
 def _outcomes(step: StepData) -> list[dict[str, Any]]:
@@ -226,12 +216,12 @@ def _good_calls(step: StepData) -> Iterator[_Call]:
     answers = [message.text for message in after if message.role == "tool"]
     for call, outcome, answer in zip(calls, _outcomes(step), answers, strict=False):
         if "error" not in outcome and not outcome.get("skipped"):
-            yield _Call(call.function.name, _arguments(call.function.arguments), answer)
+            try:
+                arguments = json.loads(call.function.arguments)
+            except (ValueError, RecursionError):
+                arguments = {}
+            yield _Call(call.function.name, arguments if isinstance(arguments, dict) else {}, answer)
 
 
-def _arguments(text: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+def _has_all(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return all(name in found and found[name] == value for name, value in wanted.items())

@@ -1,7 +1,7 @@
-"""`ReplayPolicy`: acts as a recorded run did, and notices the first thing that is not as it was.
+"""`ReplayPolicy`: repeat a recorded run, and report the first difference.
 
-The new episode is the recorded one over again: same actions, tokens, usage and value estimates, in a world that is
-built and asked anew. What it answers is compared with the record before every action and at the end.
+The new episode repeats the recorded one: same actions, tokens, usage and value estimates, in a newly built environment.
+Its answers are compared with the record before every action and at the end.
 """
 
 from __future__ import annotations
@@ -29,28 +29,27 @@ from reward_kit.safe_input import complete_lines
 logger = logging.getLogger("reward_kit.agent")
 
 _AFTER_IDENTITY = b',"stop_reason":'
-_OF_THE_WORLD = ("EnvironmentFailure", "ToolError")
+_ENVIRONMENT_FAILURES = ("EnvironmentFailure", "ToolError")
 
 
-class _Place(NamedTuple):
-    """Where a line of the file begins, and which attempt of its episode it is; the latest one counts."""
+class _Line(NamedTuple):
+    """The attempt of a line's episode, of which the latest counts, and its offset in the file."""
 
     attempt: int
     offset: int
 
 
 class ReplayPolicy(AgentPolicy):
-    """Plays the episodes of a recorded run: for each new one that of the same rollout id, else of the same sample and
-    position in the group.
+    """Plays the episodes of a recorded run: that of the same rollout id, else of the same sample and group position.
 
     Args:
         run: a run's folder, or its `episodes.jsonl`. An index of it is kept in memory, the episodes are not.
-        on_difference: what is done where the conversation is not as it was: "stop" breaks the episode with a
-            `PolicyError` that shows the first difference; "continue" logs it and plays on.
-        policy: whose episodes, as labelled in the run; needed where it has several policies.
+        on_difference: at the first difference in the conversation, "stop" breaks the episode with a `PolicyError` that
+            shows it; "continue" logs it and plays on.
+        policy: the label of the policy to replay; required if the run has several.
 
     Raises:
-        ConfigError: there is no such run, or no such policy in it, or it has several.
+        ConfigError: the run or the policy does not exist, or `policy` is required.
     """
 
     path_options = ("run",)
@@ -63,32 +62,34 @@ class ReplayPolicy(AgentPolicy):
             raise ConfigError(f"on_difference: expected stop or continue, got {on_difference!r}")
         self._file, self._stops = episodes_file(Path(run)), on_difference == "stop"
         labels: set[str] = set()
-        self._by_id: dict[str, _Place] = {}
-        self._by_position: dict[tuple[str, int], _Place] = {}
+        self._by_id: dict[str, _Line] = {}
+        self._by_position: dict[tuple[str, int], _Line] = {}
         for offset, identity in _identities(self._file):
             labels.add(identity["policy"])
             if policy is None or identity["policy"] == policy:
-                self._note(identity, offset)
-        _check_label(self._file, policy, labels)
-
-    def _note(self, identity: Mapping[str, Any], offset: int) -> None:
-        place = _Place(attempt_of(identity), offset)
-        position = (identity["sample_id"], identity["rollout_index"])
-        self._by_id[identity["rollout_id"]] = max(place, self._by_id.get(identity["rollout_id"], place))
-        self._by_position[position] = max(place, self._by_position.get(position, place))
+                line = _Line(attempt_of(identity), offset)
+                rollout_id, position = identity["rollout_id"], (identity["sample_id"], identity["rollout_index"])
+                self._by_id[rollout_id] = max(line, self._by_id.get(rollout_id, line))
+                self._by_position[position] = max(line, self._by_position.get(position, line))
+        if policy is not None and policy not in labels:
+            raise ConfigError(f"{self._file} has no episode of policy {policy!r}{did_you_mean(policy, labels)}")
+        if not labels:
+            raise ConfigError(f"{self._file} has no finished episode")
+        if policy is None and len(labels) > 1:
+            raise ConfigError(f"{self._file} has episodes of {', '.join(sorted(labels))}; name one of them as policy")
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """A session that plays one recorded episode.
+        """Return a session that plays one recorded episode.
 
         Raises:
             PolicyError: the run has no such episode, or it was not collected by a worker.
         """
         position = (context.sample_id, context.rollout_index)
-        place = self._by_id.get(context.rollout_id) or self._by_position.get(position)
-        if place is None:
+        line = self._by_id.get(context.rollout_id) or self._by_position.get(position)
+        if line is None:
             number = f"rollout {context.rollout_index} of sample {context.sample_id!r}"
             raise PolicyError(f"{self._file} has no episode to replay for {number} ({context.rollout_id})")
-        episode = await anyio.to_thread.run_sync(self._read, place.offset)
+        episode = await anyio.to_thread.run_sync(self._read, line.offset)
         return _Session(episode, f"replay of {episode.id_} ({self._file})", self._stops, context.call_tool)
 
     def _read(self, offset: int) -> SingleAgentEpisode:
@@ -102,7 +103,7 @@ class ReplayPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Raises: actions are those of an episode; act through the session that `open` returns."""
+        """Raise: actions belong to an episode; act through the session that `open` returns."""
         raise PolicyError("a replay acts through the session of an episode, which open() returns")
 
 
@@ -120,76 +121,80 @@ class _Session(AgentPolicy):
         self._turns = episode.tokens.turns()
         self._next = 0
         self._compared = 0
-        self._is_off = False
+        self._has_diverged = False
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """The next recorded action.
+        """Return the next recorded action.
 
         Raises:
-            PolicyError: the conversation is not the recorded one, or goes on where that one ended.
-            RewardKitError: what the recorded policy raised here.
+            PolicyError: the conversation differs from the recorded one, or continues beyond its end.
+            RewardKitError: the recorded policy raised it here.
         """
         step, recorded = self._next, self._episode
         if step == len(recorded):
             return self._past_the_end(observation)
-        self._compare(observation, self._expected(step))
+        # Before the first action the conversation is compared as the task gave it to the policy.
+        given = recorded.get_infos(0).get("given_messages") if step == 0 else None
+        if given is not None:
+            expected = [Message.model_validate(message) for message in given]
+        else:
+            expected = recorded.messages[: recorded.assistant_turns[step]]
+        self._compare(observation, expected)
         outputs = {key: column.get(step) for key, column in recorded.extra_model_outputs.items()}
         action = await self._action(step, outputs)
         self._next += 1
-        # What the first action makes of the prompt is the record's own beginning.
+        # The prompt of the first action is the record's own beginning.
         self._compared = recorded.assistant_turns[step]
         log_probs = read_log_probs(recorded, step, self._turns.get(step))
         return PolicyOutput(action, outputs.get("raw_policy_output"), log_probs, outputs.get("value_estimate"))
 
     async def see_end(self, messages: Sequence[Message]) -> None:
-        """Compare what came after the last action.
+        """Compare the messages after the last action.
 
         Raises:
-            PolicyError: it is not what was recorded.
+            PolicyError: they differ from the record.
         """
         self._compare(messages, self._episode.messages)
 
-    def _expected(self, step: int) -> list[Message]:
-        """The conversation before an action; before the first one, as the task gave it to the policy."""
-        given = self._episode.get_infos(0).get("given_messages") if step == 0 else None
-        if given is not None:
-            return [Message.model_validate(message) for message in given]
-        return self._episode.messages[: self._episode.assistant_turns[step]]
-
     def _compare(self, now: Sequence[Message], before: Sequence[Message]) -> None:
-        if self._is_off:
+        if self._has_diverged:
             return
         pairs = zip_longest(before[self._compared :], now[self._compared :])
         for index, (old, new) in enumerate(pairs, self._compared):
             if difference := _difference(old, new):
-                self._differs(f"message {index} {difference}")
+                self._report(f"message {index} {difference}")
                 return
         self._compared = len(before)
 
-    def _differs(self, what: str) -> None:
-        """Stop, or log it; after the first difference nothing is expected to be as it was."""
-        if self._is_off:
+    def _report(self, what: str) -> None:
+        """Stop, or log the first difference; later ones are expected."""
+        if self._has_diverged:
             return
         text = f"{self._name}: step {self._next}: {what}"
         if self._stops:
             raise PolicyError(text)
         logger.warning("%s; it goes on all the same", text)
-        self._is_off = True
+        self._has_diverged = True
 
     def _past_the_end(self, observation: Sequence[Message]) -> PolicyOutput:
-        """There is no further action: what broke the recorded policy breaks this one, and all else is a difference."""
+        """Raise the recorded policy's failure, or report that this episode continues."""
         self._compare(observation[: len(self._episode.messages)], self._episode.messages)
         facts = facts_of(self._episode)
-        if facts["failure"] and facts["failure"]["where"] not in _OF_THE_WORLD and not self._is_off:
-            raise _as_recorded(Failure.from_json(facts["failure"]))
+        failure = facts["failure"]
+        if failure and failure["where"] not in _ENVIRONMENT_FAILURES and not self._has_diverged:
+            recorded = Failure.from_json(failure)
+            kind = getattr(errors, recorded.where, PolicyError)
+            error: RewardKitError = (kind if issubclass(kind, RewardKitError) else PolicyError)(recorded.message)
+            error.recorded = recorded  # recorded as the same failure again
+            raise error
         ended = f"ended with {facts['stop_reason']} after {len(self._episode)} actions"
-        self._differs(f"the recorded episode {ended}, and this one goes on")
+        self._report(f"the recorded episode {ended}, and this one goes on")
         return PolicyOutput({"type": "terminate"})
 
     async def _action(self, step: int, outputs: Mapping[str, Any]) -> Action:
-        """The recorded action, with what the policy did by itself in it."""
+        """Return the recorded action, after repeating the calls that the policy made itself."""
         recorded, action = self._episode, dict(self._episode.get_actions(step))
         turn, own = recorded.assistant_turns[step], outputs.get("own_account") or ()
         if step == 0 and "given_messages" in recorded.get_infos(0):
@@ -198,26 +203,23 @@ class _Session(AgentPolicy):
             action["prompt_messages"] = outputs["prompt_messages"]
         if "is_final" in own:
             action["is_final"] = True
-        if "results" in own:
-            await self._make_own_calls(recorded.get_infos(step + 1).get("own_calls") or ())
-            action["results"] = [message.to_chat() for message in recorded.answers_to(step)]
-        return action
-
-    async def _make_own_calls(self, calls: Sequence[Mapping[str, Any]]) -> None:
-        """The calls that the recorded policy made in its own time; the world must hear of them again."""
-        for call in calls:
+        if "results" not in own:
+            return action
+        for call in recorded.get_infos(step + 1).get("own_calls") or ():
             if self._call_tool is None:
                 raise PolicyError(f"{self._name}: the policy called {call['name']}, and there is nobody to call here")
             answer = (await self._call_tool(call["name"], call["arguments"])).text
             if hash_key(answer) != call["answer"]:
-                self._differs(f"{call['name']} {call['arguments']!r} has another answer than it had: {answer!r:.200}")
+                self._report(f"{call['name']} {call['arguments']!r} has another answer than it had: {answer!r:.200}")
+        action["results"] = [message.to_chat() for message in recorded.answers_to(step)]
+        return action
 
 
 def episodes_file(run: Path) -> Path:
-    """The `episodes.jsonl` of a run that is named by its folder or by that file.
+    """Return the `episodes.jsonl` of a run, given its folder or that file.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the file does not exist.
     """
     file = run / "episodes.jsonl" if run.is_dir() else run
     if not file.is_file():
@@ -226,25 +228,16 @@ def episodes_file(run: Path) -> Path:
 
 
 def recorded_labels(run: Path) -> list[str]:
-    """The labels of the policies whose episodes a run holds.
+    """Return the labels of the policies whose episodes a run holds.
 
     Raises:
-        ConfigError: there is no such run, or a line of it cannot be read.
+        ConfigError: the run does not exist, or a line of it cannot be read.
     """
     return sorted({identity["policy"] for _, identity in _identities(episodes_file(run))})
 
 
-def _check_label(file: Path, policy: str | None, labels: set[str]) -> None:
-    if policy is not None and policy not in labels:
-        raise ConfigError(f"{file} has no episode of policy {policy!r}{did_you_mean(policy, labels)}")
-    if not labels:
-        raise ConfigError(f"{file} has no finished episode")
-    if policy is None and len(labels) > 1:
-        raise ConfigError(f"{file} has episodes of {', '.join(sorted(labels))}; name one of them as policy")
-
-
 def _identities(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The offset and the first fields of each line; a torn last line is left out."""
+    """Return the offset and the first fields of each line; a torn last line is left out."""
     for number, (offset, line) in enumerate(complete_lines(file), 1):
         # Inside a JSON text quotes are escaped, so this is the key itself, and the long part is not parsed.
         end = line.find(_AFTER_IDENTITY)
@@ -257,19 +250,11 @@ def _identities(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _difference(old: Message | None, new: Message | None) -> str:
-    """How a message differs from the recorded one; "" where it does not."""
+    """Return a description of how a message differs from the recorded one; "" if it does not."""
     if old is None or new is None:
-        there = old or new
-        assert there is not None
-        shown = f"({there.role}): {there.text!r:.120}"
-        return f"{shown} is missing now" if new is None else f"{shown} is new"
+        present = old or new
+        assert present is not None
+        text = f"({present.role}): {present.text!r:.120}"
+        return f"{text} is missing now" if new is None else f"{text} is new"
     difference = first_difference(old.to_chat(), new.to_chat())
     return f"({old.role}) differs{difference}" if difference else ""
-
-
-def _as_recorded(failure: Failure) -> RewardKitError:
-    """The error that a recorded failure came from, which is recorded as that failure again."""
-    kind = getattr(errors, failure.where, PolicyError)
-    error: RewardKitError = (kind if issubclass(kind, RewardKitError) else PolicyError)(failure.message)
-    error.recorded = failure
-    return error

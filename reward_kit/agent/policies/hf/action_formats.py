@@ -1,4 +1,8 @@
-"""The tools of a turn as action formats need them: names, schemas, and the calls that can be listed."""
+"""Action formats: how a model writes its tool calls, to be read, and to be written as a constraint.
+
+The text of a model becomes an assistant message, and that an action, by the rules for the answers of endpoints:
+arguments that are not a JSON object stay verbatim as `arguments_text`, and the worker answers with a tool error.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,13 @@ from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean
 from reward_kit.safe_input import read_strictly
 
 MAX_LISTED = 10_000
-
-"""Calls that are listed at most; of more a grammar is made."""
+"""Limit of listed calls; beyond it a grammar is made."""
+Literal = Callable[[str], str]
+Schema = Callable[[Mapping[str, Any]], str]
+_THINK_END = "</think>"
+_NAME = re.compile(r'"(?:name|function)"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
+_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
@@ -43,20 +52,25 @@ class Tool:
 
     @cached_property
     def text_parameter(self) -> str | None:
-        """The name of its parameter, where it has one alone and that takes a text."""
+        """The name of its parameter, if it has exactly one and that takes a text."""
         if len(self.parameters) != 1:
             return None
         ((name, schema),) = self.parameters.items()
-        values = _values(schema)
+        values = _listed_values(schema)
         is_text = schema.get("type") == "string" or (values and all(isinstance(value, str) for value in values))
         return name if is_text else None
 
+    @property
+    def takes_any_text(self) -> bool:
+        """Its text parameter may hold any text."""
+        return all(schema.keys() <= {"type", "description", "title", "default"} for schema in self.parameters.values())
+
     def listed_calls(self) -> list[dict[str, Any]] | None:
-        """All arguments that it can be called with; None where they cannot be listed."""
+        """Return all arguments that it can be called with; None if they cannot be listed."""
         required = set(self.schema.get("required") or ())
         choices: list[list[tuple[str, Any] | None]] = []
         for name, schema in self.parameters.items():
-            values = _values(schema)
+            values = _listed_values(schema)
             if values is None:
                 return None
             left_out: list[tuple[str, Any] | None] = [] if name in required else [None]
@@ -66,8 +80,8 @@ class Tool:
         return [dict(filter(None, pairs)) for pairs in product(*choices)]
 
 
-def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """All values of a schema; None where they cannot be listed."""
+def _listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Return all values of a schema; None if they cannot be listed."""
     if "enum" in schema:
         return list(schema["enum"])
     if "const" in schema:
@@ -77,13 +91,13 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def tools_of(specs: Sequence[ToolSpec] | None) -> list[Tool]:
-    """The tools of these specifications."""
+    """Return the tools of these specifications."""
     functions = [spec["function"] for spec in specs or ()]
     return [Tool(function["name"], function.get("parameters") or {"type": "object"}) for function in functions]
 
 
 def all_calls(tools: Sequence[Tool]) -> Iterator[tuple[str, dict[str, Any]]] | None:
-    """Every call of every tool, as name and arguments; None where they cannot be listed."""
+    """Return every call of every tool, as name and arguments; None if they cannot be listed."""
     listed = [(tool.name, tool.listed_calls()) for tool in tools]
     calls = [(name, arguments) for name, arguments in listed if arguments is not None]
     if len(calls) < len(listed) or sum(len(arguments) for _, arguments in calls) > MAX_LISTED:
@@ -91,94 +105,76 @@ def all_calls(tools: Sequence[Tool]) -> Iterator[tuple[str, dict[str, Any]]] | N
     return ((name, arguments) for name, each in calls for arguments in each)
 
 
-Literal = Callable[[str], str]
-
-Schema = Callable[[Mapping[str, Any]], str]
-
-_THINK_END = "</think>"
-
-_NAME = re.compile(r'"(?:name|function)"\s*:\s*"((?:[^"\\]|\\.)*)"')
-
-_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
-
-_DECODER = json.JSONDecoder()
-
-
 class Written(NamedTuple):
-    """What a model wrote, taken apart."""
+    """The parts of a model's text."""
 
     content: str
     calls: Sequence[WrittenCall] = ()
     reasoning: str = ""
 
-
-def action_from(written: Written) -> Action:
-    """The action that a model's text is."""
-    action = action_written(written.content, written.calls, written.reasoning)
-    for call in (action, *action.get("calls", ())):
-        if call.get("id") == "":  # the conversation makes one up
-            del call["id"]
-    return action
+    def action(self) -> Action:
+        """Return the action that these parts make."""
+        action = action_written(self.content, self.calls, self.reasoning)
+        for call in (action, *action.get("calls", ())):
+            if call.get("id") == "":  # the conversation assigns one
+                del call["id"]
+        return action
 
 
 class ActionFormat(ABC):
     """One way to write tool calls.
 
     Attributes:
-        name: what an option calls it.
+        name: of the format in options.
     """
 
     name: str
 
     @abstractmethod
     def read(self, text: str, tools: Sequence[Tool]) -> Written:
-        """Take a text apart that is no reasoning; never refused."""
+        """Parse a text without reasoning; never fails."""
 
     @abstractmethod
     def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
-        """The text of a turn that is this one call.
+        """Return the text of a turn that is this one call.
 
         Raises:
-            PolicyError: the format cannot say it.
+            PolicyError: the format cannot express it.
         """
 
     @abstractmethod
     def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
-        """The right side of a Lark rule for a turn that is one call of this tool.
+        """Return the right side of a Lark rule for a turn that is one call of this tool.
 
         Args:
             tool: the tool.
-            literal: a text as the grammar's terminal.
-            schema: a JSON schema as the grammar's terminal.
+            literal: turns a text into the grammar's terminal.
+            schema: turns a JSON schema into the grammar's terminal.
         """
 
     def check(self, tools: Sequence[Tool]) -> None:
-        """Refuse tools that this format cannot call.
-
-        Raises:
-            PolicyError: there is such a tool.
-        """
+        """Raise a PolicyError if this format cannot call one of the tools."""
         return
 
     def call_id(self, turn: int, position: int) -> str:
-        """The id of the call at `position` in the turn of this number; "" leaves it to the conversation."""
+        """Return the id of the call at `position` in this turn; "" leaves it to the conversation."""
         return ""
 
     def action(self, text: str, tools: Sequence[Tool], turn: int = 0, *, may_reason: bool = True) -> Action:
-        """The action that a turn's whole text is, reasoning included.
+        """Return the action of a turn's whole text, reasoning included.
 
         Args:
-            text: what was sampled, without the token that ended it.
+            text: as sampled, without the token that ended it.
             tools: those that could be called.
-            turn: counts the turns of the episode, for the ids of calls.
-            may_reason: it may begin with reasoning; else the end of reasoning is a text like any other.
+            turn: the number of the turn in the episode, for the ids of calls.
+            may_reason: it may begin with reasoning; otherwise the end of reasoning is ordinary text.
         """
         before, end, rest = text.partition(_THINK_END) if may_reason else (text, "", "")
         written = self.read(rest.strip("\n") if end else text, tools)
         if end:
             written = written._replace(reasoning=before.strip().removeprefix("<think>").strip())
         calls = [call._replace(id=call.id or self.call_id(turn, i)) for i, call in enumerate(written.calls)]
-        return action_from(written._replace(calls=calls))
+        return written._replace(calls=calls).action()
 
 
 class Hermes(ActionFormat):
@@ -188,23 +184,22 @@ class Hermes(ActionFormat):
     _BEGIN, _END = "<tool_call>", "</tool_call>"
 
     def read(self, text: str, tools: Sequence[Tool]) -> Written:
-        content, *_ = parts = [text.partition(self._BEGIN)[0]]
-        blocks, rest = [], text[len(content) :]
+        content = text.partition(self._BEGIN)[0]
+        parts, calls, rest = [content], [], text[len(content) :]
         while rest.startswith(self._BEGIN):
-            block, rest = self._block(rest.removeprefix(self._BEGIN).lstrip())
-            blocks.append(block)
+            rest = rest.removeprefix(self._BEGIN).lstrip()
+            # The end tag may occur in a JSON string of the call.
+            block, behind = _split_json(rest)
+            if behind.lstrip().startswith(self._END):
+                rest = behind.lstrip().removeprefix(self._END)
+            else:
+                block, _, rest = rest.partition(self._END)
+                block = block.strip()
+            calls.append(_read_call(block))
             between, begin, rest = rest.partition(self._BEGIN)
             parts.append(between)
             rest = begin + rest
-        return Written("".join(parts).strip() if blocks else text, [_call_of(block) for block in blocks])
-
-    def _block(self, rest: str) -> tuple[str, str]:
-        """A call's text, and what follows its end. The end's own text may stand in the call, inside a JSON string."""
-        one, behind = _first_json(rest)
-        if behind.lstrip().startswith(self._END):
-            return one, behind.lstrip().removeprefix(self._END)
-        block, _, rest = rest.partition(self._END)
-        return block.strip(), rest
+        return Written("".join(parts).strip() if calls else text, calls)
 
     def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
         call = json_text({"name": tool.name, "arguments": arguments})
@@ -212,13 +207,12 @@ class Hermes(ActionFormat):
 
     def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
         head = literal(f'\n{{"name": {json_text(tool.name)}, "arguments": ')
-        return (
-            f"{literal('<tool_call>')} {head} {schema(tool.schema)} {literal('}' + chr(10))} {literal('</tool_call>')}"
-        )
+        tail = literal("}\n")
+        return f"{literal(self._BEGIN)} {head} {schema(tool.schema)} {tail} {literal(self._END)}"
 
 
 class Llama(ActionFormat):
-    """`{"name": …, "parameters": {…}}` and nothing else, after `<|python_tag|>` or without; several parted by `;`."""
+    """`{"name": …, "parameters": {…}}` alone, with or without `<|python_tag|>` before; several separated by `;`."""
 
     name = "llama"
 
@@ -228,8 +222,8 @@ class Llama(ActionFormat):
             return Written(text)
         calls = []
         while rest.startswith("{"):
-            part, rest = _first_json(rest)
-            calls.append(_call_of(part))
+            part, rest = _split_json(rest)
+            calls.append(_read_call(part))
             rest = rest.lstrip().removeprefix(";").lstrip()
         return Written(rest, calls)
 
@@ -259,13 +253,13 @@ class Mistral(ActionFormat):
             return [WrittenCall(name, arguments if "[ARGS]" in part else f"{{{arguments}")] if name else []
         calls, rest = [], part[1:].lstrip()
         while rest.startswith("{"):
-            one, rest = _first_json(rest)
-            calls.append(_call_of(one))
+            one, rest = _split_json(rest)
+            calls.append(_read_call(one))
             rest = rest.lstrip().removeprefix(",").lstrip()
         return calls
 
     def call_id(self, turn: int, position: int) -> str:
-        # These models' templates take ids of nine letters and digits alone.
+        # These models' templates accept only ids of nine letters and digits.
         return f"c{turn:05d}{position:03d}"
 
     def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
@@ -277,7 +271,7 @@ class Mistral(ActionFormat):
 
 
 class Plain(ActionFormat):
-    """`tool_name {json}`; `tool_name value` where its one parameter is a text; `tool_name` where it has none."""
+    """`tool_name {json}`; `tool_name value` if its one parameter is a text; `tool_name` if it has none."""
 
     name = "plain"
 
@@ -295,17 +289,10 @@ class Plain(ActionFormat):
         value = rest[0].strip() if rest else ""
         if tool is None or (value and not tool.parameters and not value.startswith("{")):
             return Written(text)
-        if tool.text_parameter is not None and not self._is_object(value, tool.text_parameter):
-            # Nothing at all is no value: the tool says what is missing.
+        if tool.text_parameter is not None and not _is_object_of(value, tool.text_parameter):
+            # An empty text is not a value: the tool reports what is missing.
             return Written("", [WrittenCall(name, json_text({tool.text_parameter: value} if value else {}))])
         return Written("", [WrittenCall(name, value or "{}")])
-
-    def _is_object(self, value: str, parameter: str) -> bool:
-        try:
-            found = read_strictly(value) if value.startswith("{") else None
-        except (ValueError, RecursionError):
-            return False
-        return isinstance(found, dict) and list(found) == [parameter]
 
     def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
         parameter = tool.text_parameter
@@ -313,14 +300,14 @@ class Plain(ActionFormat):
             return tool.name
         if parameter is not None and list(arguments) == [parameter]:
             value = arguments[parameter]
-            if value and value == value.strip() and not self._is_object(value, parameter):
+            if value and value == value.strip() and not _is_object_of(value, parameter):
                 return f"{tool.name} {value}"
         return f"{tool.name} {json_text(arguments)}"
 
     def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
         if not tool.parameters:
             return literal(tool.name)
-        is_free = tool.text_parameter is not None and _is_free_text(tool)
+        is_free = tool.text_parameter is not None and tool.takes_any_text
         value = r"/[^\s{][^\n]*/" if is_free else schema(tool.schema)
         return f"{literal(tool.name + ' ')} {value}"
 
@@ -351,13 +338,13 @@ class Bare(ActionFormat):
         return value
 
     def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
-        if _is_free_text(tool):
+        if tool.takes_any_text:
             return r"/\S[^\n]*/"
         raise PolicyError(f"constrain: {tool.name} has too many values to list; take another action_format")
 
 
 class ResponseTemplate(ActionFormat):
-    """As the tokenizer's own `response_template` says; see `PreTrainedTokenizerBase.parse_response`.
+    """The tokenizer's own `response_template`; see `PreTrainedTokenizerBase.parse_response`. It only reads.
 
     Args:
         tokenizer: of the model.
@@ -375,14 +362,14 @@ class ResponseTemplate(ActionFormat):
                 found = self._tokenizer.parse_response(text, prefix=self._opening)
         except PolicyError:
             # It raises on a call whose JSON is broken.
-            return Written("", [_call_of(text)]) if _NAME.search(text) else Written(text)
+            return Written("", [_read_call(text)]) if _NAME.search(text) else Written(text)
         functions = [call.get("function") or call for call in found.get("tool_calls") or ()]
         calls = [WrittenCall(str(each.get("name") or ""), _as_text(each.get("arguments"))) for each in functions]
         reasoning = found.get("reasoning_content") or found.get("thinking") or ""
         return Written(found.get("content") or "", calls, reasoning)
 
     def action(self, text: str, tools: Sequence[Tool], turn: int = 0, *, may_reason: bool = True) -> Action:
-        return action_from(self.read(text, tools))
+        return self.read(text, tools).action()
 
     def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
         raise PolicyError("constrain: a response_template only reads; set action_format to how the model writes calls")
@@ -391,13 +378,17 @@ class ResponseTemplate(ActionFormat):
         return self.write(tool, {})
 
 
-def _is_free_text(tool: Tool) -> bool:
-    """Its one text may be anything."""
-    return all(schema.keys() <= {"type", "description", "title", "default"} for schema in tool.parameters.values())
+def _is_object_of(value: str, parameter: str) -> bool:
+    """Return whether a text is a JSON object with this one key."""
+    try:
+        found = read_strictly(value) if value.startswith("{") else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and list(found) == [parameter]
 
 
-def _first_json(text: str) -> tuple[str, str]:
-    """The JSON value that a text begins with, and what follows; all of it where it is broken."""
+def _split_json(text: str) -> tuple[str, str]:
+    """Return the JSON value that a text begins with, and the rest; all of it if it is broken."""
     try:
         _, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
@@ -405,8 +396,8 @@ def _first_json(text: str) -> tuple[str, str]:
     return text[:end], text[end:]
 
 
-def _call_of(block: str) -> WrittenCall:
-    """The call that a JSON text is; of a broken one what can be found, verbatim."""
+def _read_call(block: str) -> WrittenCall:
+    """Return the call in a JSON text; of a broken one the recognizable parts, verbatim."""
     try:
         value = _DECODER.decode(block)
     except (ValueError, RecursionError):
@@ -419,37 +410,36 @@ def _call_of(block: str) -> WrittenCall:
 
 
 def _as_text(arguments: Any) -> str:
-    """Arguments as text. Some models put JSON into a string."""
+    """Return arguments as text. Some models put JSON into a string."""
     if isinstance(arguments, str):
         return arguments
     return "{}" if arguments is None else json_text(arguments)
 
 
 FORMATS: dict[str, type[ActionFormat]] = {kind.name: kind for kind in (Hermes, Llama, Mistral, Plain, Bare)}
-
 _CHOOSE = "set action_format to hermes, llama, mistral, plain or bare"
 
 
 def find_action_format(
     name: str, tokenizer: Any, template: str | None, opening: str = ""
 ) -> ActionFormat | PolicyError:
-    """The format of this name, or for "auto" the model's own.
+    """Return the format of this name, or for "auto" the model's own.
 
-    "auto" takes the first that fits: the tokenizer's `response_template`; hermes where the chat template has
-    `<tool_call>` and its calls are JSON; mistral where it has `[TOOL_CALLS]`; llama where it has `<|python_tag|>`, or
-    `"parameters"` beside `<|start_header_id|>`.
+    "auto" takes the first that fits: the tokenizer's `response_template`; hermes if the chat template has `<tool_call>`
+    and its calls are JSON; mistral if it has `[TOOL_CALLS]`; llama if it has `<|python_tag|>`, or `"parameters"`
+    beside `<|start_header_id|>`.
 
     Args:
         name: of the format, "auto" or "template".
         tokenizer: of the model.
-        template: its chat template; None where it has none.
-        opening: what the template writes between the last message and an answer.
+        template: its chat template, or None.
+        opening: the template's text between the last message and an answer.
 
     Returns:
-        The format; or why there is none, to be raised once there are tools.
+        The format; or an error, to be raised once there are tools.
 
     Raises:
-        ConfigError: there is no such format, or "template" and the tokenizer has no `response_template`.
+        ConfigError: the format is unknown, or "template" and the tokenizer has no `response_template`.
     """
     if name in FORMATS:
         return FORMATS[name]()
@@ -459,10 +449,7 @@ def find_action_format(
         return ResponseTemplate(tokenizer, opening)
     if name == "template":
         raise ConfigError(f"action_format: the tokenizer has no response_template; {_CHOOSE}")
-    return _by_template(template or "")
-
-
-def _by_template(template: str) -> ActionFormat | PolicyError:
+    template = template or ""
     if "<tool_call>" in template:
         if "<function=" in template or "<arg_key>" in template:
             return PolicyError(

@@ -1,18 +1,22 @@
-"""Keys and values of many contexts in rows, as a cache that `transformers` models write to and read from.
+"""`RowModel`: a `transformers` causal LM that computes the new tokens of many contexts at once.
 
-A row holds one context: the token ids and, for a prefix of them, keys and values of every layer. It lives as long as
-its session, so that a turn computes only what is new since the turn before. A forward pass takes some of the rows, each
-with its own number of new tokens: a `Chunk`. Memory is taken for as many rows and positions as were ever needed at
-once, not for all that there may be: those of a model with a context of 131,072 tokens would fit no machine.
+Keys and values are kept in rows. A row holds one context: its token ids and, for a prefix of them, the keys and values
+of every layer. It lives as long as its session, so that a turn computes only its new tokens. Memory is allocated for
+as many rows and positions as were ever needed at once: a full context of 131,072 tokens for every row would fit no
+machine.
+
+A forward pass computes new tokens of some rows, a chunk. Packed: one after another in a single row of the batch, so
+that nothing is padded and a prompt of hundreds of tokens joins rows that decode one. Only attention sees rows: it is
+computed by a function of ours, called through `transformers`' attention interface. Padded: rows of equal length with a
+mask, for models that do not use the interface.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,35 +33,11 @@ from reward_kit.errors import ConfigError, PolicyError, RewardKitError, boundary
 Ints = NDArray[np.int64]
 
 _POSITIONS = 256
-
-"""Positions of a row for which memory is taken at first."""
-
-
-class Chunk(Protocol):
-    """The new tokens of some rows, laid out for one forward pass.
-
-    Attributes:
-        inputs: what the model is called with.
-        stored_at: for each token, in the order of the inputs, its place in a layer's flat store.
-        picked_P: places in the flattened inputs whose last hidden states are wanted.
-        length: how many positions of a row may be looked at, at most.
-    """
-
-    @property
-    def inputs(self) -> dict[str, Tensor]: ...
-    @property
-    def stored_at(self) -> Tensor: ...
-    @property
-    def picked_P(self) -> Tensor: ...
-    @property
-    def length(self) -> int: ...
-
-    def seen(self, store_RCHW: Tensor) -> Tensor:
-        """What attention is given of the rows: all of it, or (B, heads, length, width) of those of the chunk."""
+"""Positions of a row for which memory is allocated at first."""
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's keys and values, (R, C, heads, width) each: R rows of C positions, as many as are reserved."""
+    """One layer's keys and values, (R, C, heads, width) each: R rows of C positions, as reserved."""
 
     def __init__(self, slots: KVSlots) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -65,14 +45,14 @@ class SlotLayer(CacheLayerMixin):
         self.stores: tuple[Tensor, Tensor] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take memory for what is reserved, zeroed: also what is masked must be finite."""
+        """Allocate the reserved memory, zeroed: masked values must be finite too."""
         shape = self._slots.reserved
         keys, values = (states.new_zeros(*shape, *states.shape[1::2]) for states in (key_states, value_states))
         self.keys, self.values, self.stores = keys, values, (keys, values)
         self.is_initialized = True
 
     def grow(self, reserved: tuple[int, int]) -> None:
-        """Take memory for so many rows and positions, and keep what is held."""
+        """Allocate memory for these rows and positions, and keep the content."""
         if self.stores is None:
             return
         rows, positions = self.stores[0].shape[:2]
@@ -83,12 +63,12 @@ class SlotLayer(CacheLayerMixin):
         self.stores = self.keys, self.values
 
     def drop(self) -> None:
-        """Give all memory back, with what is held."""
+        """Free all memory."""
         self.keys = self.values = self.stores = None
         self.is_initialized = False
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write (B, heads, T, width) of the chunk at hand; the result is what its tokens may look at."""
+        """Write (B, heads, T, width) of the current chunk; return the keys and values its tokens attend to."""
         if self.stores is None:
             self.lazy_initialization(key_states, value_states)
         chunk = self._slots.chunk
@@ -103,28 +83,28 @@ class SlotLayer(CacheLayerMixin):
             store[target, :count] = store[source, :count]
 
     def get_seq_length(self) -> int:
-        """How far a token may look."""
+        """Return the positions that a token may attend to."""
         return self._slots.chunk.length if self._slots.chunk else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Asked by models that make a mask of their own; they are given one."""
+        """Return the sizes for models that make a mask of their own; ours is passed to them anyway."""
         return self.get_seq_length(), 0
 
     def get_max_length(self) -> int:
-        """Positions in a row."""
+        """Return the positions of a row."""
         return self._slots.capacity
 
 
 class KVSlots(Cache):
-    """All rows of all layers, and which tokens they hold.
+    """All rows of all layers, and the tokens they hold.
 
     Attributes:
-        rows: how many contexts fit.
-        capacity: positions in a row.
+        rows: number of contexts that fit.
+        capacity: positions of a row.
         ids_RC: the tokens of each row.
-        held_R: for how many of them, from the first, keys and values are there.
-        reserved: rows and positions for which there is memory.
-        chunk: what the forward pass at hand computes.
+        held_R: length of the prefix for which keys and values are stored.
+        reserved: rows and positions for which memory is allocated.
+        chunk: of the current forward pass.
     """
 
     def __init__(self, rows: int, capacity: int, layers: int) -> None:
@@ -134,39 +114,37 @@ class KVSlots(Cache):
         self.reserved = (1, min(capacity, _POSITIONS))
         self.ids_RC: Ints = np.zeros((rows, capacity), dtype=np.int64)
         self.held_R: Ints = np.zeros(rows, dtype=np.int64)
-        self.chunk: Chunk | None = None
+        self.chunk: PackedChunk | PaddedChunk | None = None
 
     def reserve(self, rows: int, positions: int) -> None:
-        """See that there is memory for the first `rows`, and in each for so many positions."""
+        """Allocate memory for the first `rows`, and this many positions in each."""
         had_rows, had_positions = self.reserved
         if rows > had_rows:
             had_rows = min(self.rows, max(rows, 2 * had_rows))
         if positions > had_positions:
             had_positions = min(self.capacity, max(positions, had_positions + had_positions // 2))
-        if (had_rows, had_positions) != self.reserved:
-            self._grow((had_rows, had_positions))
-
-    def _grow(self, reserved: tuple[int, int]) -> None:
+        if (had_rows, had_positions) == self.reserved:
+            return
         layers = list(self._layers)
         try:
             while layers:
-                layers[-1].grow(reserved)
+                layers[-1].grow((had_rows, had_positions))
                 layers.pop()
-            self.reserved = reserved
+            self.reserved = (had_rows, had_positions)
         finally:
-            if layers:  # there is no memory, and some layers have other rows than the rest
+            if layers:  # out of memory, with some layers grown and others not
                 self.forget()
                 for layer in self._layers:
                     layer.drop()
 
     def common(self, row: int, ids: Ints) -> int:
-        """How many tokens of `ids`, from the first, are held in `row`."""
+        """Return the length of the prefix of `ids` that is held in `row`."""
         count = min(len(ids), int(self.held_R[row]))
         differs = self.ids_RC[row, :count] != ids[:count]
         return int(differs.argmax()) if differs.any() else count
 
     def common_R(self, ids: Ints) -> Ints:
-        """(R,) how many tokens of `ids`, from the first, stand in each row; keys and values need not be there yet."""
+        """Return (R,) the length of the prefix of `ids` in each row; keys and values need not be stored yet."""
         differs_RT = self.ids_RC[:, : len(ids)] != ids
         common_R: Ints = np.where(differs_RT.any(axis=1), differs_RT.argmax(axis=1), len(ids))
         return common_R
@@ -180,32 +158,31 @@ class KVSlots(Cache):
         self.held_R[target] = count
 
     def forget(self) -> None:
-        """Hold nothing any more, since the weights have changed."""
+        """Discard all content, since the weights have changed."""
         self.held_R[:] = 0
 
 
 IMPLEMENTATION = "reward_kit_rows"
-
-_EIGHT = 8  # kernels of GPUs want masks whose rows are so aligned
+_EIGHT = 8  # alignment of the rows of masks for GPU kernels
 
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Which tokens are computed: the next `counts_B` of `rows_B`, each row once, from position `starts_B` on."""
+    """The tokens to compute: the next `counts_B` of `rows_B`, each row once, from position `starts_B` on."""
 
     rows_B: Ints
     starts_B: Ints
     counts_B: Ints
 
     def length(self, capacity: int) -> int:
-        """Positions that the farthest token may look at, rounded up."""
+        """Return the positions that the farthest token attends to, rounded up."""
         return min(-(-int((self.starts_B + self.counts_B).max()) // _EIGHT) * _EIGHT, capacity)
 
 
 class PaddedChunk:
     """(B, T) inputs, the shorter rows padded at the end.
 
-    Padding repeats the row's last token at the same position, so that it writes what is written anyway.
+    Padding repeats the row's last token at the same position, so that it writes the same values again.
     """
 
     def __init__(self, new: NewTokens, ids_RC: Ints, picked: tuple[Ints, Ints], like: Tensor) -> None:
@@ -224,12 +201,19 @@ class PaddedChunk:
         }
 
     def seen(self, store_RCHW: Tensor) -> Tensor:
-        """The chunk's rows, copied."""
+        """Return the chunk's rows, copied."""
         return store_RCHW[:, : self.length].index_select(0, self._rows_B).transpose(1, 2)
 
 
 class PackedChunk:
-    """(1, N) inputs, the tokens of one row after those of another."""
+    """(1, N) inputs, the tokens of one row after those of another.
+
+    Attributes:
+        inputs: of the model.
+        stored_at: for each token, in the order of the inputs, its index in a layer's flat store.
+        picked_P: indices of the flattened inputs whose last hidden states are wanted.
+        length: limit of the positions of a row that are attended to.
+    """
 
     def __init__(self, new: NewTokens, ids_RC: Ints, picked: tuple[Ints, Ints], like: Tensor) -> None:
         rows_B, counts_B = new.rows_B, new.counts_B
@@ -253,13 +237,13 @@ class PackedChunk:
         ]
 
     def seen(self, store_RCHW: Tensor) -> Tensor:
-        """The whole store; `attend` takes from it what it needs."""
+        """Return the whole store, for `attend`."""
         return store_RCHW
 
     def attend(
         self, query_NHW: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
     ) -> Tensor:
-        """Attention of all tokens, each over its own row up to itself: (N, heads, width of a value)."""
+        """Return the attention of all tokens, each over its own row up to itself: (N, heads, width of a value)."""
         if len(self._parts) == 1 and self._parts[0].queries_BT is None:
             return self._parts[0].attend(query_NHW, keys, values, scale, window)
         result = query_NHW.new_empty(*query_NHW.shape[:2], values.shape[-1])
@@ -271,15 +255,16 @@ class PackedChunk:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some rows of a chunk with about as many new tokens each, as (B, T) queries.
+    """Some rows of a chunk with similar numbers of new tokens, as (B, T) queries.
 
     Attributes:
-        rows: the rows, as a stretch that is looked at in place (with rows in between that have no query of their own
-            and a result nobody reads), or as indices of rows to be copied.
-        queries_BT: the token of each query; None where the tokens are the queries as they stand.
+        rows: the rows, as a slice that is read in place (rows in between without a query of their own have unused
+            results), or as indices of rows to be copied.
+        queries_BT: the token of each query; None if the tokens are the queries in order.
         positions_BT: of the queries in their contexts.
-        sources_M, targets_M: which results, of the flattened (B*T), belong to which tokens.
-        length: how many positions may be looked at.
+        sources_M: indices of results in the flattened (B*T).
+        targets_M: the tokens that they belong to.
+        length: limit of the positions attended to.
     """
 
     rows: slice | Tensor
@@ -292,7 +277,7 @@ class _Part:
 
     @classmethod
     def of(cls, rows_B: Ints, first_B: Ints, counts_B: Ints, positions_N: Tensor, length: int, like: Tensor) -> _Part:
-        """The part of a chunk that `rows_B` make up, whose tokens begin at `first_B`."""
+        """Make the part of a chunk with `rows_B`, whose tokens begin at `first_B`."""
         low, high, width = int(rows_B.min()), int(rows_B.max()) + 1, int(counts_B.max())
         is_stretch = 2 * len(rows_B) >= high - low
         lines_B = rows_B - low if is_stretch else np.arange(len(rows_B))
@@ -316,7 +301,7 @@ class _Part:
     def attend(
         self, query_NHW: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
     ) -> Tensor:
-        """(B*T, heads, width). Heads that share keys are queries of one head, so that keys need not be repeated."""
+        """Return (B*T, heads, width). Heads that share keys are queries of one head, so that keys are not repeated."""
         lines, width = self.positions_BT.shape
         shared = query_NHW.shape[1] // keys.shape[2]
         query = query_NHW if self.queries_BT is None else query_NHW[self.queries_BT.flatten()]
@@ -337,7 +322,7 @@ class _Part:
         return store_RCHW[:, : self.length].index_select(0, self.rows).transpose(1, 2)
 
     def _mask(self, shared: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Made once for all layers."""
+        """Return the mask, made once for all layers."""
         window = None if window is None or window >= self.length else window
         if (shared, window) not in self._masks:
             mask_B1TL = _causal_mask(self.positions_BT, self.length, window, dtype)
@@ -346,7 +331,7 @@ class _Part:
 
 
 def _causal_mask(positions_BT: Tensor, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """(B, 1, T, L) to be added to scores: 0 at positions up to the token's own, at most `window` of them, else -inf."""
+    """Return (B, 1, T, L) to add to scores: 0 at the last `window` positions up to the token's own, else -inf."""
     places_L = torch.arange(length, device=positions_BT.device)
     positions_BT1 = positions_BT[..., None]
     is_hidden_BTL = places_L > positions_BT1
@@ -360,7 +345,7 @@ def _tensor(array: Ints, like: Tensor) -> Tensor:
     return torch.from_numpy(array).to(like.device, non_blocking=True)
 
 
-_at_hand = threading.local()
+_current = threading.local()  # the packed chunk that is computed in this thread
 
 _WITHOUT_EFFECT = {
     "cache_position",
@@ -383,24 +368,24 @@ def attend_to_rows(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as `transformers`' attention interface calls it: of the packed chunk at hand, over the whole stores.
+    """Compute attention for `transformers`' attention interface: of the current packed chunk, over the whole stores.
 
     Outside of an engine's forward pass it is scaled dot-product attention.
 
     Args:
         module: the layer.
         query: (1, heads, N, width).
-        key: the layer's store of keys, (R, C, heads, width), as the cache gave it.
+        key: the layer's store of keys, (R, C, heads, width), from the cache.
         value: the same of values.
-        attention_mask: says nothing; the chunk knows who sees what.
-        dropout: none.
+        attention_mask: unused; the chunk makes its own.
+        dropout: unused.
         scaling: of the scores.
-        others: `sliding_window`, how far a token looks back, and nothing else that changes the result.
+        others: `sliding_window`, the reach of a token, and nothing else that changes the result.
 
     Raises:
-        NotImplementedError: the model wants something that this function does not do.
+        NotImplementedError: the model passes an unknown option.
     """
-    chunk: PackedChunk | None = getattr(_at_hand, "chunk", None)
+    chunk: PackedChunk | None = getattr(_current, "chunk", None)
     if chunk is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
     window = others.pop("sliding_window", None)
@@ -409,36 +394,19 @@ def attend_to_rows(
     return chunk.attend(query[0].transpose(0, 1), key, value, scaling, window)[None], None
 
 
-class attending_to:
-    """Let `attend_to_rows` know, in this thread, which chunk is computed."""
-
-    __slots__ = ("_chunk",)
-
-    def __init__(self, chunk: PackedChunk) -> None:
-        self._chunk = chunk
-
-    def __enter__(self) -> None:
-        _at_hand.chunk = self._chunk
-
-    def __exit__(self, *_: object) -> None:
-        _at_hand.chunk = None
-
-
 AttentionInterface.register(IMPLEMENTATION, attend_to_rows)
 
 AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 _PROBE = 7
-
-"""Tokens of the contexts with which a model is tried out."""
+"""Tokens of the contexts with which a layout is tested."""
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-
-"""How far last hidden states may differ from a plain forward pass, in their standard deviations."""
+"""Allowed difference of last hidden states from a plain forward pass, in their standard deviations."""
 
 
 class Outcome(NamedTuple):
-    """What the model said at the wanted places: `logits_PV` and the last hidden states `hidden_PH`."""
+    """The logits `logits_PV` and last hidden states `hidden_PH` of the wanted tokens."""
 
     logits_PV: Tensor
     hidden_PH: Tensor
@@ -447,17 +415,17 @@ class Outcome(NamedTuple):
 class RowModel:
     """A causal LM and the rows it computes in.
 
-    Logits are computed at the wanted places only: a hook in front of the output embedding picks the hidden states
-    there, which works for every causal LM. Rows are packed where the model lets attention be done by a function of
-    ours, else padded; either is tried out first against a plain forward pass.
+    Logits are computed for the wanted tokens only: a hook before the output embedding picks their hidden states, which
+    works for every causal LM. Rows are packed if the model uses the attention interface, else padded; either is tested
+    first against a plain forward pass.
 
     Args:
-        model: in evaluation mode from here on.
-        rows: how many contexts are held.
+        model: in evaluation mode from now on.
+        rows: number of contexts.
         capacity: tokens of a context.
 
     Raises:
-        ConfigError: the model is no causal LM, or cannot compute in rows.
+        ConfigError: the model is not a causal LM, or cannot compute in rows.
     """
 
     def __init__(self, model: PreTrainedModel, rows: int, capacity: int) -> None:
@@ -479,7 +447,7 @@ class RowModel:
         self._choose_layout(text)
 
     def tensor(self, array: NDArray[Any] | Tensor) -> Tensor:
-        """An array where the model is."""
+        """Return an array on the model's device."""
         tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
         return tensor.to(self._like.device, non_blocking=True)
 
@@ -491,7 +459,7 @@ class RowModel:
         return (self._hidden[None], *inputs[1:])
 
     def close(self) -> None:
-        """Leave the model as it was found, in evaluation mode."""
+        """Restore the model as it was, in evaluation mode."""
         self._hook.remove()
         self._attend_with(self._own_attention)
 
@@ -501,12 +469,12 @@ class RowModel:
         value_head: nn.Module | None = None,
         head_state: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Take over weights, all or none.
+        """Load weights, all or none.
 
         Args:
             state_dict: of the model.
-            value_head: stands beside the model.
-            head_state: of the value head; none leaves it as it is.
+            value_head: beside the model.
+            head_state: of the value head; unchanged without it.
 
         Raises:
             PolicyError: names or shapes are not those of the model or the value head.
@@ -524,28 +492,28 @@ class RowModel:
 
     @torch.inference_mode()
     def run(self, rows_B: Ints, counts_B: Ints, picked: tuple[Ints, Ints]) -> Outcome:
-        """Compute the next tokens of some rows, and hold their keys and values.
+        """Compute the next tokens of some rows, and store their keys and values.
 
         Args:
-            rows_B: which rows, each once.
-            counts_B: how many tokens of each, from the first that is not held yet.
-            picked: for every wanted place the index into `rows_B` and the index among the row's new tokens.
+            rows_B: each once.
+            counts_B: number of tokens of each, from the first that is not held yet.
+            picked: for every wanted token the index into `rows_B` and the index among the row's new tokens.
         """
         slots, new = self.slots, NewTokens(rows_B, self.slots.held_R[rows_B], counts_B)
         kind = PackedChunk if self.is_packed else PaddedChunk
         slots.reserve(int(rows_B.max()) + 1, int((new.starts_B + counts_B).max()))
         slots.chunk = chunk = kind(new, slots.ids_RC[:, : slots.reserved[1]], picked, self._like)
+        _current.chunk = chunk if self.is_packed else None
         try:
-            with attending_to(chunk) if isinstance(chunk, PackedChunk) else nullcontext():
-                output = self._model(**chunk.inputs, past_key_values=slots, use_cache=True)
+            output = self._model(**chunk.inputs, past_key_values=slots, use_cache=True)
         finally:
-            slots.chunk = None
+            slots.chunk = _current.chunk = None
         slots.held_R[rows_B] += counts_B
         assert self._hidden is not None
         return Outcome(output.logits[0], self._hidden)
 
     def _choose_layout(self, text: PretrainedConfig) -> None:
-        """Packed if that gives what a plain forward pass gives, else padded."""
+        """Choose packed rows if they give the results of a plain forward pass, else padded."""
         problem = "its last hidden states differ"
         plain = self._plain_hidden()
         for self.is_packed in (True, False):
@@ -564,7 +532,7 @@ class RowModel:
         raise ConfigError(f"{type(self._model).__name__} does not compute the same with a cache in rows: {problem}")
 
     def _reach(self, text: PretrainedConfig) -> int:
-        """The longest context in which the layout looks as far back as the model does, and no farther."""
+        """Return the longest context in which the layout attends exactly as far back as the model does."""
         limits = [getattr(text, "attention_chunk_size", None)]
         if not self.is_packed:
             limits.append(getattr(text, "sliding_window", None))
@@ -575,21 +543,21 @@ class RowModel:
             self._model.set_attn_implementation(implementation)
 
     def _probes(self) -> tuple[Ints, Ints]:
-        """Contexts that rows are tried out with, and how many of their tokens a first pass computes."""
+        """Return test contexts, and how many of their tokens a first pass computes."""
         count, lines = min(_PROBE, self.slots.capacity), min(2, self.slots.rows)
         ids_BT = np.arange(1, lines * count + 1).reshape(lines, count) % self.vocabulary
         return ids_BT, np.array([count // 2, 0])[:lines]
 
     @torch.inference_mode()
     def _plain_hidden(self) -> Tensor:
-        """(B, H) last hidden states of the probes, computed in the ordinary way."""
+        """Return (B, H) last hidden states of the probes, computed in the ordinary way."""
         ids_BT, _ = self._probes()
         self._model(input_ids=self.tensor(ids_BT), use_cache=False)
         assert self._hidden is not None
         return self._hidden.unflatten(0, ids_BT.shape)[:, -1]  # type: ignore[no-untyped-call,no-any-return]
 
     def _hidden_in_rows(self) -> Tensor:
-        """The same, computed in rows: one row in two passes, the other in one."""
+        """Return the same, computed in rows: one row in two passes, the other in one."""
         (ids_BT, first_B), slots = self._probes(), self.slots
         lines, count = ids_BT.shape
         slots.ids_RC[:lines, :count] = ids_BT
@@ -604,7 +572,7 @@ class RowModel:
 
 
 def _misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
-    """What keeps weights from being taken over."""
+    """Return the reasons why weights cannot be loaded."""
     places = {own[name].data_ptr() for name in given if name in own}
     problems = [f"unknown {name}" for name in given if name not in own]
     # Of tied weights one name is enough.

@@ -228,12 +228,12 @@ def test_half_a_surrogate_pair_is_no_character_and_breaks_nothing():
 
 
 def test_what_is_remembered_is_bounded_in_tokens(monkeypatch):
-    monkeypatch.setattr(chat_layout, "_REMEMBERED_TOKENS", 1000)
+    monkeypatch.setattr(chat_layout, "_CACHED_TOKENS", 1000)
     talk = Talk(CHATML)
     for number in range(20):
         talk.layout.delta([to_chat(result(f"{number}" * 300))], NO_TOOLS)
-    memory = talk.layout._memory
-    assert sum(map(chat_layout._size_of, memory._known.values())) == memory._size <= 1000
+    memory = talk.layout._cache
+    assert sum(map(chat_layout._token_count, memory._known.values())) == memory._size <= 1000
 
 
 def test_who_is_asked_twice_is_asked_the_same():
