@@ -171,6 +171,6 @@ def test_the_agent_of_the_example_plays_and_its_tokens_are_recorded(tmp_path: Pa
 
 
 def test_the_train_file_says_what_it_will_do() -> None:
-    done = CliRunner().invoke(program, ["explain", str(EXAMPLE / "train.yaml")])
+    done = CliRunner().invoke(program, ["train", str(EXAMPLE / "train.yaml"), "--dry-run"])
     assert done.exit_code == 0, done.output
     assert "gigpo" in done.output

@@ -26,7 +26,7 @@ from reward_kit.environments.household.generator import problem
 from reward_kit.environments.household.native import HouseholdEngine
 from reward_kit.environments.household.problem import Problem, TaskType
 from reward_kit.episodes.allowed_ids import AllowedIds, Ids
-from reward_kit.rl.model_kit import (
+from reward_kit.rl import (
     TERSE_TEMPLATE,
     SFTConfig,
     SFTProgress,

@@ -47,7 +47,6 @@ GROUPS: dict[str, dict[str, str]] = {
 HIDDEN = {
     "schema": "Print the JSON schema of task files or train files, for your editor.",
     "completion": "Print the script by which your shell completes commands at TAB.",
-    "explain": "Show the batches, credit and loss of a train file, with their values.",
     "simulate-pipeline": "Show what training would gain if rewards were scored while it works.",
 }
 """Commands that `--help` leaves out."""
@@ -56,6 +55,7 @@ _MODULES = {"init": _SETUP, "schema": _SETUP, "completion": _SETUP}
 """The module of a command, if it is not the command's own; the command is then its function of that name."""
 _MEANT = {
     "rescore": "score RUN",
+    "explain": "train --dry-run",
     "report": "view RUN -o report.html",
     **dict.fromkeys(("eval", "evaluate", "start", "exec", "resume"), "run"),
     **dict.fromkeys(("test", "lint", "validate", "verify"), "check"),

@@ -39,7 +39,7 @@ from reward_kit.runs.display import difference_text, figure, interval_text
 from reward_kit.runs.inputs import digest_of, scorer_hash
 from reward_kit.runs.plan import RunPlan, environment_of
 from reward_kit.runs.redaction import HIDDEN, without_secrets
-from reward_kit.runs.rescoring import Changes, Counts, PolicyChange, changes_of, scores_of
+from reward_kit.runs.rescoring import Counts, PolicyChange, ScoreChanges, changes_of, scores_of
 from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, is_open_elsewhere, new_run_path
 from reward_kit.runs.scoring import (
     Origin,
@@ -184,7 +184,7 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
             echo(f"secrets are hidden in {of}; they are scored as stored, with {HIDDEN!r} there", err=True)
     before = scores_of(source)
 
-    def changes(rows: Sequence[EpisodeRow]) -> Changes:
+    def changes(rows: Sequence[EpisodeRow]) -> ScoreChanges:
         return changes_of(before, rows, definition.pass_threshold)
 
     ending = Ending(
@@ -256,7 +256,7 @@ def _same_command(run: Path, args: ScoreArgs, path: Path) -> list[str]:
     return [*command, "-o", str(path)]
 
 
-def _changes_table(changes: Changes) -> RenderableType:
+def _changes_table(changes: ScoreChanges) -> RenderableType:
     """Return a column for each policy, and below it the episodes that moved most."""
     table = Table(title=Text("What changed", "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
     table.add_column("", style="dim", no_wrap=True)
@@ -295,7 +295,7 @@ def _samples(change: PolicyChange) -> str:
     return f"{change.samples_up:,} / {change.samples_down:,} / {change.samples_same:,}"
 
 
-def _moved(changes: Changes) -> RenderableType:
+def _moved(changes: ScoreChanges) -> RenderableType:
     table = Table(title=Text("Moved most", "bold"), box=box.SIMPLE, title_justify="left")
     table.add_column("episode", overflow="fold")
     for name in ("before", "now"):

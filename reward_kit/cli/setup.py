@@ -103,7 +103,7 @@ def train_schema() -> str:
         ConfigError: the extra `train` is not installed, which knows the keys of `ppo`.
     """
 
-    from reward_kit.cli.learning import needs_to_learn
+    from reward_kit.cli.train import needs_to_learn
 
     with needs_to_learn("the schema of train files"):
         from reward_kit.rl.training.config import TrainModel

@@ -40,7 +40,7 @@ _LONGEST_HEADER = 10_000
 _ERRORS = {"ProviderError": ProviderError, "DeadlineError": DeadlineError, "LimitError": LimitError}
 
 
-class Question(NamedTuple):
+class CassetteRequest(NamedTuple):
     """A request as it is looked up; see the module for its fields."""
 
     key: str
@@ -55,7 +55,7 @@ class Question(NamedTuple):
         return {**self._asdict(), "url": path}
 
 
-class Answer(NamedTuple):
+class CassetteAnswer(NamedTuple):
     """An answer: the JSON value as read, a streamed one added up, and how many retries it took."""
 
     value: Any
@@ -121,7 +121,7 @@ class Cassette:
         """True if answers come from the file."""
         return self._index is not None
 
-    def question(self, body: bytes, scope: str, url: str) -> Question:
+    def question(self, body: bytes, scope: str, url: str) -> CassetteRequest:
         """A request as it is looked up; its occurrence is counted now.
 
         Args:
@@ -134,9 +134,9 @@ class Cassette:
         key = hashlib.sha256(canonical.encode("ascii")).hexdigest()
         occurrence = self._asked[scope, key]
         self._asked[scope, key] += 1
-        return Question(key, scope, occurrence, url, request)
+        return CassetteRequest(key, scope, occurrence, url, request)
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: CassetteRequest) -> CassetteAnswer:
         """Return the recorded answer: of the same episode, else the first unused one of the same request.
 
         Raises:
@@ -147,14 +147,14 @@ class Cassette:
         line = self._index.take(question)
         error = line.get("error")
         if error is None:
-            return Answer(line["answer"], line["retries"])
+            return CassetteAnswer(line["answer"], line["retries"])
         raise _ERRORS[error["class"]](error["message"])
 
-    def keep(self, question: Question, value: Any, retries: int) -> None:
+    def keep(self, question: CassetteRequest, value: Any, retries: int) -> None:
         """Record an answer."""
         self._write({**question.to_json(), "answer": value, "retries": retries})
 
-    def keep_error(self, question: Question, error: EndpointError) -> None:
+    def keep_error(self, question: CassetteRequest, error: EndpointError) -> None:
         """Record how the endpoint failed."""
         kind = next(name for name, kind in _ERRORS.items() if isinstance(error, kind))
         self._write({**question.to_json(), "error": {"class": kind, "message": str(error)}})
@@ -279,7 +279,7 @@ class CassetteIndex:
             for exchange in exchanges:
                 yield exchange.scope, key, exchange.occurrence
 
-    def take(self, question: Question) -> dict[str, Any]:
+    def take(self, question: CassetteRequest) -> dict[str, Any]:
         """Return the line that answers a request.
 
         Raises:
@@ -306,7 +306,7 @@ class CassetteIndex:
         for exchanges in self._by_key.values():
             yield from exchanges
 
-    def _miss(self, question: Question, recorded: int) -> str:
+    def _miss(self, question: CassetteRequest, recorded: int) -> str:
         what = f"{self.path} has no answer to {describe(question.request, question.scope)}"
         if recorded:
             times = "once" if recorded == 1 else f"{recorded} times"
@@ -318,7 +318,7 @@ class CassetteIndex:
         near = f"line {exchange.number}, {describe(line['request'], exchange.scope)}"
         return f"{what}; the nearest is {near}; they differ{_difference(line['request'], question.request)}"
 
-    def _nearest(self, question: Question) -> tuple[_Exchange, dict[str, Any]] | None:
+    def _nearest(self, question: CassetteRequest) -> tuple[_Exchange, dict[str, Any]] | None:
         """Return the exchange that shares most with a request: of its episode and length first, then by content."""
         messages = question.request.get("messages")
         count = len(messages) if isinstance(messages, list) else 0

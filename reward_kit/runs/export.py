@@ -141,7 +141,7 @@ class CreditLines:
 # Tables
 
 
-class Column(NamedTuple):
+class ExportColumn(NamedTuple):
     """A column, and the kind of its cells."""
 
     name: str
@@ -152,14 +152,14 @@ class Table(NamedTuple):
     """A table: its name, which is that of its file, and its columns in order."""
 
     name: str
-    columns: Sequence[Column]
+    columns: Sequence[ExportColumn]
 
 
 def _table(name: str, columns: str) -> Table:
     """A table of `name` or `name:kind` columns, by default texts."""
     pairs = (column.partition(":") for column in columns.split())
     kinds: dict[str, Kind] = {"": "text", "n": "number", "c": "count", "f": "flag"}
-    return Table(name, tuple(Column(column, kinds[kind]) for column, _, kind in pairs))
+    return Table(name, tuple(ExportColumn(column, kinds[kind]) for column, _, kind in pairs))
 
 
 _WHOSE = "rollout_id sample_id group_id rollout_index policy"

@@ -36,7 +36,7 @@ _WINNERS: dict[str, float] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class LabelColumns:
     """The names of the columns of the file."""
 
     id: str = "id"
@@ -71,7 +71,7 @@ class LabelledRow:
 
 
 def read_labels(
-    path: Path, columns: Columns | None = None, *, data: Path | None = None, pairs: Pairs = "scores"
+    path: Path, columns: LabelColumns | None = None, *, data: Path | None = None, pairs: Pairs = "scores"
 ) -> list[LabelledRow]:
     """The rows of a CSV (or JSONL, YAML) of labels.
 
@@ -88,7 +88,7 @@ def read_labels(
     Raises:
         ConfigError: a row lacks something; the message names file, line and column.
     """
-    reader = _Reader(columns or Columns(), _episodes(data), pairs)
+    reader = _LabelReader(columns or LabelColumns(), _episodes(data), pairs)
     rows = [reader.row(where, index, row) for index, (where, row) in enumerate(read_rows(path))]
     if not rows:
         raise ConfigError(f"{path} has no rows")
@@ -107,8 +107,8 @@ def _episodes(data: Path | None) -> dict[str, SingleAgentEpisode]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    columns: Columns
+class _LabelReader:
+    columns: LabelColumns
     episodes: Mapping[str, SingleAgentEpisode]
     pairs: Pairs
 

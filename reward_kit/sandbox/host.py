@@ -55,7 +55,7 @@ class Sandbox:
         self._slots = slots or len(os.sched_getaffinity(0))
         self._free = asyncio.Semaphore(self._slots)
         self._idle: OrderedDict[ZygoteProcess, World] = OrderedDict()
-        self._warm: OrderedDict[Session, tuple[_WarmKey, World, ZygoteProcess]] = OrderedDict()
+        self._warm: OrderedDict[ChildSession, tuple[_WarmKey, World, ZygoteProcess]] = OrderedDict()
         self._worlds: dict[tuple[object, ...], World] = {}
         self._strength: Strength | None = None
         self._is_open = False
@@ -211,7 +211,7 @@ class Sandbox:
                 await session.close()
                 await self._give_back(zygote, world)
 
-    async def _take_warm(self, program: Program, limits: Limits) -> tuple[Session, World, ZygoteProcess]:
+    async def _take_warm(self, program: Program, limits: Limits) -> tuple[ChildSession, World, ZygoteProcess]:
         key = (program, limits)
         for session in [session for session, (other, _, _) in self._warm.items() if other == key]:
             _, world, zygote = self._warm.pop(session)
@@ -221,7 +221,7 @@ class Sandbox:
             await self._give_back(zygote, world)
         world = self._world(program, limits)
         zygote = await self._take(world, limits, program)
-        session = await Session.start(zygote, program, limits, self.strength, "warm")
+        session = await ChildSession.start(zygote, program, limits, self.strength, "warm")
         return session, world, zygote
 
 
@@ -273,7 +273,7 @@ async def run_isolated(
         child.close()
 
 
-class Session:
+class ChildSession:
     """A child that answers several calls of one function, one after the other.
 
     Attributes:
@@ -296,7 +296,7 @@ class Session:
     @classmethod
     async def start(
         cls, zygote: ZygoteProcess, program: Program, limits: Limits, strength: Strength, level: Level
-    ) -> Session:
+    ) -> ChildSession:
         """A session with a child of its own."""
         cpu_s = _WARM_CPU_S if level == "warm" else limits.cpu_s
         child = await zygote.spawn(limits, is_single=False, cpu_s=cpu_s)
@@ -410,7 +410,7 @@ async def ask_all(
 
     Where the child ends, or has to be ended, the remaining questions are not asked and fail as that one did.
     """
-    session = await Session.start(zygote, program, limits, strength, "isolated")
+    session = await ChildSession.start(zygote, program, limits, strength, "isolated")
     deadline = time.monotonic() + limits.wall_s
     outcomes: list[Outcome] = []
     try:

@@ -92,7 +92,6 @@ def answered(project: Project, answer: str, *arguments: str) -> tuple[int, str]:
         ("serve", "reward.py:right"),
         ("train", "train.yaml"),
         ("train", "train.yaml", "--dry-run"),
-        ("explain", "train.yaml"),
     ],
 )
 def test_code_of_an_untrusted_folder_does_not_run(tmp_path: Path, state: Path, arguments: tuple[str, ...]) -> None:

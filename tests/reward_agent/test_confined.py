@@ -19,7 +19,7 @@ from reward_kit.reward_agent import ScoringRequest
 from reward_kit.reward_agent.confined import ConfinedScorer
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
 from reward_kit.sandbox import host
-from reward_kit.sandbox.host import Availability, Session
+from reward_kit.sandbox.host import Availability, ChildSession
 from tests.agent.worlds import WORLD, call, calls, worker_of
 from tests.profiles import examples
 
@@ -209,13 +209,13 @@ async def test_a_warm_worker_is_closed_in_good_order(tmp_path, monkeypatch):
     )
     loaded = await asyncio.to_thread(load, tmp_path, "Reward")
     outcomes = []
-    call = Session.call
+    call = ChildSession.call
 
     async def watched(self, *arguments):
         outcomes.append(await call(self, *arguments))
         return outcomes[-1]
 
-    monkeypatch.setattr(Session, "call", watched)
+    monkeypatch.setattr(ChildSession, "call", watched)
     await score_all(loaded.reward, ScoringRequest("r1", CHAT), ScoringRequest("r2", CHAT))
     assert [outcome.stdout for outcome in outcomes] == ["", "", "closed\n"]
 

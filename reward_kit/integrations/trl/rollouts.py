@@ -34,8 +34,7 @@ from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.rl.trainer import TrainablePolicy, trainable
-from reward_kit.rl.training.collecting import Collector
-from reward_kit.rl.training.start_together import StartTogether
+from reward_kit.rl.training.rollouts import Collector, LockstepBarrier
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.plan import make_user
 from reward_kit.runs.tasks import LoadedTask, assigner_of, load_task
@@ -345,6 +344,6 @@ def plain_weights(state: Mapping[str, Any]) -> dict[str, Any]:
 def _worker(
     loaded: LoadedTask | TaskDefinitionModel, definition: TaskDefinitionModel, policy: AgentPolicy
 ) -> RLRolloutWorker:
-    acting = StartTogether(policy) if getattr(policy, "lockstep", False) else policy
+    acting = LockstepBarrier(policy) if getattr(policy, "lockstep", False) else policy
     tools, user = (loaded.tools, make_user(loaded)) if isinstance(loaded, LoadedTask) else (None, None)
     return RLRolloutWorker(definition, acting, tools=tools, user=user, policy_label="policy")

@@ -22,7 +22,7 @@ from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.config import DynamicSamplingModel
 from reward_kit.rl.training.pipelines import Pipeline, PipelineOptions
-from reward_kit.rl.training.sample_stream import SampleStream
+from reward_kit.rl.training.rollouts import SampleStream
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.tokens import TokenBatch
 from reward_kit.typed_interface import reward_spec

@@ -1,9 +1,9 @@
-"""What a train file comes to, in words and formulas: what is collected, what is credited, which loss goes down."""
+"""The description of a training plan that `train --dry-run` prints: batches, credit and loss, with their values."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from reward_kit.reward_agent.overlap.settings import Schedule
@@ -12,6 +12,7 @@ from reward_kit.rl.training.config import TrainModel
 from reward_kit.rl.training.plan import TrainingPlan
 
 _WIDTH = 100
+
 _INDENT = 12
 
 _CREDIT: Mapping[str, str] = {
@@ -26,11 +27,13 @@ _CREDIT: Mapping[str, str] = {
     "turn_level_grpo": "A = G_k - mean G_k of the others of the group at the same turn",
     "gae": "A = Σ (gamma lam)^i δ_i,  δ = r + gamma V' - V",
 }
+
 _OVER_THE_BATCH: Mapping[str, str] = {
     "gpg": "the share of groups that differ over the batch",
     "reinforce_plus_plus_baseline": "its scale over the batch",
     "reinforce_plus_plus": "its mean and its scale over the batch",
 }
+
 _PIPELINES: Mapping[Schedule, str] = {
     Schedule.SYNC: "one thing after another: roll out, score, learn; no token is older than the weights that learn",
     Schedule.MINIBATCH: "a part of the batch is learned from as soon as its groups are scored, slow ones last",
@@ -39,6 +42,7 @@ _PIPELINES: Mapping[Schedule, str] = {
     Schedule.BOTH: "the next batch is rolled out while this one is learned from part by part, as groups are scored; "
     "its tokens are one version older than the weights that learn from them",
 }
+
 _LOSSES: Mapping[str, tuple[str, ...]] = {
     "ppo": ("L_t = max(-A r, -A clip(r, {low:g}, {high:g}))", "r   = π(token) / π_old(token)"),
     "gspo": (
@@ -52,6 +56,7 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
         "w   = π_prox(token) / π_sampler(token),  at most {cap:g}; a token beyond it {beyond}",
     ),
 }
+
 _AGGREGATIONS: Mapping[str, str] = {
     "token-mean": "the mean over all tokens that take part",
     "seq-mean-token-sum": "the mean over sequences of each one's sum",
@@ -60,25 +65,36 @@ _AGGREGATIONS: Mapping[str, str] = {
 }
 
 
-def explained(plan: TrainingPlan) -> str:
-    """The plan in words and formulas, with the values that count."""
-    config = plan.config
+def describe_plan(plan: TrainingPlan) -> str:
+    """Describe the plan in words and formulas, with the values in effect."""
     sections = {
         "Training": _training(plan),
-        "Engine": _engine(config),
-        "Pipeline": [f"{config.pipeline.value}: {_PIPELINES[config.pipeline]}", *_parts(plan)],
+        "Engine": _engine(plan.config),
+        "Pipeline": _pipeline(plan),
         "Scores": _scores(plan),
         "Credit": _credit(plan),
-        "Loss": [*_policy_loss(config.ppo), *_further_terms(config.ppo)],
-        "Update": _update(config),
+        "Loss": _loss(plan.config.ppo),
+        "Update": _update(plan.config.ppo),
         "Evaluation": _evaluation(plan),
-        "Checkpoints": _checkpoints(config),
+        "Checkpoints": [
+            f"every {plan.config.checkpoints.every} updates; the latest {plan.config.checkpoints.keep} are kept, and "
+            f"the best by {plan.config.best_by}"
+        ],
     }
-    return "\n".join(line for title, lines in sections.items() for line in _section(title, lines))
+    printed: list[str] = []
+    for title, lines in sections.items():
+        wrapped: list[str] = []
+        for line in lines:
+            first, hanging = " " * _INDENT, " " * (_INDENT + 6)
+            wrapped += textwrap.wrap(line, _WIDTH, initial_indent=first, subsequent_indent=hanging) or [""]
+        if wrapped:
+            wrapped[0] = f"{title:<{_INDENT}}{wrapped[0][_INDENT:]}"
+        printed += wrapped
+    return "\n".join(printed)
 
 
-def notes(plan: TrainingPlan) -> list[str]:
-    """What is allowed, and may not be what was meant."""
+def plan_notes(plan: TrainingPlan) -> list[str]:
+    """Note what is allowed but may not be intended."""
     estimator, groups = plan.credit.estimator, plan.samples_per_minibatch
     if estimator not in _OVER_THE_BATCH or groups == plan.config.rollout.samples_per_update:
         return []
@@ -89,37 +105,25 @@ def notes(plan: TrainingPlan) -> list[str]:
     ]
 
 
-def _section(title: str, lines: Iterable[str]) -> list[str]:
-    wrapped: list[str] = []
-    for line in lines:
-        hanging = " " * (_INDENT + 6)
-        wrapped += textwrap.wrap(line, _WIDTH, initial_indent=" " * _INDENT, subsequent_indent=hanging) or [""]
-    if wrapped:
-        wrapped[0] = f"{title:<{_INDENT}}{wrapped[0][_INDENT:]}"
-    return wrapped
-
-
 def _training(plan: TrainingPlan) -> list[str]:
     config, rollout = plan.config, plan.config.rollout
     episodes = rollout.samples_per_update * rollout.group_size
     limit = f", at most {rollout.max_concurrency} at a time" if rollout.max_concurrency else ""
     block = config.policy or plan.task.definition.policy
-    return [
+    lines = [
         f"{plan.name}: {config.updates} updates of {rollout.samples_per_update} samples × {rollout.group_size} "
         f"episodes = {episodes} episodes{limit}; {len(plan.samples)} samples to train on, seed {config.seed}",
         f"policy {block.type if block else 'none'}; task {plan.task.path}",
-        *_dynamic(config),
     ]
-
-
-def _dynamic(config: TrainModel) -> list[str]:
-    if (dynamic := config.dynamic_sampling) is None:
-        return []
-    kept = "whose scores differ" + (", or whose steps do" if dynamic.keep_step_signal else "")
-    band = f" and whose mean score is in [{dynamic.band[0]:g}, {dynamic.band[1]:g}]" if dynamic.band else ""
-    dropped = "; groups with an unscored member are dropped" if dynamic.unscored == "drop" else ""
-    return [f"only groups {kept}{band} count; others are collected in their place, {dynamic.max_collections} "
-            f"collections at most{dropped}"]  # fmt: skip
+    if (dynamic := config.dynamic_sampling) is not None:
+        kept = "whose scores differ" + (", or whose steps do" if dynamic.keep_step_signal else "")
+        band = f" and whose mean score is in [{dynamic.band[0]:g}, {dynamic.band[1]:g}]" if dynamic.band else ""
+        dropped = "; groups with an unscored member are dropped" if dynamic.unscored == "drop" else ""
+        lines.append(
+            f"only groups {kept}{band} count; others are collected in their place, {dynamic.max_collections} "
+            f"collections at most{dropped}"
+        )
+    return lines
 
 
 def _engine(config: TrainModel) -> list[str]:
@@ -135,10 +139,10 @@ def _engine(config: TrainModel) -> list[str]:
     ]
 
 
-def _parts(plan: TrainingPlan) -> list[str]:
-    if not plan.config.pipeline.updates_early:
-        return []
-    return [f"{plan.samples_per_minibatch} groups at a time, each with all the epochs and mini-batches of `ppo`"]
+def _pipeline(plan: TrainingPlan) -> list[str]:
+    schedule = plan.config.pipeline
+    parts = f"{plan.samples_per_minibatch} groups at a time, each with all the epochs and mini-batches of `ppo`"
+    return [f"{schedule.value}: {_PIPELINES[schedule]}", *([parts] if schedule.updates_early else [])]
 
 
 def _scores(plan: TrainingPlan) -> list[str]:
@@ -163,8 +167,9 @@ def _credit(plan: TrainingPlan) -> list[str]:
         "environment": "r_k: what the environment gave for step k, where the reward says nothing of steps",
     }
     formulas = _gigpo(options) if credit.estimator == "gigpo" else [_CREDIT[credit.estimator]]
-    told = ", ".join(f"{name} {_short(value)}" for name, value in options.items() if value is not None)
-    return [f"{credit.estimator}: {formulas[0]}", *formulas[1:], sources[credit.step_rewards], f"with {told}"]
+    texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in options.items()}
+    shown = ", ".join(f"{name} {text}" for name, text in texts.items() if options[name] is not None)
+    return [f"{credit.estimator}: {formulas[0]}", *formulas[1:], sources[credit.step_rewards], f"with {shown}"]
 
 
 def _gigpo(options: Mapping[str, Any]) -> list[str]:
@@ -186,7 +191,7 @@ def _gigpo(options: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _policy_loss(ppo: PPOConfig) -> list[str]:
+def _loss(ppo: PPOConfig) -> list[str]:
     clip = ppo.clip
     beyond = "is left out" if ppo.beyond_cap == "exclude" else "counts with that"
     values = {"low": 1 - clip.low, "high": 1 + clip.high, "cap": ppo.decoupled_cap, "beyond": beyond}
@@ -194,7 +199,7 @@ def _policy_loss(ppo: PPOConfig) -> list[str]:
     if clip.dual is not None:
         lines.insert(1, f"L_t is at most {clip.dual:g} |A| where A < 0")
     if ppo.loss != "decoupled":
-        recorded = "as the sampler recorded it" if ppo.old_logprobs == "sampler" else "computed anew before the update"
+        recorded = "as the sampler recorded it" if ppo.old_logprobs == "sampler" else "recomputed before the update"
         lines.append(f"π_old: {recorded}")
     if ppo.importance is not None:
         lines.append(
@@ -202,11 +207,7 @@ def _policy_loss(ppo: PPOConfig) -> list[str]:
             "sampler computed otherwise"
         )
     total = _AGGREGATIONS[ppo.reduction].format(norm=ppo.norm_length or 1.0)
-    return [f"{ppo.loss}: {lines[0]}", *lines[1:], f"log π at temperature {ppo.temperature:g}; L is {total}"]
-
-
-def _further_terms(ppo: PPOConfig) -> list[str]:
-    lines = []
+    lines = [f"{ppo.loss}: {lines[0]}", *lines[1:], f"log π at temperature {ppo.temperature:g}; L is {total}"]
     if ppo.kl_coefficient:
         held = f", adapted to hold {ppo.kl_target:g} per sequence" if ppo.kl_target is not None else ""
         lines.append(f"+ {ppo.kl_coefficient:g} KL(π, the policy at the start), estimator {ppo.kl_kind}{held}")
@@ -214,13 +215,12 @@ def _further_terms(ppo: PPOConfig) -> list[str]:
         lines.append("no divergence from a reference (kl_coefficient 0)")
     sign = "-" if ppo.entropy_coefficient >= 0 else "+"
     lines += [f"{sign} {abs(ppo.entropy_coefficient):g} entropy"] if ppo.entropy_coefficient else ["no entropy bonus"]
-    clip = f", kept within {ppo.value_clip:g} of what it was" if ppo.value_clip is not None else ""
-    lines.append(f"+ {ppo.value_coefficient:g} · ½ (V - return)²{clip}, where the policy has a value head")
+    kept = f", kept within {ppo.value_clip:g} of what it was" if ppo.value_clip is not None else ""
+    lines.append(f"+ {ppo.value_coefficient:g} · ½ (V - return)²{kept}, where the policy has a value head")
     return lines
 
 
-def _update(config: TrainModel) -> list[str]:
-    ppo = config.ppo
+def _update(ppo: PPOConfig) -> list[str]:
     if ppo.minibatch_rows is not None:
         batches = f"mini-batches of {ppo.minibatch_rows} rows"
     else:
@@ -253,12 +253,3 @@ def _evaluation(plan: TrainingPlan) -> list[str]:
         often = f" {stop.times} times in a row" if stop.times > 1 else ""
         lines.append(f"training is over once {stop.metric} is at least {stop.at_least:g}{often}")
     return lines
-
-
-def _checkpoints(config: TrainModel) -> list[str]:
-    asked = config.checkpoints
-    return [f"every {asked.every} updates; the latest {asked.keep} are kept, and the best by {config.best_by}"]
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
