@@ -42,7 +42,7 @@ _FOR = {
     "config": ("resource",),
     "steps": ("resource",),
     **dict.fromkeys(("options", "data", "ground_truth", "gold", "against", "read_path", "deadline"), ("reward",)),
-    **dict.fromkeys(("sandbox", "install_requirements"), ("reward", "task file")),
+    "sandbox": ("reward", "task file"),
     **dict.fromkeys(("limit", "gold_policy", "no_run"), ("task file",)),
     **dict.fromkeys(("fail_on", "as_json"), ("reward", "task file", "run", "file of rollouts")),
     "seed": ("reward", "task file", "resource"),
@@ -94,11 +94,6 @@ _FOR = {
     help="Reward, task file: where the reward runs; default: warm for a file of your own.",
 )
 @click.option("--read-path", multiple=True, metavar="PATH", help="Reward: a file or folder that it may read.")
-@click.option(
-    "--install-requirements",
-    is_flag=True,
-    help="Reward, task file: install the requirements of the reward by pip, in an environment of its own.",
-)
 @click.option(
     "--deadline",
     type=Number(0.01),
@@ -196,7 +191,6 @@ def _asked(given: Mapping[str, Any], seed: int) -> Asked:
         against=given["against"],
         sandbox=given["sandbox"],
         read_paths=given["read_path"],
-        install_requirements=given["install_requirements"],
         time_s=given["deadline"],
         options=dict(parse_override(item, "-O") for item in given["options"]),
         limit=given["limit"],
@@ -229,7 +223,7 @@ def _read_task(path: Path) -> None:
 
 
 def _check_task(path: Path, asked: Asked) -> None:
-    task = load_task(path, sandbox_keys(asked.sandbox, asked.install_requirements))
+    task = load_task(path, sandbox_keys(asked.sandbox))
     plan = plan_run(task, RunArgs(task_path=path), needs_policy=False)
     for note in task.notes:
         echo(note, err=True)

@@ -47,7 +47,6 @@ GROUPS: dict[str, dict[str, str]] = {
 HIDDEN = {
     "schema": "Print the JSON schema of task files or train files, for your editor.",
     "completion": "Print the script by which your shell completes commands at TAB.",
-    "simulate-pipeline": "Show what training would gain if rewards were scored while it works.",
 }
 """Commands that `--help` leaves out."""
 VERBS = {name: summary for group in (*GROUPS.values(), HIDDEN) for name, summary in group.items()}

@@ -127,30 +127,22 @@ def resume_options(command: Any) -> Any:
 
 
 def sandbox_options(default: str | None = None) -> Callable[[Any], Any]:
-    """Return `--sandbox` and `--install-requirements`.
+    """Return `--sandbox`.
 
     Args:
-        default: whose settings hold if the options are left out, such as "the task's"; None for the general ones.
+        default: whose level holds if the option is left out, such as "the task's"; None for the general one.
     """
     first = f"{default}, else " if default else ""
-    return stacked(
-        click.option(
-            "--sandbox",
-            type=click.Choice(["in_process", "warm", "isolated"]),
-            help=f"How the reward is confined; default: {first}warm for a file of your own.",
-        ),
-        click.option(
-            "--install-requirements",
-            is_flag=True,
-            help="Install what the reward requires, by pip, in an environment of its own; else it is only checked.",
-        ),
+    return click.option(
+        "--sandbox",
+        type=click.Choice(["in_process", "warm", "isolated"]),
+        help=f"How the reward is confined; default: {first}warm for a file of your own.",
     )
 
 
-def sandbox_keys(sandbox: str | None, install_requirements: bool) -> dict[str, Any]:
-    """Return the dotted task keys that the sandbox options set; an option that is left out sets none."""
-    given = {"level": sandbox, "install_requirements": install_requirements}
-    return {f"sandbox.{key}": value for key, value in given.items() if value}
+def sandbox_keys(sandbox: str | None) -> dict[str, Any]:
+    """Return the dotted task key that `--sandbox` sets; none unless it is given."""
+    return {"sandbox.level": sandbox} if sandbox else {}
 
 
 # RUN, the argument

@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 
 _DECIDED = (
     *("models", "policies", "rollouts", "limit", "sample_ids", "seed"),
-    *("sandbox", "install_requirements"),
+    "sandbox",
 )
 """Options that decide what is run, which a resume keeps."""
 _SECTIONS = {
     "Models and policies": ("models", "policies", "base_url", "record", "replay"),
     "Samples": ("rollouts", "limit", "sample_ids", "seed"),
-    "Task, reward and sandbox": ("overrides", "sandbox", "install_requirements", "trust"),
+    "Task, reward and sandbox": ("overrides", "sandbox", "trust"),
     "Limits": ("max_concurrency", "max_cost", "fail_under", "fail_on_error"),
     "Resume": ("resume", "only_failed", "force"),
     "Output": ("log_dir", "display", "as_json", "dry_run", "verbose"),
@@ -81,7 +81,6 @@ class RunOptions:
     seed: int
     overrides: tuple[str, ...]
     sandbox: str | None
-    install_requirements: bool
     max_concurrency: int
     max_cost: float | None
     fail_under: float | None
@@ -202,7 +201,7 @@ def _new(asked: RunOptions, overrides: dict[str, Any]) -> RunArgs:
     """Return the arguments of a new run, once the user trusts what its task would execute."""
     if asked.task is None:
         raise click.UsageError("name a task file, or give --resume")
-    overrides |= sandbox_keys(asked.sandbox, asked.install_requirements)
+    overrides |= sandbox_keys(asked.sandbox)
     require_trust_in_file(asked.task, {**overrides, **_keys_for_trust(asked.policies, asked.base_url)})
     return RunArgs(
         task_path=asked.task,

@@ -37,7 +37,7 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.processes import SECRET_NAME
 from reward_kit.runs.display import difference_text, figure, interval_text
 from reward_kit.runs.inputs import digest_of, scorer_hash
-from reward_kit.runs.plan import RunPlan, environment_of
+from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.redaction import HIDDEN, without_secrets
 from reward_kit.runs.rescoring import Counts, PolicyChange, ScoreChanges, changes_of, scores_of
 from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, is_open_elsewhere, new_run_path
@@ -60,7 +60,7 @@ from reward_kit.runs.task_file import parse_override
 _MUST_HOLD = {"run": "episodes of another run", "files": "the run has changed since", "scorer": "another reward"}
 _SECTIONS = {
     "Reward and sandbox": (
-        *("reward", "options", "sandbox", "install_requirements"),
+        *("reward", "options", "sandbox"),
         *("overrides", "pass_threshold", "trust"),
     ),
     "Limits": ("fail_under",),
@@ -138,7 +138,7 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
     reward_options = dict(parse_override(item, "-O") for item in options.pop("options"))
     changes = dict(parse_override(item) for item in options.pop("overrides"))
     changes |= {f"reward_options.{key}": value for key, value in reward_options.items()}
-    changes |= sandbox_keys(*(options.pop(name) for name in ("sandbox", "install_requirements")))
+    changes |= sandbox_keys(options.pop("sandbox"))
     args = ScoreArgs(options=reward_options, changes=changes, **options)
     if data is None or data.is_dir():
         sys.exit(_score_run(run_or_newest(data, args.log_dir, except_for=output), args, output, only_failed))
@@ -219,7 +219,6 @@ def _header(source: Source, args: ScoreArgs, ready: Ready, plan: RunPlan) -> Run
         task=without_secrets(ready.definition.model_dump(mode="json", exclude_defaults=True)),
         seed=earlier.seed,
         total=plan.total,
-        **environment_of(ready.reward),
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
@@ -26,7 +27,6 @@ from reward_kit.environments.snapshots import compose
 from reward_kit.environments.tool_names import ToolNames
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, ToolError, boundary, did_you_mean
 from reward_kit.task_parts import ResourceParts
-from reward_kit.undoing import closed_on_error
 
 _STRENGTH: dict[ForkKind, int] = {"none": 0, "replay": 1, "native": 2}
 _CLOSE_SECONDS = 60.0
@@ -118,8 +118,10 @@ class CompositeResource(ForkableResource):
         async def one(name: str, part: ForkableResource) -> None:
             made[name] = await part.fork()
 
-        async with closed_on_error(_close_quietly, made):
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(_close_quietly, made)
             await _each(self.parts, one)
+            undo.pop_all()
         twin._parts, twin._names = {name: made[name] for name in self._parts}, self._names.copy()
         return twin
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from reward_kit.environments.base import ToolSpec, tool_spec
 from reward_kit.environments.confined import Entry, explained, kind_at, open_directory, show, split_path
 from reward_kit.errors import ToolError, did_you_mean
 from reward_kit.processes import remove_folder, temporary_folder
-from reward_kit.undoing import undone_on_error
 
 FILES_FOLDER = "files"
 _SCRATCH_FOLDER = "new"
@@ -44,8 +43,10 @@ class FileWorld:
     @classmethod
     def make(cls, entries: tuple[Entry, ...]) -> FileWorld:
         world = cls()
-        with undone_on_error(world.remove):
+        with ExitStack() as undo:
+            undo.callback(world.remove)
             confined.materialise(world.files, entries)
+            undo.pop_all()
         return world
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +33,6 @@ from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.environments.servers import Server, ServerPool, ServerSpec
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean
 from reward_kit.task_parts import ResourceServerConfig
-from reward_kit.undoing import closed_on_error
 
 _END_S = 5.0
 logger = logging.getLogger("reward_kit.environments")
@@ -105,10 +105,12 @@ class HttpResource(ReplayForkResource):
         url = _base_url(settings, server)
         headers = {**settings.headers, **headers_from_environment(settings.headers_env, url, "http", started)}
         client = self._client = JsonClient(url, headers, settings.timeout, obituary)
-        async with closed_on_error(self.close):
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self.close)
             if server is None and settings.health_endpoint is not None:
                 await client.check_health(settings.health_endpoint)
             self._tools = tools if settings.tools_endpoint is None else await _listed(client, settings.tools_endpoint)
+            undo.pop_all()
 
     async def _lease(self, settings: HttpConfig) -> Server | None:
         if settings.resource_server is None:

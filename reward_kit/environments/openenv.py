@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +36,6 @@ from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.environments.servers import Server, ServerPool, ServerSpec
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean
 from reward_kit.task_parts import ResourceServerConfig
-from reward_kit.undoing import closed_on_error
 
 # As many as NumPy's older generators take.
 _SEEDS = 2**32
@@ -117,9 +117,11 @@ class OpenEnvResource(ReplayForkResource):
             timeout=settings.timeout,
             obituary=server.obituary if server is not None else None,
         )
-        async with closed_on_error(self.close):
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self.close)
             await self._session.open()
             await self._find_tools(settings, self._session)
+            undo.pop_all()
 
     async def _lease(self, settings: OpenEnvConfig) -> Server | None:
         if settings.resource_server is None:

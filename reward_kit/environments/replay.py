@@ -10,13 +10,13 @@ import copy
 import secrets
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from reward_kit.display_text import first_difference
 from reward_kit.environments.base import ForkableResource, ForkKind, StepOutcome
 from reward_kit.errors import EnvironmentFailure, ToolError
-from reward_kit.undoing import closed_on_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,12 @@ class ReplayForkResource(ForkableResource):
 
     async def fork(self) -> ForkableResource:
         twin = type(self)()
-        async with closed_on_error(twin.close):
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(twin.close)
             await twin.setup(self._config)
             await twin._replay(self._reset_seed, self._history)
             _compare("after the replay", "the state key", await self.state_key(), await twin.state_key())
+            undo.pop_all()
         return twin
 
     async def checkpoint(self) -> Any:

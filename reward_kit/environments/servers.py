@@ -11,6 +11,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,6 @@ import anyio
 from reward_kit.errors import ConfigError, EnvironmentFailure
 from reward_kit.processes import ChildProcess, child_environment, start_process
 from reward_kit.task_parts import ResourceServerConfig
-from reward_kit.undoing import closed_on_error
 
 _POLL_S = 0.05
 _HEALTH_ANSWER_S = 2.0
@@ -162,8 +162,10 @@ async def _start(spec: ServerSpec) -> Server:
         if not spec.has_free_port:
             await _refuse_taken(address)
         process = await _spawn(spec, port)
-        async with closed_on_error(process.end):
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(process.end)
             problem = await _until_healthy(process, url, spec.start_timeout_s)
+            undo.pop_all()
         if not problem:
             return Server(address, port, process)
         said = process.log_tail(50).lower()

@@ -20,6 +20,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -30,7 +31,6 @@ from reward_kit.private_files import private_opener
 from reward_kit.processes import lock_for_this_process
 from reward_kit.providers.faults import EndpointError, excerpt
 from reward_kit.safe_input import RECORDED_LINE_BYTES, shown_size
-from reward_kit.undoing import undone_on_error
 
 SCHEMA_VERSION = 1
 _HEADER_START = b'{"schema_version":'
@@ -91,9 +91,11 @@ class Cassette:
             file = open(path, "a+b", opener=private_opener)  # noqa: SIM115 - takes an opener, and is kept
         except OSError as error:
             raise ConfigError(f"cassette {path} cannot be written: {error.strerror}") from error
-        with undone_on_error(file.close):
+        with ExitStack() as undo:
+            undo.callback(file.close)
             cassette = cls(path, file, None)
             cassette._begin_session()
+            undo.pop_all()
         return cassette
 
     @classmethod
@@ -108,10 +110,13 @@ class Cassette:
             file = path.open("rb")
         except OSError as error:
             raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
-        with undone_on_error(file.close):
+        with ExitStack() as undo:
+            undo.callback(file.close)
             read_header(path, file)
             file.seek(0)
-            return cls(path, file, CassetteIndex.read(path, file))
+            made = cls(path, file, CassetteIndex.read(path, file))
+            undo.pop_all()
+        return made
 
     def __repr__(self) -> str:
         return f"Cassette({str(self.path)!r}, {'replaying' if self.is_replaying else 'recording'})"

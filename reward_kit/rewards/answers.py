@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.quantities import LONGEST_TEXT, read_number, unwrap
 from reward_kit.rewards.replies import composed, last_answer, last_text, needed, passed, shown
 from reward_kit.typed_interface import reward_function

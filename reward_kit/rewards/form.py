@@ -13,7 +13,7 @@ from pydantic import Field
 
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message, StepOutput
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.replies import (
     Part,
     composed,

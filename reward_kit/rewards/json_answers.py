@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError, RewardError, how_to_install
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.option_types import Closeness, check_closeness, check_extra
 from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, passed, shown
 from reward_kit.safe_input import Pairs, strict_decoder

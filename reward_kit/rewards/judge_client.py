@@ -18,7 +18,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeVar
@@ -34,7 +34,6 @@ from reward_kit.providers.prices import load_prices
 from reward_kit.providers.request_queue import Rates, RetryPolicy
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession, endpoint_for
 from reward_kit.rewards.judge_questions import Question, UnreadableVerdict, prompt_of, verdict_of
-from reward_kit.undoing import undone_on_error
 from reward_kit.validation import describe_validation_error
 
 AnswerForm = Literal["auto", "json_schema", "json_object", "text"]
@@ -176,8 +175,10 @@ class AnswerCache:
         self._known: dict[str, Answer] = {}
         self._path, self._file = path, None if path is None else _open(path)
         if path is not None and self._file is not None:
-            with undone_on_error(self._file.close):
+            with ExitStack() as undo:
+                undo.callback(self._file.close)
                 self._read(path, self._file)
+                undo.pop_all()
 
     def get(self, key: str) -> Answer | None:
         """The answer, None where it is not known."""

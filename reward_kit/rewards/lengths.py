@@ -13,8 +13,7 @@ from pydantic import Field
 
 from reward_kit.errors import ConfigError, RewardError, RewardKitError, boundary
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.reward_calls import BATCH_NAMES, Caller, OpenReward
-from reward_kit.reward_options import checks_options, with_options
+from reward_kit.reward_calls import BATCH_NAMES, Caller, OpenReward, checks_options, with_options
 from reward_kit.rewards.combining import Call, Reward, asked, combined, copies, loads_beside
 from reward_kit.rewards.judge_questions import as_text, first_request, shown_messages
 from reward_kit.rewards.replies import Part, last_reply, passed

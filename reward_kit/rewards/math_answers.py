@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.answers import Found, Unmarked, find_answer, last_number, truth_text
 from reward_kit.rewards.option_types import Tolerance, check_extra
 from reward_kit.rewards.quantities import (

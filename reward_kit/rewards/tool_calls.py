@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError, RewardError, boundary, kind_of
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.json_answers import array_key, as_json, in_short, is_number, read_json
 from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, own_messages, passed, shown
 from reward_kit.typed_interface import reward_function

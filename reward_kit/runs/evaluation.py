@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from reward_kit.agent.samples import Prompt, Sample
+from reward_kit.blocking import run_blocking
 from reward_kit.display_text import counted
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
@@ -21,7 +22,6 @@ from reward_kit.errors import ConfigError, ProviderError, kind_of
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.notebook_html import code, folded, line, strong, table, whole
 from reward_kit.providers.session import ProviderSession
-from reward_kit.reward_agent.levels import run_to_end
 from reward_kit.runs.finished import FinishedRun
 from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_each, plan_run
 from reward_kit.runs.run_folder import RunStore
@@ -58,7 +58,7 @@ def evaluate(task: str | Path | Task, **options: Any) -> FinishedRun:
         RewardKitError: the run itself failed.
     """
     inspect.signature(evaluate_async).bind(task, **options)  # report a misspelt option before a coroutine is made
-    finished: FinishedRun = run_to_end(evaluate_async(task, **options))
+    finished: FinishedRun = run_blocking(evaluate_async(task, **options))
     return finished
 
 
@@ -165,7 +165,7 @@ def score_transcripts(
     with given_in_python():
         ready = ready_to_score(origin, reward, changes, pass_threshold, Path(folder) if folder is not None else None)
     scored = scoring_run(data, ready, reward, Path(log_dir))
-    finished: FinishedRun = run_to_end(_run(scored.plan, scored.store, scored.title, None, scored.episodes))
+    finished: FinishedRun = run_blocking(_run(scored.plan, scored.store, scored.title, None, scored.episodes))
     return replace(finished, notes=ready.notes)
 
 

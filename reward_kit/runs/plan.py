@@ -26,7 +26,6 @@ from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, kind_of
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.reward_agent.confined import ConfinedReward
 from reward_kit.reward_agent.scoring import Reward
 from reward_kit.runs.inputs import differences, keep_inputs
 from reward_kit.runs.redaction import Redaction, redaction_of, without_hidden, without_secrets
@@ -276,7 +275,6 @@ def begin_run(
         max_concurrency=plan.max_concurrency,
         **({"from_python": of_python} if of_python else {}),
         **asked,
-        **environment_of(task.reward),
     )
     folder = RunStore.create(path, header, plan.redaction)
     keep_inputs(folder, task.inputs, task.digests, {**task.objects.kept, **kept_sources(objects)})
@@ -307,21 +305,8 @@ def header_to_resume(path: Path) -> RunHeader:
 
 
 def changes_since(path: Path, header: RunHeader, task: LoadedTask) -> list[str]:
-    """Return a text for each file, and for the packages of the reward, that changed since a run began."""
-    changes = differences(path, header.digests, task.digests, task.inputs)
-    environments = (header.reward_environment, environment_of(task.reward).get("reward_environment"))
-    before, now = (set((environment or {}).get("packages", ())) for environment in environments)
-    if before != now:
-        lines = sorted(f"    {'-' if package in before else '+'}{package}" for package in before ^ now)
-        changes.append("\n".join(["the packages of the reward changed:", *lines]))
-    return changes
-
-
-def environment_of(reward: Reward | None) -> dict[str, Any]:
-    """Return the entry of `run.json` for the packages of a reward that has an environment of its own."""
-    if isinstance(reward, ConfinedReward) and reward.environment is not None:
-        return {"reward_environment": reward.environment.to_json()}
-    return {}
+    """Return a text for each file of the run that is different now."""
+    return differences(path, header.digests, task.digests, task.inputs)
 
 
 # Policies

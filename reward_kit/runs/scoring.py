@@ -31,7 +31,7 @@ from reward_kit.private_files import make_private_folder
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.datasets import read_rows
 from reward_kit.runs.files import STATES, kept_files, open_part, state_file, told_of, write_atomically
-from reward_kit.runs.plan import RunPlan, environment_of
+from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.redaction import HIDDEN, Redaction, redaction_of
 from reward_kit.runs.results import Places, places_of, read_results
 from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, load_episode, new_run_path
@@ -229,7 +229,6 @@ def scoring_run(data: Path, ready: Ready, reward: str, log_dir: Path) -> Scoring
         reward=reward,
         task={"pass_threshold": ready.definition.pass_threshold},
         total=plan.total,
-        **environment_of(ready.reward),
     )
     store = RunStore.create(new_run_path(log_dir, ready.definition.name), header, ready.redaction)
     return ScoringRun(plan, store, episodes, f"{data.name}  ({counted(len(episodes), 'transcript')})")

@@ -258,7 +258,6 @@ def _refuse_looser_sandbox(located: LocatedYaml, definition: TaskDefinitionModel
     is_built_in_reward = is_built_in(definition.reward_function_path or "")
     looser: dict[tuple[str, ...], Any] = {
         ("level",): sandbox.level if sandbox.level == "in_process" and not is_built_in_reward else None,
-        ("install_requirements",): sandbox.install_requirements or None,
         ("read_paths",): [one for one in sandbox.read_paths if not (folder / one).resolve().is_relative_to(folder)],
     }
     for name, value in sandbox.limits.model_dump(exclude_none=True, exclude={"cpu_s"}).items():

@@ -30,7 +30,7 @@ from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.keys import NO_KEY
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, key_variable_for
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
-from reward_kit.reward_agent.remote_client import check_named_by_file, is_address
+from reward_kit.reward_agent.remote import check_named_by_file, is_address
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.datasets import check_dataset, read_samples
 from reward_kit.runs.inputs import TASK_FILE, digest_of, inputs_of
@@ -199,7 +199,6 @@ def load_tasks_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedRe
         read_paths=tuple(asked.read_paths),
         preload=tuple(asked.preload),
         reward_time_s=definition.limits.reward_time_s,
-        install_requirements=asked.install_requirements,
     )
     return load_reward(definition.reward_function_path, folder, choice, definition.reward_options)
 

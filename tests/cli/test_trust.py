@@ -311,7 +311,6 @@ class TestSandboxKeys:
             ({"read_paths": ["/etc"]}, "sandbox.read_paths"),
             ({"read_paths": ["../secret"]}, "sandbox.read_paths"),
             ({"read_paths": ["link"]}, "sandbox.read_paths"),
-            ({"install_requirements": True}, "sandbox.install_requirements"),
             ({"limits": {"memory_mb": 4096}}, "sandbox.limits.memory_mb"),
             ({"limits": {"processes": 1}}, "sandbox.limits.processes"),
         ],

@@ -15,7 +15,7 @@ from reward_kit.models import Message
 from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward
 from reward_kit.reward_agent.scoring import ScoringRequest
-from reward_kit.reward_options import with_options
+from reward_kit.reward_calls import with_options
 from reward_kit.rewards.code import LANGUAGES, CodeSandboxes, missing_tool, program_code, python_code
 from reward_kit.sandbox import Limits, Program, Sandbox
 from reward_kit.sandbox.outcome import Outcome

@@ -10,7 +10,7 @@ import pytest
 from reward_kit import EvaluateResult, Message, rewards, with_options
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward
-from reward_kit.reward_options import checks_options, fixed
+from reward_kit.reward_calls import checks_options, fixed
 from reward_kit.rewards.answers import normalised
 from reward_kit.typed_interface import reward_function, reward_spec
 

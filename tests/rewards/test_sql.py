@@ -15,7 +15,7 @@ from reward_kit.environments.base import StateSnapshot
 from reward_kit.environments.snapshots import SqliteState, compose, open_snapshot
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult
-from reward_kit.reward_options import with_options
+from reward_kit.reward_calls import with_options
 from reward_kit.rewards.sql import Result, has_order, same_rows, sql_result, with_tie_break
 from reward_kit.typed_interface import reward_spec
 from tests.profiles import examples

@@ -16,6 +16,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -39,7 +40,6 @@ from reward_kit.environments.mcp.tools import McpTool, NoAnswerError, check_want
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean, how_to_install
 from reward_kit.processes import remove_folder, temporary_folder
-from reward_kit.undoing import closed_on_error, undone_on_error
 
 if TYPE_CHECKING:
     from reward_kit.environments.mcp.session import McpSession, Server
@@ -184,7 +184,8 @@ class McpResource(ReplayForkResource):
 
     async def _open(self) -> None:
         settings = self._config_here
-        async with closed_on_error(self._shut):
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self._shut)
             if settings.working_copy is not None:
                 self._folder = await anyio.to_thread.run_sync(_copied, source_folder(settings))
             self._session = _session(settings, self._folder)
@@ -192,6 +193,7 @@ class McpResource(ReplayForkResource):
             self._is_fresh = True
             await self._list_tools()
             self._check_expert(settings)
+            undo.pop_all()
         self._key = hash_key("mcp", *(settings.command or ()), settings.url or "", settings.working_copy or "")
 
     def _check_expert(self, settings: McpConfig) -> None:
@@ -271,10 +273,12 @@ def _copied(source: Path) -> Path:
     folder = temporary_folder("mcp-")
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with undone_on_error(remove_folder, folder):
+        with ExitStack() as undo:
+            undo.callback(remove_folder, folder)
             confined.materialise(handle, _entries_of(source))
             if links := sorted(str(path.relative_to(source)) for path in source.rglob("*") if path.is_symlink()):
                 logger.warning("working_copy %s: symbolic links are not copied: %s", source, ", ".join(links[:5]))
+            undo.pop_all()
     finally:
         os.close(handle)
     return folder

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,6 @@ from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from reward_kit.environments.mcp.tools import NoAnswerError
 from reward_kit.errors import DeadlineError, EnvironmentFailure, RewardKitError, ToolError, boundary
 from reward_kit.safe_input import MCP_TOOLS_BYTES, shown_size
-from reward_kit.undoing import closed_on_error
 
 _MAX_PAGES = 1_000
 _LOGGED_CHARS = 2_000
@@ -77,7 +77,8 @@ class McpSession:
         """
         ready = self._ready = asyncio.get_running_loop().create_future()
         task = self._task = asyncio.create_task(self._serve(), name=f"session with {self._name}")
-        async with closed_on_error(self.close):
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self.close)
             with anyio.move_on_after(self._start_timeout_s):
                 await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done() and not task.done():
@@ -85,6 +86,7 @@ class McpSession:
                 raise EnvironmentFailure(self._described(late))
             if not ready.done():
                 raise self._end_of(task, "could not be started")
+            undo.pop_all()
 
     @property
     def instructions(self) -> str | None:

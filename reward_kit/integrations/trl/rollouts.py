@@ -21,15 +21,15 @@ from reward_kit.agent.policies.hf.model import merged_state_dict
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, derive_seed
+from reward_kit.blocking import LoopThread
 from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
-from reward_kit.integrations.loop_thread import LoopThread
 from reward_kit.integrations.trl.rows import Outcome, Segments, rollout_output
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.custom.specs import spec_of
+from reward_kit.reward_agent.custom_rewards import spec_of
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.reward_agent.tickets import Ticket

@@ -36,8 +36,7 @@ from reward_kit.errors import (
 )
 from reward_kit.models import Message
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.custom.answers import Answer
-from reward_kit.reward_agent.custom.specs import spec_of
+from reward_kit.reward_agent.custom_rewards import Answer, spec_of
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, check_truth
 from reward_kit.rl.reward_manager.batches import (
     Bools,

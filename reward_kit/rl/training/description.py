@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from reward_kit.reward_agent.overlap.settings import Schedule
 from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.training.config import TrainModel
 from reward_kit.rl.training.plan import TrainingPlan
 

@@ -29,7 +29,6 @@ from reward_kit.credit.group_filter import filter_groups
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.overlap.settings import Schedule
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.rl.checkpoint import (
     Checkpoint,
@@ -40,6 +39,7 @@ from reward_kit.rl.checkpoint import (
     restore_random_states,
     save_checkpoint,
 )
+from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.reward_manager import EpisodeRewardManager
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.config import DynamicSamplingModel

@@ -19,8 +19,8 @@ from reward_kit.environments.servers import ServerPool
 from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
+from reward_kit.reward_agent.calling import Retries
 from reward_kit.reward_agent.levels import scorer_of
-from reward_kit.reward_agent.retrying import Retries
 from reward_kit.reward_agent.score_cache import ScoreCache
 from reward_kit.reward_agent.scoring import Scorer
 from reward_kit.rl.checkpoint import save_batch_for_study

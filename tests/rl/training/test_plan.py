@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.overlap.settings import Schedule
+from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.training.plan import load_plan
 from tests.rl.training.lake import TRAIN, lake_folder
 

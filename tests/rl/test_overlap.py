@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest
-from reward_kit.reward_agent.overlap import (
+from reward_kit.rl.overlap import (
     Latency,
     Overlap,
     PipelineSettings,

@@ -10,7 +10,7 @@ import itertools
 
 import pytest
 
-from reward_kit.reward_agent.overlap import (
+from reward_kit.rl.overlap import (
     Overlap,
     PipelineSettings,
     Schedule,

@@ -14,8 +14,8 @@ from contextvars import ContextVar
 import anyio
 import pytest
 
+from reward_kit.blocking import LoopThread, run_blocking
 from reward_kit.errors import RewardKitError
-from reward_kit.integrations.loop_thread import LoopThread
 
 _HELD: ContextVar[str] = ContextVar("_HELD", default="closed")
 
@@ -51,13 +51,14 @@ def test_a_thread_with_a_loop_gives_results_and_errors_and_holds_something_open(
         raise ValueError("told")
 
     assert thread.run(look()) == "open"
+    assert "test" in {each.name for each in threading.enumerate()}
     with pytest.raises(ValueError, match="told"):
         thread.run(fail())
     assert events == []
     thread.close()
     thread.close()
     assert events == ["closed"]
-    assert not thread._thread.is_alive()
+    assert "test" not in {each.name for each in threading.enumerate()}
     with pytest.raises(RewardKitError, match="test: it was closed"):
         thread.run(look())
 
@@ -106,3 +107,44 @@ def test_a_thread_that_cannot_open_what_it_holds_is_none() -> None:
     with pytest.raises(ValueError, match="cannot be opened"):
         LoopThread("test", _Broken())  # type: ignore[arg-type]
     assert threading.active_count() == before
+
+
+def test_an_error_is_handed_to_what_is_held() -> None:
+    left: list[BaseException | None] = []
+
+    class Held:
+        async def __aenter__(self) -> None: ...
+
+        async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+            left.append(error)
+
+    error = ValueError("in the block")
+    for given in (None, error):
+        LoopThread("test", Held()).close(given)
+    assert left == [None, error]
+
+
+def test_a_coroutine_sees_the_callers_context_too() -> None:
+    own: ContextVar[int] = ContextVar("own")
+    thread = LoopThread("test", held([]))
+    own.set(3)
+
+    async def look() -> tuple[int, str]:
+        return own.get(), _HELD.get()
+
+    assert thread.run(look()) == (3, "open")
+    thread.close()
+
+
+async def _answer() -> int:
+    await asyncio.sleep(0)
+    return 42
+
+
+def test_a_blocking_call_works_without_and_within_a_loop() -> None:
+    assert run_blocking(_answer()) == 42
+
+    async def within() -> int:
+        return run_blocking(_answer())
+
+    assert asyncio.run(within()) == 42

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.overlap import parse_latency
+from reward_kit.rl.overlap import parse_latency
 
 
 @pytest.mark.parametrize(
