@@ -271,7 +271,7 @@ def complete_estimators(context: click.Context, parameter: click.Parameter, type
 
 def complete_targets(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Offer what can be checked: runs, built-in resources, rewards, files."""
-    from reward_kit.environments.registry import BUILT_IN
+    from reward_kit.environments.config import BUILT_IN
 
     runs = complete_runs(context, parameter, typed)[1:]
     found = [*runs, *_beginning(typed, BUILT_IN), *complete_rewards(context, parameter, typed)]
