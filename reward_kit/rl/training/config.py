@@ -251,7 +251,7 @@ class TrainModel(BaseModel):
     name: str | None = Field(default=None, min_length=1, description="of the run; default: the task's")
     task: str | dict[str, Any] = Field(description="a task file, relative to this one, or its keys")
     policy: PolicyModel | None = Field(default=None, description="who is trained; default: the task's policy")
-    updates: int = Field(ge=1, description="how often the weights are made anew, each time from a new batch")
+    updates: int = Field(ge=1, description="how often the weights are updated, each time from a new batch")
     seed: int = Field(default=0, description="everything random derives from it")
     threads: int | None = Field(default=None, ge=1, description="of torch; a resume is bit-equal for the same number")
     pipeline: Schedule = Field(default=Schedule.SYNC, description="what goes on at the same time")
