@@ -14,7 +14,7 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.rl.checkpoint import checkpoints
 from reward_kit.rl.training.plan import load_plan
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.run_folder import RunHeader
 from tests import command_line
 from tests.rl.training.lake import interrupted_after, lake_folder, metrics_of, same, train, trained, weights_of
 
