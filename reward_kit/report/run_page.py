@@ -104,7 +104,7 @@ def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows
         ],
         "stop_reasons": figures.stop_reasons(run.episodes),
         "failure_classes": figures.failure_classes(run.episodes),
-        "spent": [(one._replace(policy=shown(one.policy, NAME_LENGTH)), _cost_of(one)) for one in spent],
+        "spent": [(one, _cost(one.cost, one.unpriced, sum(one.tokens.values()))) for one in spent],
         "timeline": draw_timeline(timeline) if timeline is not None else None,
         "timeline_notes": _timeline_notes(run, timeline, scoring),
         "scoring": scoring,
@@ -171,10 +171,6 @@ def _cost(cost: float | None, unpriced: int, tokens: int) -> str:
     if cost is None:
         return "unknown" if tokens else DASH
     return f"at least {dollars(cost)} ({unpriced:,} without a price)" if unpriced else dollars(cost)
-
-
-def _cost_of(spent: figures.PolicyUsage) -> str:
-    return _cost(spent.cost, spent.unpriced, sum(spent.tokens.values()))
 
 
 def _timeline_notes(run: RunFacts, timeline: RunTimeline | None, scoring: figures.ScoringFigures) -> list[str]:

@@ -65,9 +65,7 @@ class TrainingFacts:
     """A training run as far as its files tell.
 
     Attributes:
-        path: its folder.
-        header: its `run.json`.
-        training: what that says under `training`.
+        training: the section of the header.
         series: each figure by its name.
         resumed_at: the first update of each process that went on.
         updates: how many are done.

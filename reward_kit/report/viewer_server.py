@@ -326,8 +326,7 @@ class ShownRuns:
         run = self._shown(name, path)
         with run.lock:
             run.watch.look_at_all()
-            script = _live_script(run.mark)
-            return run_page(run.watch.facts(), served(path), script)
+            return run_page(run.watch.facts(), served(path), _live_script(run.mark))
 
     def figures(self, name: str) -> str:
         """The page without the rows of its tables, from which a page that is open takes its figures.
@@ -371,11 +370,7 @@ class ShownRuns:
                 return now, []
             changed, threshold = run.watch.changed_since(int(change)), run.watch.pass_threshold
             beside = run.watch.beside(changed)
-            tables = (
-                samples_table(beside, threshold),
-                groups_table(beside),
-                episodes_table(changed, threshold),
-            )
+            tables = samples_table(beside, threshold), groups_table(beside), episodes_table(changed, threshold)
             rows: Event = ("rows", {table.name: table.rows for table in tables})
             return now, [*([rows] if changed else []), ("figures", {})]
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reward_kit.agreement import cohens_kappa, kendall_tau_b, spearman
+from reward_kit.display_text import truncate
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.agent import AsyncRewardAgent
@@ -411,5 +412,4 @@ def _last(request: ScoringRequest, role: str = "assistant") -> str:
 def _cut(text: str) -> str:
     """An untrusted text on one short line, for a terminal."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * _LONGEST_SHOWN])
-    line = " ".join(line.split())
-    return line if len(line) <= _LONGEST_SHOWN else f"{line[: _LONGEST_SHOWN - 1]}…"
+    return truncate(" ".join(line.split()), _LONGEST_SHOWN)
