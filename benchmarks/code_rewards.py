@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from reward_kit.reward_options import with_options  # noqa: E402
+from reward_kit.reward_calls import with_options  # noqa: E402
 from reward_kit.rewards.code import CodeSandboxes, python_code  # noqa: E402
 
 TARGET = 150.0

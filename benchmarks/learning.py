@@ -33,12 +33,12 @@ from learning_report import PROBLEMS, report  # noqa: E402
 
 from reward_kit.agent import RLRolloutWorker, Sample, make_policy  # noqa: E402
 from reward_kit.rl.model_kit import load_model, save_model  # noqa: E402
-from reward_kit.rl.training.carry_out import carry_out  # noqa: E402
-from reward_kit.rl.training.collecting import Collector  # noqa: E402
-from reward_kit.rl.training.display import TrainingDisplay  # noqa: E402
+from reward_kit.rl.training.logs import TrainingDisplay  # noqa: E402
+from reward_kit.rl.training.pipelines import latest_state  # noqa: E402
 from reward_kit.rl.training.plan import load_plan  # noqa: E402
+from reward_kit.rl.training.rollouts import Collector  # noqa: E402
 from reward_kit.rl.training.run_folder import RunFolder, header_of  # noqa: E402
-from reward_kit.rl.training.state import latest_state  # noqa: E402
+from reward_kit.rl.training.session import train as run_training  # noqa: E402
 from reward_kit.runs.tasks import load_task  # noqa: E402
 
 EXAMPLE = ROOT / "examples" / "alfworld_household"
@@ -92,7 +92,7 @@ def train(arm, changes, seed, folder, steps):
 
     began = time.process_time()
     with opened, TrainingDisplay("none", plan.config.updates) as display:
-        asyncio.run(carry_out(plan, opened, display, stops))
+        asyncio.run(run_training(plan, opened, display, stops))
     return time.process_time() - began if is_new else None
 
 

@@ -34,15 +34,13 @@ import torch
 from reward_kit.agent import AgentPolicy, HFAgentPolicy, PolicyOutput, RLRolloutWorker, Sample, derive_seed
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent import AsyncRewardAgent
-from reward_kit.reward_agent.overlap import PipelineSettings, Schedule, lower_bound, simulate_overlap
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.model_kit import Demonstrations, SFTConfig, build_decoder, build_tokenizer, fit, parameter_count
+from reward_kit.rl.overlap import PipelineSettings, Schedule, lower_bound, simulate_overlap
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.trainer import Trainer
-from reward_kit.rl.training.collecting import Collector
-from reward_kit.rl.training.evaluation import Evaluation
 from reward_kit.rl.training.pipelines import Pipeline, PipelineOptions
-from reward_kit.rl.training.sample_stream import SampleStream
+from reward_kit.rl.training.rollouts import Collector, HeldOutEvaluation, SampleStream
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.tokens import build_rows
 from reward_kit.typed_interface import reward_function, reward_spec
@@ -202,7 +200,7 @@ async def accuracy_of(policy: HFAgentPolicy, weights: dict, seed: int) -> dict[i
     held_out = problems(256, seed + 3)
     found = {}
     async with AsyncRewardAgent(slow_reward(0.0, seed), max_concurrency=64) as agent:
-        evaluation = Evaluation(RLRolloutWorker(TASK, policy), agent, held_out, 1, seed, Collector(1))
+        evaluation = HeldOutEvaluation(RLRolloutWorker(TASK, policy), agent, held_out, 1, seed, Collector(1))
         for version, state in weights.items():
             await policy.publish(version, state)
             found[version] = (await evaluation.measure())["held_out/score"]
@@ -232,7 +230,7 @@ def sleeps(steps: int, unit_s: float, seed: int) -> np.ndarray:
         def __init__(self) -> None:
             self.collected, self.run_seed = 0, seed
 
-    asked = Ids().asked(stream.take(steps * QUESTIONS))
+    asked = Ids().requests(stream.take(steps * QUESTIONS))
     label = HFAgentPolicy.__name__
     task, starts = RLRolloutWorker(TASK, Teacher({}), policy_label=label), []
     for sample, group_seed in asked:

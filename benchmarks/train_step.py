@@ -53,11 +53,10 @@ from trl_training import make_trainer, optimizer_step, own_logprobs, save_tokeni
 
 from reward_kit.agent import steps_of  # noqa: E402
 from reward_kit.episodes import SingleAgentEpisode  # noqa: E402
-from reward_kit.rl.learner.columns import Place  # noqa: E402
 from reward_kit.rl.learner.config import PPOConfig  # noqa: E402
 from reward_kit.rl.learner.sharding import Processes  # noqa: E402
 from reward_kit.rl.learner.training_rows import TrainingRows  # noqa: E402
-from reward_kit.rl.ppo import PPOLearner  # noqa: E402
+from reward_kit.rl.ppo import DeviceContext, PPOLearner  # noqa: E402
 from reward_kit.tokens import TokenBatch, build_rows  # noqa: E402
 
 PROMPT, OBSERVATION, ACTION = 20, 16, 6
@@ -158,7 +157,7 @@ class Work(NamedTuple):
 
     def parts(self, order, minibatches):
         """For each mini-batch its micro-batches, as the learner makes them."""
-        place = Place(torch.device("cpu"), torch.float32, self.size.budget, Processes())
+        place = DeviceContext(torch.device("cpu"), torch.float32, self.size.budget, Processes())
         return [place.parts_of(self.flat, part) for part in np.array_split(order, minibatches)]
 
     @property

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from reward_kit.models import TaskDefinitionModel as TaskDefinitionModel
     from reward_kit.models import ToolCall as ToolCall
     from reward_kit.reward_agent.agent import AsyncRewardAgent as AsyncRewardAgent
-    from reward_kit.reward_options import with_options as with_options
+    from reward_kit.reward_calls import with_options as with_options
     from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps as system_apply_gigpo_to_batch_steps
     from reward_kit.rl_processing import RLDataAligner as RLDataAligner
     from reward_kit.runs.evaluation import evaluate as evaluate
@@ -69,7 +69,7 @@ _HOMES = {
     "reward_function": "typed_interface",
     "score_transcripts": "runs.evaluation",
     "system_apply_gigpo_to_batch_steps": "rl_helpers",
-    "with_options": "reward_options",
+    "with_options": "reward_calls",
 }
 
 __all__ = sorted(_HOMES)

@@ -7,12 +7,12 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from reward_kit.errors import ConfigError, did_you_mean, safe_str, user_traceback
-from reward_kit.undoing import undone_on_error
 
 MODULE_PREFIX = "_reward_kit_user_"
 
@@ -104,8 +104,10 @@ def _load_file(path: Path) -> ModuleType:
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.append(folder)
-    with undone_on_error(sys.modules.pop, name):
+    with ExitStack() as undo:
+        undo.callback(sys.modules.pop, name)
         spec.loader.exec_module(module)
+        undo.pop_all()
     return module
 
 

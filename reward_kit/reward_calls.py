@@ -1,6 +1,8 @@
-"""A reward made ready and called, the same way in this process and behind walls: resources, instances, arguments.
+"""A reward with its options fixed, its resources opened and its calls made, in this process or in the sandbox.
 
-The confined worker imports this file, so it imports next to nothing.
+A built-in reward takes its options as keyword parameters with defaults. `with_options` returns a reward with some of
+them fixed, as a task file does with `reward_options:`; they are checked against the annotations at once, not by the
+thousandth rollout. `OpenReward` then makes the calls. The sandboxed worker imports this file, so it imports little.
 """
 
 from __future__ import annotations
@@ -11,18 +13,30 @@ import types
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pydantic
 
-from reward_kit.errors import InvalidResultError, RewardError, RewardKitError
+from reward_kit.errors import ConfigError, InvalidResultError, RewardError, RewardKitError, did_you_mean
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
-from reward_kit.returned import as_result, as_results
-from reward_kit.typed_interface import RewardSpec, code_of
+from reward_kit.typed_interface import RewardSpec, as_function, as_result, as_results, code_of, reward_spec
 from reward_kit.validation import describe_validation_error
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_CHECK = "check_options"
+
 BATCH_NAMES = {"messages": "rollouts_messages", "ground_truth": "ground_truths"}
-"""What a pointwise name is called where there is a list of it."""
+"""The name of a pointwise value where a list of it is passed."""
+
+OFFERED = frozenset(
+    {
+        *("messages", "ground_truth", "assistant_turns", "sample", "state", "step_data", "environment_return"),
+        *("stop_reason", "rollout_id", "task_name", "goal_description", "evaluation_criteria"),
+        *BATCH_NAMES.values(),
+    }
+)
+"""Every value of a rollout that a reward function may name."""
 
 REFERENCE = re.compile(r"[^\s:]+\.py:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
 """A text that names a factory of a resource."""
@@ -30,14 +44,84 @@ REFERENCE = re.compile(r"[^\s:]+\.py:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
 Caller = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
+def with_options(reward: Callable[..., Any], /, **options: Any) -> Callable[..., Any]:
+    """Return a copy of a reward with some of its keyword parameters fixed.
+
+    Args:
+        reward: a reward function or class; it stays as it is.
+        options: by the names of its parameters; values are converted to their annotations.
+
+    Raises:
+        ConfigError: it has no such parameter, the parameter is one of the rollout's values, or the value does not fit.
+
+    Example:
+        ```python
+        strict = with_options(math_answer, tolerance=0.0)
+        ```
+    """
+    return as_function(fixed(reward_spec(reward), options))
+
+
+def fixed(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
+    """Return the spec with these options, as `with_options` does.
+
+    The reward's own check, see `checks_options`, runs also without any options.
+    """
+    code = code_of(spec.function)
+    hints = typing.get_type_hints(code, include_extras=True)
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in OFFERED:
+            raise ConfigError(f"reward {spec.id!r}: {name!r} is the rollout's, and cannot be an option")
+        if spec.parameters is not None and name not in spec.parameters:
+            known = option_names(spec)
+            if not known:
+                raise ConfigError(f"reward {spec.id!r} takes no options; remove {name!r}")
+            raise ConfigError(f"reward {spec.id!r} has no option {name!r}{did_you_mean(name, known)}")
+        try:
+            values[name] = pydantic.TypeAdapter(hints.get(name, Any)).validate_python(value)
+        except pydantic.ValidationError as error:
+            problem = "; ".join(line.removeprefix("(top level): ") for line in describe_validation_error(error))
+            raise ConfigError(f"reward {spec.id!r}, option {name!r}: {problem}") from None
+    options = {**spec.options, **values}
+    if (check := getattr(code, _CHECK, None)) is not None:
+        parameters = inspect.signature(code).parameters.values()
+        defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+        try:
+            check({name: value for name, value in {**defaults, **options}.items() if name not in OFFERED})
+        except ConfigError as error:
+            raise ConfigError(f"reward {spec.id!r}, {error}") from None
+    return replace(spec, options=options, required=spec.required - values.keys()) if values else spec
+
+
+def checks_options(check: Callable[[Mapping[str, Any]], None]) -> Callable[[_Function], _Function]:
+    """Check a reward's options together when it is loaded; place it below `@reward_function`.
+
+    Args:
+        check: gets all options by name, defaults included, each of its annotation's type. It raises a ConfigError such
+            as "option 'at_least': 5 is above at_most, 3"; the reward's name is put before it.
+    """
+
+    def mark(function: _Function) -> _Function:
+        setattr(function, _CHECK, check)
+        return function
+
+    return mark
+
+
+def option_names(spec: RewardSpec) -> list[str]:
+    """Return the parameters that may be fixed, sorted."""
+    return sorted((spec.parameters or frozenset()) - OFFERED - spec.resources.keys())
+
+
 class OpenReward:
     """A reward with its resources opened and its instance made, until `close`.
 
     Args:
         spec: the reward.
-        load: finds what a resource's reference names.
-        run: calls what is synchronous, where that is to happen.
-        run_score: calls a synchronous reward itself; by default as `run`.
+        load: resolves the reference of a resource.
+        run: calls a synchronous function, in a thread or directly.
+        run_score: calls a synchronous reward itself; by default `run`.
     """
 
     def __init__(
@@ -52,7 +136,7 @@ class OpenReward:
         self._needs_truth = _needs_truth(spec)
 
     async def open(self) -> None:
-        """Open the resources, then make the instance and set it up. What was opened is closed where this fails."""
+        """Open the resources, then make the instance and set it up. Roll back on error."""
         async with AsyncExitStack() as stack:
             for name, value in self.spec.resources.items():
                 self._resources[name] = await self._opened(value, stack)
@@ -68,11 +152,9 @@ class OpenReward:
             self._stack = stack.pop_all()
 
     async def _opened(self, value: Any, stack: AsyncExitStack) -> Any:
-        """What stands for a resource in calls: a plain value itself, else what its factory makes, opened."""
+        """Return a plain value itself, else the opened product of the factory."""
         if isinstance(value, str) and REFERENCE.match(value):
             value = self._load(value)
-            if not callable(value):
-                return value
         if not callable(value):
             return value
         made = await self._result_of(value)
@@ -91,7 +173,7 @@ class OpenReward:
             values: the rollout's, by the names of a pointwise reward.
 
         Raises:
-            InvalidResultError: it returned no result, or tried to make one that is none.
+            InvalidResultError: it returned, or tried to make, an invalid result.
             RewardError: it requires a ground truth, and the rollout has none.
         """
         if self.spec.mode == "batch":
@@ -105,42 +187,40 @@ class OpenReward:
     async def call_group(
         self, rollouts: Sequence[Mapping[str, Any] | RewardKitError]
     ) -> list[EvaluateResult | RewardKitError]:
-        """Call a batch reward on a group; in the place of each rollout its result, or why it alone has none.
+        """Call a batch reward on a group; return the result of each rollout, or why it alone has none.
 
         Args:
-            rollouts: the values of each, by the names of a pointwise reward, or why they cannot be had: such a rollout
-                is left out of the call, and its error is its result.
+            rollouts: the values of each, by the names of a pointwise reward; or an error, which is the result of that
+                rollout: it is left out of the call.
 
         Raises:
-            InvalidResultError: it returned no list, or one of another length.
+            InvalidResultError: it did not return a list, or one of another length.
         """
-        rollouts = [self._or_why_not(values) for values in rollouts]
-        whole = [values for values in rollouts if not isinstance(values, RewardKitError)]
+        checked: list[Mapping[str, Any] | RewardKitError] = []
+        for values in rollouts:
+            try:
+                if not isinstance(values, RewardKitError):
+                    self._check_truth(values)
+                checked.append(values)
+            except RewardError as error:
+                checked.append(error)
+        whole = [values for values in checked if not isinstance(values, RewardKitError)]
         if not whole:
-            return [values for values in rollouts if isinstance(values, RewardKitError)]
+            return [values for values in checked if isinstance(values, RewardKitError)]
         names = dict.fromkeys(name for values in whole for name in values)
         lists = {BATCH_NAMES.get(name, name): [values.get(name) for values in whole] for name in names}
-        # One list per value of the rollouts; a resource is one for all of them.
+        # Each value of the rollouts is a list; a resource is shared by all of them.
         returned = await self._returned({**self._resources, **lists})
         results = iter(as_results(returned, len(whole), f"reward {self.spec.id!r}"))
-        return [values if isinstance(values, RewardKitError) else next(results) for values in rollouts]
+        return [values if isinstance(values, RewardKitError) else next(results) for values in checked]
 
     def _check_truth(self, values: Mapping[str, Any]) -> None:
-        """None where a ground truth is required would be compared, and score 0: so it is not handed over at all."""
+        """Never pass None for a required ground truth: the comparison would give a score of 0."""
         if self._needs_truth and values.get("ground_truth") is None:
             raise RewardError(
                 f"reward {self.spec.id!r} requires a ground_truth, and the sample has none; give it one, or write "
                 "`| None` in the annotation of a reward that can do without"
             )
-
-    def _or_why_not(self, values: Mapping[str, Any] | RewardKitError) -> Mapping[str, Any] | RewardKitError:
-        if isinstance(values, RewardKitError):
-            return values
-        try:
-            self._check_truth(values)
-        except RewardError as error:
-            return error
-        return values
 
     async def _returned(self, given: Mapping[str, Any]) -> Any:
         arguments = self.spec.arguments(given)
@@ -149,9 +229,12 @@ class OpenReward:
                 return await self._score(**arguments)
             return await self._run_score(lambda: self._score(**arguments))
         except pydantic.ValidationError as error:
-            if (invalid := _invalid(error, self.spec.id)) is None:
+            # An invalid result that the reward tried to make is not a crash.
+            kinds = {kind.__name__: kind for kind in (EvaluateResult, StepOutput, MetricResult)}
+            if error.title not in kinds:
                 raise
-            raise invalid from error
+            problems = "; ".join(describe_validation_error(error, kinds[error.title]))
+            raise InvalidResultError(f"reward {self.spec.id!r} made an invalid {error.title}: {problems}") from error
 
     async def close(self) -> None:
         """Close the instance and the resources, last opened first."""
@@ -166,7 +249,7 @@ class OpenReward:
 
 
 def calls_out(spec: RewardSpec) -> bool:
-    """It, or a part of it, asks a model or has a sandbox of its own, neither of which can be done behind walls."""
+    """Report whether it or a part of it calls a model or has a sandbox of its own; neither works in the sandbox."""
     if any(hasattr(resource, "check_options") for resource in spec.resources.values()):
         return True
     parts = getattr(spec.function, "made_of", None)
@@ -174,29 +257,20 @@ def calls_out(spec: RewardSpec) -> bool:
 
 
 def _needs_truth(spec: RewardSpec) -> bool:
-    """It has no default for the ground truth, and an annotation that does not allow None."""
+    """Report whether the ground truth has no default, and an annotation that does not allow None."""
     name = BATCH_NAMES["ground_truth"] if spec.mode == "batch" else "ground_truth"
     if name not in spec.required:
         return False
     hint = typing.get_type_hints(code_of(spec.function)).get(name, Any)
     if spec.mode == "batch":
         hint = next(iter(typing.get_args(hint)), Any)
-    return _refuses_none(hint)
+    return _excludes_none(hint)
 
 
-def _refuses_none(hint: Any) -> bool:
-    """Whether None is surely no value of an annotation; what cannot be told allows it."""
+def _excludes_none(hint: Any) -> bool:
+    """Report whether None surely does not fit an annotation; one that cannot be judged allows it."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        return all(map(_refuses_none, typing.get_args(hint)))
+        return all(map(_excludes_none, typing.get_args(hint)))
     kind = origin or hint
     return isinstance(kind, type) and kind not in (object, types.NoneType)
-
-
-def _invalid(error: pydantic.ValidationError, id: str) -> InvalidResultError | None:
-    """An invalid result that a reward tried to make is named as one, not as a crash."""
-    kinds = {kind.__name__: kind for kind in (EvaluateResult, StepOutput, MetricResult)}
-    if error.title not in kinds:
-        return None
-    problems = "; ".join(describe_validation_error(error, kinds[error.title]))
-    return InvalidResultError(f"reward {id!r} made an invalid {error.title}: {problems}")

@@ -164,9 +164,6 @@ class SandboxModel(BaseModel):
     limits: SandboxLimitsModel = Field(default_factory=SandboxLimitsModel, description="bounds on one call")
     read_paths: list[str] = Field(default_factory=list, description="files and folders that the reward may read")
     preload: list[str] = Field(default_factory=list, description="installed modules to import once, before any call")
-    install_requirements: bool = Field(
-        default=False, description="install the reward's requirements in an environment of their own, by pip"
-    )
 
 
 class RunLimitsModel(BaseModel):

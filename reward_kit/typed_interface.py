@@ -1,9 +1,9 @@
 """`@reward_function`: a plain Python function as a reward whose number can be trusted.
 
-The decorator reads the signature once, when the file loads, and refuses what could never be called. At each call it
-passes only the parameters that the function names, shapes messages and ground truth to the resolved annotations, and
-validates what comes back. The function stays an ordinary function: sync or async, callable by hand. A class with
-`score` and, where it needs them, `setup` and `close` is a reward too.
+The decorator reads the signature once, when the file loads, and rejects what could never be called. Each call passes
+only the parameters that the function names, converts messages and ground truth to the annotations, and validates the
+returned value. The function stays an ordinary function: sync or async, callable by hand. A class with `score` and,
+if needed, `setup` and `close` is a reward too.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 import pydantic
 
 from reward_kit.errors import ConfigError, InvalidResultError, kind_of
-from reward_kit.models import Message
-from reward_kit.returned import as_result, as_results
+from reward_kit.models import EvaluateResult, Message
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.validation import describe_validation_error
 
 Mode = Literal["pointwise", "batch"]
 Function = Callable[..., Any]
 _SPEC = "__reward_spec__"
+_FIRST: dict[str, str] = {"pointwise": "messages", "batch": "rollouts_messages"}
 
 
 class Origin(NamedTuple):
-    """Where a reward function was written: its file, and its name in it, dotted for what stands in a class."""
+    """File and qualified name of a reward function."""
 
     file: Path
     qualname: str
@@ -39,21 +39,21 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RewardSpec:
-    """What the decorator knows of a reward function.
+    """Everything that the decorator reads from a reward function.
 
     Attributes:
         function: the function, or the class with `score`, as it was written.
         mode: "pointwise": one rollout a call; "batch": all rollouts of a group in one call.
         id: names the reward in files; by default the function's name.
         requirements: packages it needs, as in a requirements file.
-        resources: what it is given by name besides the rollout: plain values, factories, references to factories.
-        parameters: the names it takes; None where it takes any (`**kwargs`).
-        required: those of them that have no default.
+        resources: passed by name besides the rollout: plain values, factories, references to factories.
+        parameters: the names it takes; None if it takes any (`**kwargs`).
+        required: the parameters without a default.
         is_async: it is a coroutine function.
-        sandbox: the level that its decorator asks for; None where it leaves that to the user.
-        origin: where it was written; None where it exists in memory only.
-        weakened_from: the level that it was to run at on a machine that has none; it runs in this process instead.
-        options: keyword parameters that are fixed, as `reward_options.with_options` gives them.
+        sandbox: the level that its decorator asks for; None leaves it to the user.
+        origin: None if it exists in memory only.
+        weakened_from: the level it should have had on a machine without a sandbox; it runs in this process instead.
+        options: fixed keyword parameters, see `reward_calls.with_options`.
     """
 
     function: Function
@@ -64,30 +64,30 @@ class RewardSpec:
     parameters: frozenset[str] | None
     required: frozenset[str]
     is_async: bool
-    _shapes: Mapping[str, Callable[[Any], Any]]
+    _converters: Mapping[str, Callable[[Any], Any]]
     sandbox: SandboxLevel | None = None
     origin: Origin | None = None
     weakened_from: SandboxLevel | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Of `given`, what the function names, each shaped to its annotation.
+        """Select the values that the function names, each converted to its annotation.
 
         Raises:
             InvalidResultError: a value does not fit the annotation.
         """
         given = {**self.options, **given}
         named = {k: v for k, v in given.items() if self.parameters is None or k in self.parameters}
-        for name, shape in self._shapes.items():
+        for name, convert in self._converters.items():
             if name in named:
-                named[name] = shape(named[name])
+                named[name] = convert(named[name])
         return named
 
     def check(self, returned: Any, count: int | None = None) -> Any:
-        """`returned` as an `EvaluateResult`, or a list of `count` of them in batch mode.
+        """Validate `returned` as an `EvaluateResult`, or as a list of `count` of them in batch mode.
 
         Raises:
-            InvalidResultError: it is none; the message names the field and the value.
+            InvalidResultError: the message names the field and the value.
         """
         if self.mode == "pointwise":
             return as_result(returned, f"reward {self.id!r}")
@@ -126,8 +126,8 @@ def reward_function(
 ) -> Any:
     """Make a function, or a class with a `score` method, a reward.
 
-    A class is made without arguments once per worker; `setup()` is called before the first `score`, `close()` at the
-    end.
+    A class is instantiated without arguments once per worker; `setup()` runs before the first `score`, `close()` at
+    the end.
 
     Args:
         mode: "pointwise" for `f(messages, ground_truth=None, **kwargs) -> EvaluateResult`, "batch" for
@@ -135,13 +135,13 @@ def reward_function(
             group that did not break, in their order, each of their values in a list, one result for each of them.
         id: names the reward in files.
         requirements: packages it needs.
-        resources: what it is given by name: a plain value, a factory without arguments, or a text "file.py:factory".
-            What a factory makes is opened once per worker and closed at its end.
-        sandbox: the level it asks for. It can ask for thicker walls than the user chose, never for thinner ones.
+        resources: passed by name: a plain value, a factory without arguments, or a text "file.py:factory". The product
+            of a factory is opened once per worker and closed at its end.
+        sandbox: the level it asks for. It can ask for a stricter level than the user chose, never for a weaker one.
 
     Raises:
-        ConfigError: the mode or level is unknown, a resource is no parameter, or the signature cannot be called; found
-            when the file loads.
+        ConfigError: when the file loads: the mode or level is unknown, a resource is not a parameter, or the signature
+            cannot be called.
 
     Example:
         ```python
@@ -152,11 +152,11 @@ def reward_function(
     """
 
     def decorate(function: Function) -> Function:
-        needed = _texts(requirements, function)
         try:
-            spec = _read_signature(function, mode, id, needed, dict(resources or {}), sandbox)
+            spec = _read_signature(function, mode, id, requirements, dict(resources or {}), sandbox)
         except ConfigError as error:
-            raise ConfigError(f"{_line_of(function)}{error}") from error
+            plain = inspect.unwrap(getattr(function, "score", function) if isinstance(function, type) else function)
+            raise ConfigError(f"{line_of(plain)}{error}") from error
         if isinstance(function, type):
             setattr(function, _SPEC, spec)
             return function
@@ -166,12 +166,12 @@ def reward_function(
 
 
 def reward_spec(function: Function) -> RewardSpec:
-    """The spec of a reward function or class; a plain one is read as a pointwise reward.
+    """Return the spec of a reward function or class; a plain one becomes a pointwise reward.
 
     Raises:
-        ConfigError: it is no function, or its signature is wrong.
+        ConfigError: it is not a function, or its signature is wrong.
     """
-    # A subclass of a reward is no reward yet: its `score` may take something else.
+    # A subclass does not inherit the spec: its `score` may have another signature.
     spec = vars(function).get(_SPEC) if isinstance(function, type) else getattr(function, _SPEC, None)
     if isinstance(spec, RewardSpec):
         return spec
@@ -181,16 +181,43 @@ def reward_spec(function: Function) -> RewardSpec:
 
 
 def as_function(spec: RewardSpec) -> Function:
-    """A reward function, or class, that can be called by hand and carries this spec."""
+    """Return a reward function, or class, that can be called by hand and carries this spec."""
     if isinstance(spec.function, type):
         return type(spec.function.__name__, (spec.function,), {_SPEC: spec})
-    wrapper = _async_wrapper(spec) if spec.is_async else _sync_wrapper(spec)
+
+    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Name the arguments of a call by hand as Python would; unknown names may be dropped later."""
+        parameters = inspect.signature(spec.function).parameters.values()
+        names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        if len(args) > len(names):
+            raise TypeError(f"{spec.id}() takes {len(names)} positional arguments but {len(args)} were given")
+        positional = dict(zip(names, args, strict=False))
+        if twice := positional.keys() & kwargs.keys():
+            raise TypeError(f"{spec.id}() got several values for {sorted(twice)[0]!r}")
+        return {**positional, **kwargs}
+
+    def count(given: Mapping[str, Any]) -> int | None:
+        rollouts = given.get("rollouts_messages")
+        return len(rollouts) if isinstance(rollouts, Sequence) else None
+
+    @functools.wraps(spec.function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = bind(args, kwargs)
+        return spec.check(spec.function(**spec.arguments(given)), count(given))
+
+    @functools.wraps(spec.function)
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        given = bind(args, kwargs)
+        returned: Awaitable[Any] = spec.function(**spec.arguments(given))
+        return spec.check(await returned, count(given))
+
+    wrapper = call_async if spec.is_async else call
     setattr(wrapper, _SPEC, spec)
     return wrapper
 
 
 def code_of(function: Function) -> Function:
-    """The function that carries a reward's signature: a class's `score`, that of a partial, an object's `__call__`."""
+    """Return the function with a reward's signature: a class's `score`, that of a partial, an object's `__call__`."""
     if isinstance(function, type):
         score: Function = function.score  # type: ignore[attr-defined]
         return score
@@ -199,118 +226,88 @@ def code_of(function: Function) -> Function:
     return function if inspect.isroutine(function) else type(function).__call__
 
 
-def _sync_wrapper(spec: RewardSpec) -> Function:
-    @functools.wraps(spec.function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = _bind(spec, args, kwargs)
-        return spec.check(spec.function(**spec.arguments(given)), _count(given))
-
-    return call
+def line_of(code: Any) -> str:
+    """Return "file:line: " of a function for the front of a message; "" for one without code."""
+    plain = getattr(inspect.unwrap(code), "__code__", None)
+    return f"{plain.co_filename}:{plain.co_firstlineno}: " if plain is not None else ""
 
 
-def _async_wrapper(spec: RewardSpec) -> Function:
-    @functools.wraps(spec.function)
-    async def call(*args: Any, **kwargs: Any) -> Any:
-        given = _bind(spec, args, kwargs)
-        returned: Awaitable[Any] = spec.function(**spec.arguments(given))
-        return spec.check(await returned, _count(given))
-
-    return call
+def origin_of(function: Function, code: Function) -> Origin | None:
+    """Return the origin of a function or class whose signature is that of `code`; None if it is not in a file."""
+    plain = inspect.unwrap(code)
+    text = getattr(getattr(plain, "__code__", None), "co_filename", "")
+    named = function if isinstance(function, type) else plain
+    return Origin(Path(text), named.__qualname__) if text and Path(text).is_file() else None
 
 
-def _bind(spec: RewardSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by hand, by name, as Python would bind them; unknown names may be dropped later."""
-    parameters = inspect.signature(spec.function).parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-    if len(args) > len(names):
-        raise TypeError(f"{spec.id}() takes {len(names)} positional arguments but {len(args)} were given")
-    placed = dict(zip(names, args, strict=False))
-    if twice := placed.keys() & kwargs.keys():
-        raise TypeError(f"{spec.id}() got several values for {sorted(twice)[0]!r}")
-    return {**placed, **kwargs}
-
-
-def _count(given: Mapping[str, Any]) -> int | None:
-    rollouts = given.get("rollouts_messages")
-    return len(rollouts) if isinstance(rollouts, Sequence) else None
-
-
-_FIRST = {"pointwise": "messages", "batch": "rollouts_messages"}
-
-
-def _texts(requirements: Any, function: Function) -> tuple[str, ...]:
-    given = () if requirements is None else requirements
-    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
-        name = getattr(function, "__name__", type(function).__name__)
-        raise ConfigError(f"reward {name!r}: requirements is a list of texts, such as ['sympy>=1'], not {given!r:.80}")
-    return tuple(given)
+def argument_without_default(kind: type, method: str) -> str | None:
+    """Return the first parameter besides self without which a method of a class cannot be called; None if none."""
+    function = getattr(kind, method, None)
+    if function is None or function is object.__init__:
+        return None
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return next((p.name for p in parameters if p.default is p.empty and p.kind not in optional), None)
 
 
 def _read_signature(
     function: Function,
     mode: str,
     id: str | None,
-    requirements: tuple[str, ...],
+    requirements: Sequence[str] | None,
     resources: dict[str, Any],
     sandbox: SandboxLevel | None,
 ) -> RewardSpec:
     name = getattr(function, "__name__", type(function).__name__)
+    needed = () if requirements is None else requirements
+    if not isinstance(needed, list | tuple) or not all(isinstance(text, str) for text in needed):
+        raise ConfigError(f"reward {name!r}: requirements is a list of texts, such as ['sympy>=1'], not {needed!r:.80}")
     if mode not in _FIRST:
         raise ConfigError(f"reward {name!r}: mode {mode!r} is unknown; it is 'pointwise' or 'batch'")
     if sandbox is not None and sandbox not in get_args(SandboxLevel):
         levels = " or ".join(map(repr, get_args(SandboxLevel)))
         raise ConfigError(f"reward {name!r}: sandbox {sandbox!r} is unknown; it is {levels}")
-    code = _score_of(function, name) if isinstance(function, type) else code_of(function)
-    parameters = _parameters(function, name)
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    _check_parameters(parameters, name, _FIRST[mode], mode, takes_any)
+    if isinstance(function, type):
+        code = _score_of(function, name)
+        parameters = dict(inspect.signature(vars(function).get("score") or code).parameters)
+        parameters.pop(next(iter(parameters), ""), None)  # self
+    else:
+        code = code_of(function)
+        parameters = dict(inspect.signature(function).parameters)
+    kinds = {p.name: p.kind for p in parameters.values()}
+    for parameter, kind in kinds.items():
+        if kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
+            raise ConfigError(f"reward {name!r}: parameters are passed by name; {parameter!r} cannot be")
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
+    first = _FIRST[mode]
+    if first not in parameters and not takes_any:
+        near = difflib.get_close_matches(first, parameters, n=1)
+        fix = f"did you mean {first!r} instead of {near[0]!r}?" if near else f"write def {name}({first}, …)"
+        raise ConfigError(f"reward {name!r}: a {mode} reward takes {first!r}; {fix}")
     if (unknown := resources.keys() - parameters.keys()) and not takes_any:
-        raise ConfigError(f"reward {name!r}: resources names {sorted(unknown)[0]!r}, and it has no such parameter")
-    named = (p for p in parameters.values() if p.kind is not p.VAR_KEYWORD)
+        raise ConfigError(f"reward {name!r}: resources names {sorted(unknown)[0]!r}, which is not a parameter")
+    try:
+        hints = typing.get_type_hints(code, include_extras=True)
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
+        raise ConfigError(f"reward {name!r}: an annotation cannot be resolved: {error}") from error
+    converted = [each for each in ("messages", "ground_truth", "rollouts_messages", "ground_truths") if each in hints]
     return RewardSpec(
         function=function,
         mode="batch" if mode == "batch" else "pointwise",
         id=id or name,
-        requirements=requirements,
+        requirements=tuple(needed),
         resources=resources,
         parameters=None if takes_any else frozenset(parameters),
-        required=frozenset(p.name for p in named if p.default is p.empty),
+        required=frozenset(p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD),
         is_async=inspect.iscoroutinefunction(code),
-        _shapes=_shapes_of(code, name),
+        _converters={each: _converter(hints[each], f"reward {name!r}, {each}") for each in converted},
         sandbox=sandbox,
-        origin=_origin(function, code),
+        origin=origin_of(function, code),
     )
 
 
-def _line_of(function: Function) -> str:
-    """Its file and line for the front of a message; "" where it has none."""
-    plain = inspect.unwrap(getattr(function, "score", function) if isinstance(function, type) else function)
-    code = getattr(plain, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}: " if code is not None else ""
-
-
-def _parameters(function: Function, name: str) -> dict[str, inspect.Parameter]:
-    if not isinstance(function, type):
-        return dict(inspect.signature(function).parameters)
-    parameters = dict(inspect.signature(vars(function).get("score") or function.score).parameters)  # type: ignore[attr-defined]
-    parameters.pop(next(iter(parameters), ""), None)  # self
-    return parameters
-
-
-def _check_parameters(
-    parameters: Mapping[str, inspect.Parameter], name: str, first: str, mode: str, takes_any: bool
-) -> None:
-    positional = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_ONLY or p.kind is p.VAR_POSITIONAL]
-    if positional:
-        raise ConfigError(f"reward {name!r}: parameters are passed by name; {positional[0]!r} cannot be")
-    if first not in parameters and not takes_any:
-        near = difflib.get_close_matches(first, parameters, n=1)
-        mend = f"did you mean {first!r}, where it says {near[0]!r}?" if near else f"write def {name}({first}, …)"
-        raise ConfigError(f"reward {name!r}: a {mode} reward takes {first!r}; {mend}")
-
-
 def _score_of(kind: type, name: str) -> Function:
-    """The `score` of a class, once it is sure that the class can be made, set up and closed without arguments.
+    """Return the `score` of a class that can be instantiated, set up and closed without arguments.
 
     Raises:
         ConfigError: it cannot.
@@ -319,42 +316,18 @@ def _score_of(kind: type, name: str) -> Function:
     if not inspect.isfunction(score) or isinstance(inspect.getattr_static(kind, "score"), staticmethod | classmethod):
         raise ConfigError(f"reward {name!r}: a class that is a reward has a method score(self, messages, …)")
     for method in ("__init__", "setup", "close"):
-        function = getattr(kind, method, None)
-        if function is None or function is object.__init__:
-            continue
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-        optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
-        if needed:
+        if argument := argument_without_default(kind, method):
             raise ConfigError(
-                f"reward {name!r}: {method} is called without arguments; give {needed[0]!r} a default, "
+                f"reward {name!r}: {method} is called without arguments; give {argument!r} a default, "
                 "or take it in score and declare it in resources="
             )
     return score
 
 
-def _shapes_of(code: Function, name: str) -> dict[str, Callable[[Any], Any]]:
-    try:
-        hints = typing.get_type_hints(code, include_extras=True)
-    except (NameError, AttributeError, TypeError, SyntaxError) as error:
-        raise ConfigError(f"reward {name!r}: an annotation cannot be resolved: {error}") from error
-    shaped = ("messages", "ground_truth", "rollouts_messages", "ground_truths")
-    return {key: _shape(hints[key], f"reward {name!r}, {key}") for key in shaped if key in hints}
-
-
-def _origin(function: Function, code: Function) -> Origin | None:
-    """Where the function stands, if that is a file."""
-    plain = inspect.unwrap(code)
-    text = getattr(getattr(plain, "__code__", None), "co_filename", "")
-    named = function if isinstance(function, type) else plain
-    return Origin(Path(text), named.__qualname__) if text and Path(text).is_file() else None
-
-
-def _shape(annotation: Any, what: str) -> Callable[[Any], Any]:
-    """A function that shapes a value to `annotation`: dicts to `Message`s or `Message`s to dicts, as it says."""
+def _converter(annotation: Any, what: str) -> Callable[[Any], Any]:
+    """Return a function that converts a value to `annotation`: dicts to `Message`s, or `Message`s to dicts."""
     if not _mentions(annotation, Message):
-        wants_dicts = _mentions(annotation, dict)
-        return _dumped if wants_dicts else _unchanged
+        return _dumped if _mentions(annotation, dict) else lambda value: value
     try:
         adapter = _adapter(annotation)
     except TypeError:  # an annotation that has no hash
@@ -374,10 +347,6 @@ def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any]:
     return pydantic.TypeAdapter(annotation)
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
 def _dumped(value: Any) -> Any:
     if isinstance(value, Message):
         return value.to_chat()
@@ -386,7 +355,7 @@ def _dumped(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """Sequences of any kind, such as a step's history, as the lists that annotations ask for."""
+    """Turn sequences of any kind, such as a step's history, into the lists that annotations ask for."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_listed(item) for item in value]
     return value
@@ -396,3 +365,48 @@ def _mentions(annotation: Any, wanted: type) -> bool:
     if annotation is wanted or typing.get_origin(annotation) is wanted:
         return True
     return any(_mentions(part, wanted) for part in typing.get_args(annotation))
+
+
+def as_result(returned: Any, what: str) -> EvaluateResult:
+    """Return `returned` as an `EvaluateResult`; a mapping is validated. `what` names the reward in messages.
+
+    Raises:
+        InvalidResultError: it is not a result.
+    """
+    if isinstance(returned, EvaluateResult | Mapping):
+        # A result is checked again, since its author may have assigned to its fields.
+        kind = type(returned) if isinstance(returned, EvaluateResult) else EvaluateResult
+        try:
+            return kind.model_validate(returned if isinstance(returned, EvaluateResult) else dict(returned))
+        except pydantic.ValidationError as error:
+            problems = "; ".join(describe_validation_error(error, EvaluateResult))
+            raise InvalidResultError(f"{what}: {problems}") from None
+    if inspect.isawaitable(returned):
+        raise InvalidResultError(f"{what} returned a coroutine; declare the function with `async def`")
+    came = "nothing (None)" if returned is None else kind_of(returned)
+    raise InvalidResultError(f"{what} returned {came}; return an EvaluateResult(score=…)")
+
+
+def as_results(returned: Any, count: int | None, what: str) -> list[EvaluateResult | InvalidResultError]:
+    """Return the results of a batch reward, with the error in place of an invalid one.
+
+    Args:
+        returned: by the reward.
+        count: the number of rollouts it was called with; None if that is unknown.
+        what: names the reward in messages.
+
+    Raises:
+        InvalidResultError: it is not a list, or has another length.
+    """
+    if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
+        raise InvalidResultError(f"{what}: a batch reward returns a list, not {kind_of(returned)}")
+    items = list(returned)
+    if count is not None and len(items) != count:
+        raise InvalidResultError(f"{what}: {len(items)} results for {count} rollouts")
+    results: list[EvaluateResult | InvalidResultError] = []
+    for index, item in enumerate(items):
+        try:
+            results.append(as_result(item, f"{what}[{index}]"))
+        except InvalidResultError as error:
+            results.append(error)
+    return results

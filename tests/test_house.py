@@ -15,10 +15,10 @@ PACKAGE = Path(reward_kit.__file__).parent
 
 # Lowest first. A unit imports from rows above it, and from units to its left in its own row.
 LAYERS = [
-    ["errors", "lazy", "undoing", "private_files", "display_text", "notebook_html", "safe_input"],
-    ["task_parts", "earlier_tasks", "validation", "models", "returned", "loading", "process_guardian"],
+    ["errors", "lazy", "blocking", "private_files", "display_text", "notebook_html", "safe_input"],
+    ["task_parts", "earlier_tasks", "validation", "models", "loading", "process_guardian"],
     ["processes", "limited_yaml", "torch_cpu"],
-    ["findings", "typed_interface", "reward_options", "reward_calls", "providers", "episodes", "environments"],
+    ["findings", "typed_interface", "reward_calls", "providers", "episodes", "environments"],
     ["console", "agent", "sandbox"],
     ["agreement", "rewards", "tokens", "reward_agent", "reward_checks", "credit", "rl_helpers", "rl_processing"],
     ["runs", "report"],

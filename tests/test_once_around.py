@@ -22,8 +22,8 @@ from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel
 from reward_kit.reward_agent import AsyncRewardAgent
-from reward_kit.rl.batch import to_tensors
 from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.rl.losses import logprobs_of
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.trainer import Trainer
@@ -182,5 +182,5 @@ async def test_a_policy_without_weights_is_refused() -> None:
     policy = a_policy()
     async with a_trainer(policy) as trainer:
         worker = RLRolloutWorker(TASK, ScriptedPolicy([]))
-        with pytest.raises(ConfigError, match="ScriptedPolicy is no TrainablePolicy"):
+        with pytest.raises(ConfigError, match="ScriptedPolicy is not a TrainablePolicy"):
             Trainer(worker, trainer.reward_agent, trainer.credit, trainer.learner, group_size=2)

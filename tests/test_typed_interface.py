@@ -298,12 +298,13 @@ class TestClasses:
     def test_an_unknown_level_and_a_resource_that_is_no_parameter_are_refused(self):
         with pytest.raises(ConfigError, match="sandbox 'warmer' is unknown"):
             reward_function(sandbox="warmer")(lambda messages: ONE)
-        with pytest.raises(ConfigError, match="resources names 'judge', and it has no such parameter"):
+        with pytest.raises(ConfigError, match="resources names 'judge', which is not a parameter"):
             reward_function(resources={"judge": 1})(lambda messages: ONE)
 
 
 def test_a_signature_that_is_wrong_is_told_with_its_line_and_the_nearest_name():
-    with pytest.raises(ConfigError, match=r"test_typed_interface\.py:\d+: reward 'f': .*'messages', where .*'mesages'"):
+    told = r"test_typed_interface\.py:\d+: reward 'f': .*'messages' instead of 'mesages'"
+    with pytest.raises(ConfigError, match=told):
 
         @reward_function
         def f(mesages):

@@ -55,14 +55,14 @@ GROUPS = (
         {
             "Write a reward": (
                 "reward_kit.typed_interface:reward_function",
-                "reward_kit.reward_options:with_options",
+                "reward_kit.reward_calls:with_options",
                 "reward_kit.models:EvaluateResult",
                 "reward_kit.models:MetricResult",
                 "reward_kit.models:StepOutput",
-                "reward_kit.reward_agent.custom.loading:load_custom_reward",
+                "reward_kit.reward_agent.levels:load_custom_reward",
             ),
             "Call rewards": ("reward_kit.reward_agent",),
-            "Simulate what overlap would gain": ("reward_kit.reward_agent.overlap",),
+            "Simulate what overlap would gain": ("reward_kit.rl.overlap",),
         },
     ),
     Group(

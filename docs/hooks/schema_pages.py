@@ -29,8 +29,8 @@ reward-kit schema > task.schema.json
 _TRAIN = """# Train file
 
 Every key of a train file, made from [its JSON schema](../schemas/train.json). How they go together is told in
-[Train](../guides/training.md), and `reward-kit explain` says what a file comes to. An unknown key is an error that
-names the line and the nearest key; so is one that would change nothing beside the others.
+[Train](../guides/training.md), and `reward-kit train --dry-run` prints the plan of a file. An unknown key is an error
+that names the line and the nearest key; so is one that would change nothing beside the others.
 
 For completion in your editor, write the schema once and begin the file with its name:
 

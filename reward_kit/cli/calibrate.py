@@ -27,18 +27,18 @@ from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSessi
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.calibration import Calibration, Disagreement, Figure, Settings, calibrate
-from reward_kit.runs.labels import Columns, Pairs, read_labels
+from reward_kit.runs.labels import LabelColumns, Pairs, read_labels
 from reward_kit.runs.overrides import overlaid, parse_override
 from reward_kit.runs.tasks import load_tasks_reward
 from reward_kit.validation import describe_validation_error
 
-_COLUMNS = tuple(Columns.__dataclass_fields__)
+_COLUMNS = tuple(LabelColumns.__dataclass_fields__)
 
 
 def _columns(command: Any) -> Any:
     """An option for the name of each column."""
     for name in reversed(_COLUMNS):
-        default = getattr(Columns(), name)
+        default = getattr(LabelColumns(), name)
         told = f"The column with the {name.replace('rollout', 'rollout id')}."
         option = click.option(f"--{name}-column", default=default, show_default=True, metavar="NAME", help=told)
         command = option(command)
@@ -100,7 +100,6 @@ def command(
     threshold: float,
     levels: str | None,
     sandbox: str | None,
-    install_requirements: bool,
     max_concurrency: int,
     seed: int,
     resamples: int,
@@ -120,10 +119,10 @@ def command(
       reward-kit calibrate pairs.csv --pairs judge --reward reward_kit.rewards:pairwise_judge -O model=gpt-5-mini
     """
     settings = Settings(threshold, _levels(levels), seed, resamples)
-    names = Columns(**{name.removesuffix("_column"): value for name, value in columns.items()})
+    names = LabelColumns(**{name.removesuffix("_column"): value for name, value in columns.items()})
     rows = read_labels(labels, names, data=data, pairs=pairs)
     require_trust_in([reward])
-    walls = keys_of_walls(sandbox, install_requirements)
+    walls = keys_of_walls(sandbox)
     loaded, deadline_s = _loaded(reward, labels.stem, walls, options)
     requests = [request for row in rows for request in row.requests]
     fields = (key for request in requests for key in request.sample)

@@ -22,7 +22,7 @@ from reward_kit.cli.trust import described, require_trust_in, require_trust_in_f
 from reward_kit.display_text import counted
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.checker import check_resource
-from reward_kit.environments.registry import resource_class
+from reward_kit.environments.config import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
 from reward_kit.findings import Finding
 from reward_kit.reward_agent.sources import read_source
@@ -38,7 +38,7 @@ _FOR = {
     "config": ("resource",),
     "steps": ("resource",),
     **dict.fromkeys(("options", "data", "ground_truth", "gold", "against", "read_path", "deadline"), ("reward",)),
-    **dict.fromkeys(("sandbox", "install_requirements"), ("reward", "task file")),
+    "sandbox": ("reward", "task file"),
     **dict.fromkeys(("limit", "gold_policy", "no_run"), ("task file",)),
     **dict.fromkeys(("fail_on", "as_json"), ("reward", "task file", "run", "file of rollouts")),
     "seed": ("reward", "task file", "resource"),
@@ -90,11 +90,6 @@ _FOR = {
     help="Reward, task file: where the reward runs; default: warm for a file of your own.",
 )
 @click.option("--read-path", multiple=True, metavar="PATH", help="Reward: a file or folder that it may read.")
-@click.option(
-    "--install-requirements",
-    is_flag=True,
-    help="Reward, task file: install the requirements of the reward by pip, in an environment of its own.",
-)
 @click.option(
     "--deadline",
     type=Number(0.01),
@@ -192,7 +187,6 @@ def _asked(given: Mapping[str, Any], seed: int) -> Asked:
         against=given["against"],
         sandbox=given["sandbox"],
         read_paths=given["read_path"],
-        install_requirements=given["install_requirements"],
         time_s=given["deadline"],
         options=dict(parse_override(item, "-O") for item in given["options"]),
         limit=given["limit"],
@@ -225,7 +219,7 @@ def _read_task(path: Path) -> None:
 
 
 def _check_task(path: Path, asked: Asked) -> None:
-    task = load_task(path, keys_of_walls(asked.sandbox, asked.install_requirements))
+    task = load_task(path, keys_of_walls(asked.sandbox))
     prepared = prepare(task, needs_policy=False)
     for note in task.notes:
         echo(note, err=True)

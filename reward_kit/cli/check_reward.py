@@ -17,7 +17,7 @@ from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice
-from reward_kit.reward_agent.remote_client import is_address
+from reward_kit.reward_agent.remote import is_address
 from reward_kit.reward_agent.scoring import Reward, ScoringRequest
 from reward_kit.reward_agent.sources import find_module, read_source
 from reward_kit.reward_checks.checking import Plan, check_reward, exit_code, load
@@ -46,7 +46,6 @@ class Asked:
         against: a second reward.
         sandbox: the reward's level; None for its default.
         read_paths: files and folders that it may read.
-        install_requirements: what it requires is installed, in an environment of its own.
         time_s: of one call.
         options: of the reward itself.
         limit: how many samples of a task are proved.
@@ -62,7 +61,6 @@ class Asked:
     against: str | None = None
     sandbox: SandboxLevel | None = None
     read_paths: Sequence[str] = ()
-    install_requirements: bool = False
     time_s: float = 10.0
     options: Mapping[str, Any] = field(default_factory=dict)
     limit: int = 10
@@ -98,7 +96,6 @@ def check_rewards(target: str, asked: Asked) -> None:
         asked.sandbox,
         read_paths=tuple(asked.read_paths),
         reward_time_s=asked.time_s,
-        install_requirements=asked.install_requirements,
     )
     plan = Plan(target, choice, Path.cwd(), given, asked.options, asked.against, seed=asked.seed)
     loaded, other = load(plan)

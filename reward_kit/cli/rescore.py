@@ -27,11 +27,10 @@ from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.inputs import digest_of, scorer_hash
 from reward_kit.runs.plan import Plan
 from reward_kit.runs.redaction import HIDDEN, without_secrets
-from reward_kit.runs.request import environment_of
 from reward_kit.runs.rescoring import (
-    Changes,
     Counts,
     PolicyChange,
+    ScoreChanges,
     Source,
     changes_of,
     checked_facts,
@@ -116,7 +115,6 @@ def _header(source: Source, asked: Asked, ready: Ready, plan: Plan) -> RunHeader
         task=without_secrets(task),
         seed=earlier.seed,
         total=plan.total,
-        **environment_of(ready.reward),
     )
 
 
@@ -177,11 +175,11 @@ def _as_typed(value: Any) -> str:
 # What is shown
 
 
-def _part(changes: Changes) -> FurtherPart:
+def _part(changes: ScoreChanges) -> FurtherPart:
     return FurtherPart("changes", changes.to_json(), _shown(changes))
 
 
-def _shown(changes: Changes) -> RenderableType:
+def _shown(changes: ScoreChanges) -> RenderableType:
     """One column for each policy, and below it the episodes that moved most."""
     table = Table(title=Text("What changed", "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
     table.add_column("", style="dim", no_wrap=True)
@@ -220,7 +218,7 @@ def _samples(change: PolicyChange) -> str:
     return f"{change.samples_up:,} / {change.samples_down:,} / {change.samples_same:,}"
 
 
-def _moved(changes: Changes) -> RenderableType:
+def _moved(changes: ScoreChanges) -> RenderableType:
     table = Table(title=Text("Moved most", "bold"), box=box.SIMPLE, title_justify="left")
     table.add_column("episode", overflow="fold")
     for name in ("before", "now"):

@@ -9,7 +9,7 @@ import click
 
 
 def where_it_runs(default: str | None = None) -> Callable[[Any], Any]:
-    """`--sandbox` and `--install-requirements`.
+    """`--sandbox`.
 
     Args:
         default: whose walls hold where none are named, as in "the task's"; None where nobody's do.
@@ -21,11 +21,6 @@ def where_it_runs(default: str | None = None) -> Callable[[Any], Any]:
             type=click.Choice(["in_process", "warm", "isolated"]),
             help=f"Behind which walls the reward runs; default: {first}warm for a file of one's own.",
         ),
-        click.option(
-            "--install-requirements",
-            is_flag=True,
-            help="Install what the reward requires, by pip, in an environment of its own; else it is only checked.",
-        ),
     )
 
     def add(command: Any) -> Any:
@@ -36,7 +31,6 @@ def where_it_runs(default: str | None = None) -> Callable[[Any], Any]:
     return add
 
 
-def keys_of_walls(sandbox: str | None, install_requirements: bool) -> dict[str, Any]:
-    """The dotted keys of a task file that these flags set; a flag that is not given sets none."""
-    given = {"level": sandbox, "install_requirements": install_requirements}
-    return {f"sandbox.{key}": value for key, value in given.items() if value}
+def keys_of_walls(sandbox: str | None) -> dict[str, Any]:
+    """Return the dotted key of a task file that `--sandbox` sets; none unless it is given."""
+    return {"sandbox.level": sandbox} if sandbox else {}

@@ -59,7 +59,6 @@ class Asked:
     seed: int
     overrides: tuple[str, ...]
     sandbox: str | None
-    install_requirements: bool
     collecting: EngineFlags
     log_dir: Path
     resume: str | None
@@ -201,7 +200,7 @@ def _made_ready(asked: Asked) -> Ready:
         if not is_agreed:
             stored = {*request.overrides} - {*parsed} | ({"base_url"} if asked.base_url is None else set())
     elif asked.task is not None:
-        parsed |= keys_of_walls(asked.sandbox, asked.install_requirements)
+        parsed |= keys_of_walls(asked.sandbox)
         request = asked.request(asked.task, parsed)
         require_trust_in_file(asked.task, {**parsed, **_named(asked.policies, asked.base_url)})
     else:
@@ -271,8 +270,7 @@ def _ending(plan: Plan, path: Path, fail_under: float | None, as_json: bool) -> 
 def _refuse_options_with_resume() -> None:
     """What is run was decided when the run began; an option that would change it is an error, not a silent no-op."""
     context = click.get_current_context()
-    walls = ("sandbox", "install_requirements")
-    for name in ("models", "policies", "rollouts", "limit", "sample_ids", "seed", *walls):
+    for name in ("models", "policies", "rollouts", "limit", "sample_ids", "seed", "sandbox"):
         source = context.get_parameter_source(name)
         parameter = next(p for p in context.command.params if p.name == name)
         if source is ParameterSource.COMMANDLINE:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from reward_kit.cli.echo import echo
-from reward_kit.cli.learning import needs_to_learn
 
 
 @click.command(name="schema")
@@ -39,6 +38,7 @@ def train_schema() -> str:
         ConfigError: the extra `train` is not installed, which knows the keys of `ppo`.
     """
     from reward_kit.cli.json_schemas import schema_of
+    from reward_kit.cli.train import needs_to_learn
 
     with needs_to_learn("the schema of train files"):
         from reward_kit.rl.training.config import TrainModel

@@ -119,7 +119,7 @@ def _asked(given: dict[str, Any]) -> Asked:
     options = dict(parse_override(item, "-O") for item in given.pop("options"))
     changes = dict(parse_override(item) for item in given.pop("overrides"))
     changes |= {f"reward_options.{key}": value for key, value in options.items()}
-    changes |= keys_of_walls(*(given.pop(name) for name in ("sandbox", "install_requirements")))
+    changes |= keys_of_walls(given.pop("sandbox"))
     kept = ("reward", "pass_threshold", "log_dir", "fail_under", "display", "as_json")
     return Asked(options=options, changes=changes, **{name: given.pop(name) for name in kept})
 

@@ -20,7 +20,7 @@ from reward_kit.cli.reward_flags import where_it_runs
 from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.levels import SandboxChoice
-from reward_kit.reward_agent.remote_client import KEY_VARIABLE
+from reward_kit.reward_agent.remote import KEY_VARIABLE
 from reward_kit.runs.overrides import parse_override
 
 if TYPE_CHECKING:
@@ -113,11 +113,7 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
     from reward_kit.integrations.reward_server.served import load_named
 
     options = dict(parse_override(item, "-O") for item in given.pop("options"))
-    choice = SandboxChoice(
-        given.pop("sandbox"),
-        reward_time_s=given["deadline"],
-        install_requirements=given.pop("install_requirements"),
-    )
+    choice = SandboxChoice(given.pop("sandbox"), reward_time_s=given["deadline"])
     require_trust_in([one.rpartition("=")[2] for one in rewards])
     key_file = given.pop("api_key_file")
     limits = _limits(given)

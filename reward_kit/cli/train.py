@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from reward_kit.cli.going_on import goes_on
-from reward_kit.cli.learning import needs_to_learn
 from reward_kit.cli.trust import trust_option
+from reward_kit.errors import ConfigError, how_to_install
+
+
+@contextlib.contextmanager
+def needs_to_learn(what: str) -> Iterator[None]:
+    """Report a missing `[train]` extra for the imports in this block, in the name of `what`.
+
+    Imports in here keep help and completion free of PyTorch.
+
+    Raises:
+        ConfigError: a package of the extra is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("reward_kit"):
+            raise
+        raise ConfigError(f"{what} needs {error.name}; {how_to_install('train')}") from error
 
 
 @click.command(name="train")
@@ -24,7 +43,7 @@ from reward_kit.cli.trust import trust_option
     help="Set a key of the train file (dotted for inner; task.KEY for one of the task).",
 )
 @goes_on
-@click.option("--force", is_flag=True, help="With --resume: go on though the files changed.")
+@click.option("--force", is_flag=True, help="With --resume: continue though the files changed.")
 @click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal.")
 @click.option(
     "--json",
@@ -33,7 +52,9 @@ from reward_kit.cli.trust import trust_option
     envvar="REWARD_KIT_TRAIN_JSON",
     help="Print the summary as JSON on standard output.",
 )
-@click.option("--dry-run", is_flag=True, help="Check everything, say what would be trained, write nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check everything, print batches, credit and loss in formulas, write nothing."
+)
 @trust_option
 def command(**given: Any) -> None:
     """Train a policy as CONFIG, a YAML file, says. Ctrl-C stops after the update at hand; --resume goes on.
@@ -42,8 +63,9 @@ def command(**given: Any) -> None:
     Examples:
       reward-kit train train.yaml
       reward-kit train train.yaml -T ppo.lr=1e-4 -T pipeline=one_step_off
+      reward-kit train train.yaml --dry-run
       reward-kit train --resume
     """
     with needs_to_learn("train"):
-        from reward_kit.cli.training import Asked, train
-    train(Asked(**given))
+        from reward_kit.cli.training import TrainArgs, run_train
+    run_train(TrainArgs(**given))

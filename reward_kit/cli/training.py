@@ -1,4 +1,4 @@
-"""What `reward-kit train` does, once it is known that everything it needs is installed."""
+"""The command `train` behind its imports: plan or resume, dry run, training, and the last lines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anyio
 import click
@@ -30,17 +28,21 @@ from reward_kit.cli.trust import require_trust_in_file
 from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
 from reward_kit.processes import LOG_FOLDER
-from reward_kit.rl.learner.crew import Crew, crew_of_processes
-from reward_kit.rl.training.carry_out import Outcome, carry_out
-from reward_kit.rl.training.display import TrainingDisplay
-from reward_kit.rl.training.explain import explained, notes
-from reward_kit.rl.training.plan import TrainingPlan, load_plan
-from reward_kit.rl.training.policy_checks import check_policy
-from reward_kit.rl.training.resuming import CHANGEABLE, changes_since
-from reward_kit.rl.training.run_folder import RunFolder, header_of, latest_training, remove_unused, training_of
-from reward_kit.rl.training.session import INTERRUPTED
-from reward_kit.rl.training.setup import Makers
-from reward_kit.rl.training.together import help_to_train, sharded_by
+from reward_kit.rl.learner.sharding import ProcessGroup, open_process_group
+from reward_kit.rl.training.description import describe_plan, plan_notes
+from reward_kit.rl.training.logs import TrainingDisplay
+from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
+from reward_kit.rl.training.run_folder import (
+    CHANGEABLE,
+    RunFolder,
+    changes_since,
+    header_of,
+    latest_training,
+    remove_unused,
+    training_of,
+)
+from reward_kit.rl.training.session import INTERRUPTED, Outcome, train
+from reward_kit.rl.training.setup import Factories, help_to_train, sharded_by
 from reward_kit.runs import events
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.overrides import parse_override
@@ -52,18 +54,18 @@ from reward_kit.runs.training_files import METRICS
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the flags of `train` said.
+class TrainArgs:
+    """The flags of `train`.
 
     Attributes:
-        config: the train file; None where a run goes on.
+        config: the train file; may be None with `resume`.
         overrides: KEY=VALUE, laid over the file.
         log_dir: where the run's folder is made.
-        resume: the run that goes on, or LATEST; None for a new one.
-        force: go on though files changed.
+        resume: the run to continue, or LATEST; None for a new one.
+        force: continue though files changed.
         display: the kind of progress.
-        as_json: the summary goes to standard output as JSON.
-        dry_run: check, and write nothing.
+        as_json: print the summary to standard output as JSON.
+        dry_run: check and describe, and write nothing.
     """
 
     config: Path | None
@@ -76,89 +78,78 @@ class Asked:
     dry_run: bool
 
 
-def train(asked: Asked) -> None:
-    """Train as asked, in this process or as one of several that `torchrun` started.
-
-    Exits with the code that says how it went; returns where this process helped another one, which says it.
+def run_train(args: TrainArgs) -> None:
+    """Train in this process, or as one of several that `torchrun` started, and exit with the run's code.
 
     Raises:
         ConfigError: the train file or a flag is wrong.
         UsageError: the flags do not go together.
     """
-    with crew_of_processes() as crew:
-        if crew is not None and not crew.processes.is_first:
-            if not help_to_train(crew):
-                sys.exit(0)  # the first process has said what there is to say
+    with open_process_group() as group:
+        if group is not None and not group.processes.is_first:
+            if not help_to_train(group):
+                sys.exit(0)  # the first process reports the error
             return
-        code = _as_first(asked, crew)
+        code = _run_first(args, group)
     sys.exit(code)
 
 
-def _as_first(asked: Asked, crew: Crew | None) -> int:
+def _run_first(args: TrainArgs, group: ProcessGroup | None) -> int:
     # What a user's code prints must not mix with the summary on standard output.
     with contextlib.redirect_stdout(sys.stderr):
-        path, plan = _planned(asked)
+        overrides = dict(parse_override(item) for item in args.overrides)
+        path: Path | None = None
+        if args.config is not None:
+            require_trust_in_file(args.config, overrides)
+        if args.resume is not None:
+            path, plan = _plan_to_resume(args, overrides)
+        elif args.config is None:
+            raise click.UsageError("name a train file, or give --resume")
+        elif args.force:
+            raise click.UsageError("--force goes with --resume")
+        else:
+            plan = load_plan(args.config, overrides)
         check_policy(plan)
-        _check_world(plan)
-    if asked.dry_run:
-        if asked.as_json:
+        anyio.run(check_world, plan.task.definition, plan.samples, plan.task.located)
+        for note in [*plan.task.notes, *plan_notes(plan)]:
+            echo(note, err=True)
+        if (held_out := plan.held_out) is not None:
+            anyio.run(check_world, held_out.task.definition, held_out.samples, held_out.task.located)
+    if args.dry_run:
+        if args.as_json:
             echo_json({"dry_run": True, "run": plan.name})
         else:
-            echo(explained(plan))
+            echo(describe_plan(plan))
         echo("Nothing was written.", err=True)
         return 0
     if path is None:
-        path = new_run_path(asked.log_dir, plan.name)
+        path = new_run_path(args.log_dir, plan.name)
         RunFolder.create(path, header_of(path.name, plan), plan.redaction)
     try:
-        return _train(plan, path, asked, crew)
+        return _train(plan, path, args, group)
     except (ConfigError, ExceptionGroup) as error:
         is_refused = isinstance(error, ConfigError) or error.subgroup(ConfigError) is not None
-        if is_refused and asked.resume is None:  # by what only weights or worlds could tell: nothing to go on from
+        if is_refused and args.resume is None:  # by something that only weights or environments could show
             remove_unused(path)
         raise
 
 
-def _planned(asked: Asked) -> tuple[Path | None, TrainingPlan]:
-    """What is trained, and the folder of the run that goes on."""
-    given = dict(parse_override(item) for item in asked.overrides)
-    if asked.resume is not None:
-        if asked.config is not None:
-            require_trust_in_file(asked.config, given)
-        path = _run_to_resume(asked.resume, asked.config, asked.log_dir)
-        return path, _plan_to_resume(path, given, asked.force)
-    if asked.config is None:
-        raise click.UsageError("name a train file, or give --resume")
-    if asked.force:
-        raise click.UsageError("--force goes with --resume")
-    require_trust_in_file(asked.config, given)
-    return None, load_plan(asked.config, given)
-
-
-def _check_world(plan: TrainingPlan) -> None:
-    anyio.run(check_world, plan.task.definition, plan.samples, plan.task.located)
-    for note in [*plan.task.notes, *notes(plan)]:
-        echo(note, err=True)
-    if (held_out := plan.held_out) is not None:
-        anyio.run(check_world, held_out.task.definition, held_out.samples, held_out.task.located)
-
-
-def _run_to_resume(resume: str, config: Path | None, log_dir: Path) -> Path:
-    path = Path(resume) if resume != LATEST else latest_training(log_dir, load_plan(config).name if config else None)
-    if not (path / FILE).is_file():
-        raise ConfigError(f"--resume: {path} is no run; name a folder with a {FILE}, or none for the latest")
-    return path
-
-
-def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> TrainingPlan:
-    """The plan of a run that goes on, with what a resume may change.
+def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, TrainingPlan]:
+    """Find the run to continue, and its plan with the keys that a resume may change.
 
     Raises:
         ConfigError: something would change that the earlier updates were made with.
     """
+    if args.resume == LATEST:
+        path = latest_training(args.log_dir, load_plan(args.config).name if args.config else None)
+    else:
+        path = Path(str(args.resume))
+    if not (path / FILE).is_file():
+        raise ConfigError(f"--resume: {path} is not a run; name a folder with a {FILE}, or none for the latest")
     header = RunHeader.read(path)
     training = training_of(header, path)
-    is_agreed = require_trust_in_file(Path(training.train_path), given, training.overrides)
+    train_file = Path(training.train_path)
+    is_agreed = require_trust_in_file(train_file, given, training.overrides)
     hidden = told_of_hidden(training.overrides, given)
     for key in given:
         if key.partition(".")[0] not in CHANGEABLE and key not in hidden:
@@ -167,39 +158,42 @@ def _plan_to_resume(path: Path, given: Mapping[str, Any], force: bool) -> Traini
             )
     before = without_hidden(training.overrides) | {key: given[key] for key in hidden if key in given}
     stored = () if is_agreed else before.keys() - given.keys()
-    plan = load_plan(Path(training.train_path), before, stored=stored)
+    plan = load_plan(train_file, before, stored=stored)
     changes = changes_since(header, plan, path)
     for change in changes.allowed:
-        echo(f"{change}", err=True)
+        echo(change, err=True)
     if changes.refused:
-        told = f"{path} cannot go on as it began, because these changed: {', '.join(changes.refused)}"
-        if not force:
-            raise ConfigError(f"{told}. Start a new run, undo the change, or go on all the same with --force")
-        echo(f"--force: {told}", err=True)
+        problem = f"{path} cannot be resumed, because these changed: {', '.join(changes.refused)}"
+        if not args.force:
+            raise ConfigError(f"{problem}. Start a new run, undo the change, or continue all the same with --force")
+        echo(f"--force: {problem}", err=True)
     if given:
-        plan = load_plan(Path(training.train_path), {**before, **given}, stored=stored)
+        plan = load_plan(train_file, {**before, **given}, stored=stored)
     if header.status == "complete" and training.updates >= plan.config.updates:
         done = counted(training.updates, "update")
         more = shlex.join(["reward-kit", "train", "--resume", str(path), "-T", f"updates={2 * training.updates}"])
         echo(f"{path} is finished: it has made its {done}. To train further, raise updates:  {more}", err=True)
-    return plan
+    return path, plan
 
 
-def _train(plan: TrainingPlan, path: Path, asked: Asked, crew: Crew | None) -> int:
-    makers = _makers(plan, crew)
-    evaluation = plan.config.evaluation
-    every = evaluation.every if evaluation is not None else None
-    shown = TrainingDisplay(display_kind(asked.display), plan.config.updates, evaluated_every=every)
+def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup | None) -> int:
+    factories = Factories() if group is None else Factories(sharded_by(group))
+    if plan.config.engine.type == "ray":
+        from reward_kit.integrations.ray.training import on_cluster
+
+        factories = on_cluster(plan, factories)
+    every = plan.config.evaluation.every if plan.config.evaluation is not None else None
+    display = TrainingDisplay(display_kind(args.display), plan.config.updates, evaluated_every=every)
 
     def stoppable(control: Control, watching: TrainingDisplay) -> AbstractAsyncContextManager[None]:
         return interruptible(control, watching, None)
 
     async def run() -> Outcome:
-        with shown, contextlib.redirect_stdout(sys.stderr):
-            return await carry_out(plan, folder, shown, stoppable, makers)
+        with display, contextlib.redirect_stdout(sys.stderr):
+            return await train(plan, folder, display, stoppable, factories)
 
     allow_many_connections()
-    # Bars of libraries that load and write weights would be drawn over ours.
+    # Libraries that load and write weights would draw their bars over ours.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     with RunFolder(path, plan.redaction) as folder:
         log_to(path / "run.log", plan.redaction)
@@ -208,38 +202,12 @@ def _train(plan: TrainingPlan, path: Path, asked: Asked, crew: Crew | None) -> i
         try:
             outcome = anyio.run(run)
         finally:
-            _write_page(path)
+            # Also for a run that failed or was stopped.
+            if (path / METRICS).is_file() and (path / METRICS).stat().st_size:
+                write_page(path, note_console())
         events.ended(path, "training", outcome.status)
-    return _end(path, outcome, asked.as_json, _started_by(crew))
 
-
-def _makers(plan: TrainingPlan, crew: Crew | None) -> Makers:
-    """Of what is in other processes."""
-    makers = Makers() if crew is None else Makers(sharded_by(crew))
-    if plan.config.engine.type == "local":
-        return makers
-    from reward_kit.integrations.ray.training import on_cluster
-
-    return on_cluster(plan, makers)
-
-
-def _started_by(crew: Crew | None) -> list[str]:
-    """The words with which this command was called, as far as a resume needs them."""
-    if crew is None:
-        return ["reward-kit"]
-    here = os.environ.get("LOCAL_WORLD_SIZE", str(crew.processes.size))
-    return ["torchrun", "--nproc-per-node", here, "-m", "reward_kit.cli.main"]
-
-
-def _write_page(path: Path) -> None:
-    """Also of a run that failed or was stopped: how it went until then."""
-    metrics = path / METRICS
-    if metrics.is_file() and metrics.stat().st_size:
-        write_page(path, note_console())
-
-
-def _end(path: Path, outcome: Outcome, as_json: bool, called: Sequence[str]) -> int:
-    if as_json:
+    if args.as_json:
         echo_json({"run": str(path), "status": outcome.status, **outcome.summary})
     elif (best := outcome.summary.get("best")) is not None:
         update = outcome.summary["best_update"]
@@ -248,5 +216,9 @@ def _end(path: Path, outcome: Outcome, as_json: bool, called: Sequence[str]) -> 
     echo(f"Written to {path}", err=True)
     if outcome.status != INTERRUPTED:
         return 0
+    called = ["reward-kit"]
+    if group is not None:
+        here = os.environ.get("LOCAL_WORLD_SIZE", str(group.processes.size))
+        called = ["torchrun", "--nproc-per-node", here, "-m", "reward_kit.cli.main"]
     echo(f"Go on with:  {shlex.join([*called, 'train', '--resume', str(path)])}", err=True)
     return 130

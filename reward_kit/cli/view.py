@@ -13,7 +13,7 @@ import click
 from reward_kit.cli import completing
 from reward_kit.cli.echo import echo
 from reward_kit.errors import ConfigError
-from reward_kit.report.viewer_runs import Catalogue
+from reward_kit.report.viewer_runs import RunCatalogue
 from reward_kit.runs.header import FILE
 
 
@@ -48,16 +48,16 @@ def command(folder: Path, port: int, opens: bool) -> None:
     anyio.run(_serve, _catalogue_of(folder), port, opens)
 
 
-def _catalogue_of(folder: Path) -> Catalogue:
+def _catalogue_of(folder: Path) -> RunCatalogue:
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; name the folder of the runs, or of one run")
     if (folder / FILE).is_file():
         whole = folder.resolve()
-        return Catalogue(whole.parent, only=whole.name)
-    return Catalogue(folder)
+        return RunCatalogue(whole.parent, only=whole.name)
+    return RunCatalogue(folder)
 
 
-async def _serve(catalogue: Catalogue, port: int, opens: bool) -> None:
+async def _serve(catalogue: RunCatalogue, port: int, opens: bool) -> None:
     from reward_kit.report.viewer_access import CODE, Access
     from reward_kit.report.viewer_server import serving
 

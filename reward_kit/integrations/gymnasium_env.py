@@ -19,17 +19,17 @@ import math
 import os
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, ClassVar, Literal, TypeVar
 
 import gymnasium
 from gymnasium import spaces
 
 from reward_kit.agent.actions import as_text
+from reward_kit.blocking import LoopThread
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec
-from reward_kit.environments.registry import resource_class
+from reward_kit.environments.config import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
-from reward_kit.integrations.loop_thread import LoopThread
-from reward_kit.undoing import undone_on_error
 
 ActionForm = Literal["auto", "discrete", "text", "tool_call"]
 _MOST_CALLS = 10_000
@@ -115,11 +115,13 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         kind = resource_class(resource) if isinstance(resource, str) else resource
         self._world: ForkableResource | None = kind()
         _shared.enter()
-        with undone_on_error(self.close):
+        with ExitStack() as undo:
+            undo.callback(self.close)
             _shared.run(self._world.setup(dict(config or {})))
             _shared.run(self._world.reset(0))
             specs = _shared.run(self._world.get_tools_spec())
             self._form = _form(specs, actions)
+            undo.pop_all()
         self.calls = _calls(specs) if self._form == "discrete" else []
         self._text_argument = _text_argument(specs) if self._form == "text" else ("", "")
         self.action_space = _action_space(self._form, len(self.calls), max_text)

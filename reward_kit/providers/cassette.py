@@ -20,6 +20,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -30,7 +31,6 @@ from reward_kit.private_files import private_opener
 from reward_kit.processes import lock_for_this_process
 from reward_kit.providers.faults import EndpointError, excerpt
 from reward_kit.safe_input import RECORDED_LINE_BYTES, shown_size
-from reward_kit.undoing import undone_on_error
 
 SCHEMA_VERSION = 1
 _HEADER_START = b'{"schema_version":'
@@ -40,7 +40,7 @@ _LONGEST_HEADER = 10_000
 _ERRORS = {"ProviderError": ProviderError, "DeadlineError": DeadlineError, "LimitError": LimitError}
 
 
-class Question(NamedTuple):
+class CassetteRequest(NamedTuple):
     """A request as it is looked up; see the module for its fields."""
 
     key: str
@@ -55,7 +55,7 @@ class Question(NamedTuple):
         return {**self._asdict(), "url": path}
 
 
-class Answer(NamedTuple):
+class CassetteAnswer(NamedTuple):
     """An answer: the JSON value as read, a streamed one added up, and how many retries it took."""
 
     value: Any
@@ -91,9 +91,11 @@ class Cassette:
             file = open(path, "a+b", opener=private_opener)  # noqa: SIM115 - takes an opener, and is kept
         except OSError as error:
             raise ConfigError(f"cassette {path} cannot be written: {error.strerror}") from error
-        with undone_on_error(file.close):
+        with ExitStack() as undo:
+            undo.callback(file.close)
             cassette = cls(path, file, None)
             cassette._begin_session()
+            undo.pop_all()
         return cassette
 
     @classmethod
@@ -108,10 +110,13 @@ class Cassette:
             file = path.open("rb")
         except OSError as error:
             raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
-        with undone_on_error(file.close):
+        with ExitStack() as undo:
+            undo.callback(file.close)
             read_header(path, file)
             file.seek(0)
-            return cls(path, file, CassetteIndex.read(path, file))
+            made = cls(path, file, CassetteIndex.read(path, file))
+            undo.pop_all()
+        return made
 
     def __repr__(self) -> str:
         return f"Cassette({str(self.path)!r}, {'replaying' if self.is_replaying else 'recording'})"
@@ -121,7 +126,7 @@ class Cassette:
         """True if answers come from the file."""
         return self._index is not None
 
-    def question(self, body: bytes, scope: str, url: str) -> Question:
+    def question(self, body: bytes, scope: str, url: str) -> CassetteRequest:
         """A request as it is looked up; its occurrence is counted now.
 
         Args:
@@ -134,9 +139,9 @@ class Cassette:
         key = hashlib.sha256(canonical.encode("ascii")).hexdigest()
         occurrence = self._asked[scope, key]
         self._asked[scope, key] += 1
-        return Question(key, scope, occurrence, url, request)
+        return CassetteRequest(key, scope, occurrence, url, request)
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: CassetteRequest) -> CassetteAnswer:
         """Return the recorded answer: of the same episode, else the first unused one of the same request.
 
         Raises:
@@ -147,14 +152,14 @@ class Cassette:
         line = self._index.take(question)
         error = line.get("error")
         if error is None:
-            return Answer(line["answer"], line["retries"])
+            return CassetteAnswer(line["answer"], line["retries"])
         raise _ERRORS[error["class"]](error["message"])
 
-    def keep(self, question: Question, value: Any, retries: int) -> None:
+    def keep(self, question: CassetteRequest, value: Any, retries: int) -> None:
         """Record an answer."""
         self._write({**question.to_json(), "answer": value, "retries": retries})
 
-    def keep_error(self, question: Question, error: EndpointError) -> None:
+    def keep_error(self, question: CassetteRequest, error: EndpointError) -> None:
         """Record how the endpoint failed."""
         kind = next(name for name, kind in _ERRORS.items() if isinstance(error, kind))
         self._write({**question.to_json(), "error": {"class": kind, "message": str(error)}})
@@ -279,7 +284,7 @@ class CassetteIndex:
             for exchange in exchanges:
                 yield exchange.scope, key, exchange.occurrence
 
-    def take(self, question: Question) -> dict[str, Any]:
+    def take(self, question: CassetteRequest) -> dict[str, Any]:
         """Return the line that answers a request.
 
         Raises:
@@ -306,7 +311,7 @@ class CassetteIndex:
         for exchanges in self._by_key.values():
             yield from exchanges
 
-    def _miss(self, question: Question, recorded: int) -> str:
+    def _miss(self, question: CassetteRequest, recorded: int) -> str:
         what = f"{self.path} has no answer to {describe(question.request, question.scope)}"
         if recorded:
             times = "once" if recorded == 1 else f"{recorded} times"
@@ -318,7 +323,7 @@ class CassetteIndex:
         near = f"line {exchange.number}, {describe(line['request'], exchange.scope)}"
         return f"{what}; the nearest is {near}; they differ{_difference(line['request'], question.request)}"
 
-    def _nearest(self, question: Question) -> tuple[_Exchange, dict[str, Any]] | None:
+    def _nearest(self, question: CassetteRequest) -> tuple[_Exchange, dict[str, Any]] | None:
         """Return the exchange that shares most with a request: of its episode and length first, then by content."""
         messages = question.request.get("messages")
         count = len(messages) if isinstance(messages, list) else 0

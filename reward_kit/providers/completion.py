@@ -241,7 +241,7 @@ class EventReader:
         return events
 
 
-class _Budget:
+class _StreamBudget:
     """The bytes and values that one streamed answer may still send and have kept of it.
 
     Every limit counts towards memory: a kept text costs `_PIECE_BYTES` beside its characters, which is what Python
@@ -291,7 +291,7 @@ class StreamedCompletion:
         self._where = where
         self._secrets = tuple(secrets)
         self._events = EventReader()
-        self._budget = _Budget()
+        self._budget = _StreamBudget()
         self._top: dict[str, Any] = {}
         self._choice: dict[str, Any] = {}
         self._texts: dict[str, list[str]] = {}
@@ -408,7 +408,7 @@ class _CallParts:
         self.name = ""
         self.arguments: list[str] = []
 
-    def add(self, delta: Mapping[str, Any], budget: _Budget) -> None:
+    def add(self, delta: Mapping[str, Any], budget: _StreamBudget) -> None:
         self.call_id = self.call_id or delta.get("id")
         function = delta.get("function") or {}
         name = _text(function.get("name") or "")

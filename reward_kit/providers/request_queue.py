@@ -320,7 +320,7 @@ class Clock:
         return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
-class Watcher(Protocol):
+class EndpointWatcher(Protocol):
     """A receiver of news of an endpoint, which decides how long to wait for it."""
 
     outage_patience_s: float
@@ -396,7 +396,7 @@ class RequestQueue:
         clock: replaced in tests.
     """
 
-    def __init__(self, name: str, rates: Rates, watcher: Watcher, clock: Clock | None = None) -> None:
+    def __init__(self, name: str, rates: Rates, watcher: EndpointWatcher, clock: Clock | None = None) -> None:
         self.rates = rates
         self._name, self._watcher, self._clock = name, watcher, clock or Clock()
         now = self._clock.now()

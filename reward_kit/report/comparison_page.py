@@ -9,7 +9,7 @@ from pathlib import Path
 from reward_kit.display_text import shown
 from reward_kit.errors import ConfigError
 from reward_kit.report.rendering import NAME_LENGTH, Drawing, as_script_data, bundle, r2, render, round_step
-from reward_kit.report.run_figures import Cell, Column, DataTable, digits, tables_data
+from reward_kit.report.run_figures import Cell, DataTable, TableColumn, digits, tables_data
 from reward_kit.runs.comparison import CONFIDENCE, Comparison, Difference, SampleScores, Side
 from reward_kit.runs.comparison_table import lines, notes_of, sentence
 from reward_kit.runs.files import write_atomically
@@ -20,14 +20,14 @@ _MOST_ROWS = 60_000  # of samples; a page of more than a few megabytes is slow t
 _SENTENCE_LENGTH = 1_000
 _CHANGES = ("lost", "won", "worse", "better", "same", "left out")
 _COLUMNS = (
-    Column("change", "change", "word"),
-    Column("sample", "sample", "id"),
-    Column("run", "run", "word"),
-    Column("baseline", "baseline", "score"),
-    Column("score", "this run", "score"),
-    Column("difference", "difference", "signed"),
-    Column("before", "passed in the baseline", "word"),
-    Column("after", "passed in this run", "word"),
+    TableColumn("change", "change", "word"),
+    TableColumn("sample", "sample", "id"),
+    TableColumn("run", "run", "word"),
+    TableColumn("baseline", "baseline", "score"),
+    TableColumn("score", "this run", "score"),
+    TableColumn("difference", "difference", "signed"),
+    TableColumn("before", "passed in the baseline", "word"),
+    TableColumn("after", "passed in this run", "word"),
 )
 _WIDTH, _EDGE, _ROW, _TOP = 480.0, 24.0, 64.0, 4.0
 _BAR, _HALF = 48.0, 10.0  # the place of the bar in a row, and how far lines go beyond it

@@ -48,7 +48,7 @@ class StoredLines(NamedTuple):
     credit: bytes = b""
 
 
-class Part(NamedTuple):
+class GroupPart(NamedTuple):
     """Episodes that are shown together: a group, or a part of a large one.
 
     Attributes:
@@ -79,27 +79,27 @@ def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
     return b"".join(found).replace(b"<", b"\\u003c")
 
 
-def parts_of(episodes: Iterable[EpisodeOutline]) -> list[Part]:
+def parts_of(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
     """The groups of a run in the order of samples and policies; a large one in parts."""
     groups = grouped(episodes, lambda facts: facts.group_id)
     names = sorted(groups, key=lambda name: (str(groups[name][0].row.sample_id), groups[name][0].row.policy, name))
     return [part for name in names for part in _parts(name, groups[name])]
 
 
-def _parts(group_id: str, episodes: Sequence[EpisodeOutline]) -> Iterator[Part]:
+def _parts(group_id: str, episodes: Sequence[EpisodeOutline]) -> Iterator[GroupPart]:
     ordered = sorted(episodes, key=lambda facts: (facts.rollout_index, facts.row.rollout_id))
     first, size = 0, 0
     for place, facts in enumerate(ordered):
         if place > first and (place - first == MOST_TOGETHER or size + _size(facts) > _PART_BYTES):
-            yield Part(group_id, len(ordered), first, ordered[first:place])
+            yield GroupPart(group_id, len(ordered), first, ordered[first:place])
             first, size = place, 0
         size += _size(facts)
-    yield Part(group_id, len(ordered), first, ordered[first:])
+    yield GroupPart(group_id, len(ordered), first, ordered[first:])
 
 
-def chunks_of(parts: Iterable[Part]) -> list[list[Part]]:
+def chunks_of(parts: Iterable[GroupPart]) -> list[list[GroupPart]]:
     """Parts that are opened together, about half a megabyte of stored lines at a time."""
-    chunks: list[list[Part]] = []
+    chunks: list[list[GroupPart]] = []
     size = _CHUNK_BYTES
     for part in parts:
         if size >= _CHUNK_BYTES:
@@ -405,7 +405,7 @@ _CREDIT_OPTIONS = ("gamma", "omega", "combination", "step_weight", "default_step
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeData:
+class ChunkData:
     """The episodes of a page, or where they are.
 
     Attributes:
@@ -419,7 +419,7 @@ class EpisodeData:
     mode: Mode
     credit: Mapping[str, Any] | None
     folder: str = ""
-    chunks: Sequence[Sequence[Part]] = ()
+    chunks: Sequence[Sequence[GroupPart]] = ()
     texts: Sequence[str] = ()
 
     @property
@@ -436,22 +436,22 @@ class EpisodeData:
         return json.dumps(told, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def served(run: Path) -> EpisodeData:
+def served(run: Path) -> ChunkData:
     """Return the data of a page whose server answers `group/ID` and `episode/ID` with the text of a group."""
-    return EpisodeData("server", credit_facts(run))
+    return ChunkData("server", credit_facts(run))
 
 
-def within(run: Path, reader: ChunkReader) -> EpisodeData:
+def within(run: Path, reader: ChunkReader) -> ChunkData:
     """All chunks in the page itself.
 
     Raises:
         StoreError: a file of the run cannot be read.
     """
     texts = [text.decode("ascii") for text in reader.texts()]
-    return EpisodeData("inline", credit_facts(run), chunks=reader.chunks, texts=texts)
+    return ChunkData("inline", credit_facts(run), chunks=reader.chunks, texts=texts)
 
 
-def beside(run: Path, reader: ChunkReader, page: Path, *, is_private: bool) -> EpisodeData:
+def beside(run: Path, reader: ChunkReader, page: Path, *, is_private: bool) -> ChunkData:
     """All chunks as files in a new folder next to those of earlier writings, which `forget_others` removes.
 
     Args:
@@ -470,7 +470,7 @@ def beside(run: Path, reader: ChunkReader, page: Path, *, is_private: bool) -> E
             (make_private_folder if is_private else Path.mkdir)(new, exist_ok=new != folder)
     for number, text in enumerate(reader.texts()):
         write_atomically(folder / f"{number}.js", chunk_script(number, text), is_private=is_private)
-    return EpisodeData("files", credit_facts(run), f"{folder.parent.name}/{stamp}", reader.chunks)
+    return ChunkData("files", credit_facts(run), f"{folder.parent.name}/{stamp}", reader.chunks)
 
 
 def chunk_script(number: int, text: bytes) -> bytes:
@@ -484,7 +484,7 @@ def chunk_script(number: int, text: bytes) -> bytes:
     return b"RK.take(%d,String.raw`%s`)\n" % (number, quoted)
 
 
-def forget_others(page: Path, data: EpisodeData) -> None:
+def forget_others(page: Path, data: ChunkData) -> None:
     """Remove the chunks of earlier writings of a page, once it is there. What is not ours stays.
 
     Raises:

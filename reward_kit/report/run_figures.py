@@ -14,7 +14,7 @@ from reward_kit.agent.models import StopReason
 from reward_kit.display_text import shown
 from reward_kit.report.rendering import NAME_LENGTH, Drawing, number, r2
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
-from reward_kit.report.timeline import Timeline, groups_complete
+from reward_kit.report.timeline import RunTimeline, groups_complete
 from reward_kit.runs.statistics import mean_of
 
 _BINS = 20
@@ -40,7 +40,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 # Distribution of scores
 
 
-class Histogram(NamedTuple):
+class ScoreHistogram(NamedTuple):
     """The spread of scores over equal bins from `low` to `high`, the last of which includes `high`."""
 
     policy: str
@@ -51,7 +51,7 @@ class Histogram(NamedTuple):
     unscored: int
 
 
-def histograms(episodes: Sequence[EpisodeOutline]) -> list[Histogram]:
+def histograms(episodes: Sequence[EpisodeOutline]) -> list[ScoreHistogram]:
     """The distribution of each policy's scores, over the same bins: of [0, 1] unless a score leaves it."""
     every = _scores(episodes)
     low, high = min([0.0, *every]), max([1.0, *every])
@@ -65,11 +65,11 @@ def histograms(episodes: Sequence[EpisodeOutline]) -> list[Histogram]:
         # Halves, since the distance of two floats may be beyond every float.
         places = (scores / 2 - low / 2) / (high / 2 - low / 2) * _BINS
         counts = np.bincount(np.clip(places.astype(int), 0, _BINS - 1), minlength=_BINS)
-        found.append(Histogram(policy, low, high, counts.tolist(), len(scores), len(own) - len(scores)))
+        found.append(ScoreHistogram(policy, low, high, counts.tolist(), len(scores), len(own) - len(scores)))
     return found
 
 
-def draw_histogram(histogram: Histogram) -> Drawing:
+def draw_histogram(histogram: ScoreHistogram) -> Drawing:
     """Bars of one policy's scores, each with its count if there is room."""
     width, height, left, base, top = 420.0, 168.0, 8.0, 140.0, 22.0
     low, high, counts = histogram.low, histogram.high, list(histogram.counts)
@@ -157,7 +157,7 @@ def percentiles(title: str, values: Iterable[float | None]) -> Percentiles | Non
     return Percentiles(title, len(known), float(p50), float(p90), float(p99), max(known))
 
 
-class Spent(NamedTuple):
+class PolicyUsage(NamedTuple):
     """Tokens, dollars and seconds of one policy's episodes; None if unknown.
 
     Attributes:
@@ -178,11 +178,11 @@ class Spent(NamedTuple):
     lengths: Percentiles | None
 
 
-def spent_by(policy: str, episodes: Iterable[EpisodeOutline]) -> Spent:
+def spent_by(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage:
     """Tokens, dollars and seconds of one policy's episodes."""
     own = [facts for facts in episodes if facts.row.policy == policy]
     usages = [facts.row.usage for facts in own]
-    return Spent(
+    return PolicyUsage(
         policy=policy,
         tokens={told: int(sum(usage.get(key, 0) for usage in usages)) for key, told in _TOKENS.items()},
         cost=_sum(usage.get("cost") for usage in usages),
@@ -223,7 +223,7 @@ class ScoringFigures(NamedTuple):
     untimed: int
 
 
-def scoring_figures(run: RunFacts, timeline: Timeline | None) -> ScoringFigures:
+def scoring_figures(run: RunFacts, timeline: RunTimeline | None) -> ScoringFigures:
     """The figures of scoring."""
     calls = timeline.calls if timeline is not None else []
     scores = [facts.score for facts in run.episodes if facts.score is not None]
@@ -288,7 +288,7 @@ Cell = str | float | list[str] | None
 Rows = Sequence[Sequence[Cell]]
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column.
 
     Attributes:
@@ -327,9 +327,9 @@ class DataTable:
 
     name: str
     title: str
-    columns: Sequence[Column]
+    columns: Sequence[TableColumn]
     rows: Rows
-    filters: Sequence[tuple[Column, Sequence[str]]] = field(default=())
+    filters: Sequence[tuple[TableColumn, Sequence[str]]] = field(default=())
     key: int = 1
     is_optional: bool = False
 
@@ -356,46 +356,46 @@ def tables_data(tables: Iterable[DataTable]) -> dict[str, object]:
 
 
 _SAMPLE_COLUMNS = (
-    Column("sample", "sample", "id", "sample"),
-    Column("policy", "policy", "word"),
-    Column("episodes", "episodes", "count"),
-    Column("scored", "scored", "count"),
-    Column("passed", "passed", "count"),
-    Column("errors", "errors", "count"),
-    Column("mean", "mean score", "score"),
-    Column("least", "lowest", "score"),
-    Column("most", "highest", "score"),
-    Column("steps", "steps", "mean"),
-    Column("tokens", "tokens", "count"),
-    Column("cost", "cost", "cost"),
-    Column("seconds", "took", "seconds"),
+    TableColumn("sample", "sample", "id", "sample"),
+    TableColumn("policy", "policy", "word"),
+    TableColumn("episodes", "episodes", "count"),
+    TableColumn("scored", "scored", "count"),
+    TableColumn("passed", "passed", "count"),
+    TableColumn("errors", "errors", "count"),
+    TableColumn("mean", "mean score", "score"),
+    TableColumn("least", "lowest", "score"),
+    TableColumn("most", "highest", "score"),
+    TableColumn("steps", "steps", "mean"),
+    TableColumn("tokens", "tokens", "count"),
+    TableColumn("cost", "cost", "cost"),
+    TableColumn("seconds", "took", "seconds"),
 )
 _GROUP_COLUMNS = (
-    Column("group", "group", "id", view="group"),
-    Column("sample", "sample", "id", "sample"),
-    Column("policy", "policy", "word"),
-    Column("episodes", "episodes", "count"),
-    Column("scored", "scored", "count"),
-    Column("mean", "mean score", "score"),
-    Column("least", "lowest", "score"),
-    Column("most", "highest", "score"),
-    Column("spread", "difference", "score"),
-    Column("steps", "steps", "mean"),
+    TableColumn("group", "group", "id", view="group"),
+    TableColumn("sample", "sample", "id", "sample"),
+    TableColumn("policy", "policy", "word"),
+    TableColumn("episodes", "episodes", "count"),
+    TableColumn("scored", "scored", "count"),
+    TableColumn("mean", "mean score", "score"),
+    TableColumn("least", "lowest", "score"),
+    TableColumn("most", "highest", "score"),
+    TableColumn("spread", "difference", "score"),
+    TableColumn("steps", "steps", "mean"),
 )
 _EPISODE_COLUMNS = (
-    Column("rollout", "episode", "id", view="episode"),
-    Column("sample", "sample", "id"),
-    Column("policy", "policy", "word"),
-    Column("score", "score", "score"),
-    Column("outcome", "outcome", "word"),
-    Column("stop", "ended by", "word"),
-    Column("error", "error", "word"),
-    Column("reason", "reason or error", "text"),
-    Column("steps", "steps", "count"),
-    Column("tokens", "tokens", "count"),
-    Column("cost", "cost", "cost"),
-    Column("took", "took", "seconds"),
-    Column("scoring", "scoring took", "seconds"),
+    TableColumn("rollout", "episode", "id", view="episode"),
+    TableColumn("sample", "sample", "id"),
+    TableColumn("policy", "policy", "word"),
+    TableColumn("score", "score", "score"),
+    TableColumn("outcome", "outcome", "word"),
+    TableColumn("stop", "ended by", "word"),
+    TableColumn("error", "error", "word"),
+    TableColumn("reason", "reason or error", "text"),
+    TableColumn("steps", "steps", "count"),
+    TableColumn("tokens", "tokens", "count"),
+    TableColumn("cost", "cost", "cost"),
+    TableColumn("took", "took", "seconds"),
+    TableColumn("scoring", "scoring took", "seconds"),
 )
 
 

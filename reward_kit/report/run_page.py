@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from reward_kit.display_text import shown
 from reward_kit.errors import ConfigError
 from reward_kit.report import run_figures as figures
-from reward_kit.report.episode_chunks import MOST_INLINE, ChunkReader, EpisodeData, beside, forget_others, within
+from reward_kit.report.episode_chunks import MOST_INLINE, ChunkData, ChunkReader, beside, forget_others, within
 from reward_kit.report.rendering import (
     DASH,
     NAME_LENGTH,
@@ -24,11 +23,12 @@ from reward_kit.report.rendering import (
     status_text,
 )
 from reward_kit.report.run_data import RunFacts, read_run
-from reward_kit.report.timeline import MOST_BARS, Timeline, draw_timeline, length_of, timeline_of
+from reward_kit.report.timeline import MOST_BARS, RunTimeline, draw_timeline, length_of, timeline_of
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.header import RunHeader
+from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import PolicySummary, summarise
 
 FILE = "report.html"
@@ -65,17 +65,7 @@ def write_report(run: Path, target: Path | None = None) -> Path:
     return target
 
 
-class Card(NamedTuple):
-    """The headline of one policy; `has_scale` if its mean and interval lie between 0 and 1."""
-
-    policy: str
-    summary: PolicySummary
-    unscored: int
-    errors: int
-    has_scale: bool
-
-
-def run_page(run: RunFacts, data: EpisodeData, extra_script: str = "", *, has_rows: bool = True) -> str:
+def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows: bool = True) -> str:
     """The page of a run as HTML.
 
     Args:
@@ -103,7 +93,7 @@ def run_page(run: RunFacts, data: EpisodeData, extra_script: str = "", *, has_ro
         "facts": _facts(run),
         "notes": _notes(run, summaries),
         "policies": [shown(policy, NAME_LENGTH) for policy in policies],
-        "cards": [_card(summary) for summary in summaries],
+        "summaries": [(one, _is_share(one.score)) for one in summaries],
         "histograms": [
             (
                 shown(found.policy, NAME_LENGTH),
@@ -112,9 +102,9 @@ def run_page(run: RunFacts, data: EpisodeData, extra_script: str = "", *, has_ro
             )
             for found in figures.histograms(run.episodes)
         ],
-        "stop_reasons": _shown_counts(figures.stop_reasons(run.episodes)),
-        "failure_classes": _shown_counts(figures.failure_classes(run.episodes)),
-        "spent": [(one._replace(policy=shown(one.policy, NAME_LENGTH)), _cost_of(one)) for one in spent],
+        "stop_reasons": figures.stop_reasons(run.episodes),
+        "failure_classes": figures.failure_classes(run.episodes),
+        "spent": [(one, _cost(one.cost, one.unpriced, sum(one.tokens.values()))) for one in spent],
         "timeline": draw_timeline(timeline) if timeline is not None else None,
         "timeline_notes": _timeline_notes(run, timeline, scoring),
         "scoring": scoring,
@@ -171,16 +161,10 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary]) -> list[str]:
     return notes
 
 
-def _card(summary: PolicySummary) -> Card:
-    score = summary.score
+def _is_share(score: Interval | None) -> bool:
+    """True if a mean and its interval lie between 0 and 1."""
     bounds = () if score is None else (score.mean, score.low, score.high)
-    has_scale = bool(bounds) and all(bound is None or 0.0 <= bound <= 1.0 for bound in bounds)
-    unscored, errors = summary.episodes - summary.scored, sum(summary.errors.values())
-    return Card(shown(summary.policy, NAME_LENGTH), summary, unscored, errors, has_scale)
-
-
-def _shown_counts(counts: Iterable[figures.Count]) -> list[figures.Count]:
-    return [count._replace(name=shown(count.name, NAME_LENGTH)) for count in counts]
+    return bool(bounds) and all(bound is None or 0.0 <= bound <= 1.0 for bound in bounds)
 
 
 def _cost(cost: float | None, unpriced: int, tokens: int) -> str:
@@ -189,11 +173,7 @@ def _cost(cost: float | None, unpriced: int, tokens: int) -> str:
     return f"at least {dollars(cost)} ({unpriced:,} without a price)" if unpriced else dollars(cost)
 
 
-def _cost_of(spent: figures.Spent) -> str:
-    return _cost(spent.cost, spent.unpriced, sum(spent.tokens.values()))
-
-
-def _timeline_notes(run: RunFacts, timeline: Timeline | None, scoring: figures.ScoringFigures) -> list[str]:
+def _timeline_notes(run: RunFacts, timeline: RunTimeline | None, scoring: figures.ScoringFigures) -> list[str]:
     """The limits of the picture."""
     notes = []
     if run.header.data is not None:
@@ -212,7 +192,7 @@ def _timeline_notes(run: RunFacts, timeline: Timeline | None, scoring: figures.S
     return notes
 
 
-def _scoring_lines(timeline: Timeline | None, scoring: figures.ScoringFigures) -> Sequence[tuple[str, str]]:
+def _scoring_lines(timeline: RunTimeline | None, scoring: figures.ScoringFigures) -> Sequence[tuple[str, str]]:
     complete, groups = scoring.groups
     lines = [("groups complete", f"{complete:,} of {groups:,}")] if timeline is not None and timeline.calls else []
     if scoring.calls is not None:

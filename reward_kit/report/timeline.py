@@ -85,7 +85,7 @@ class Strip(NamedTuple):
     peak: int
 
 
-class Progress(NamedTuple):
+class ProgressCurve(NamedTuple):
     """The share of something that was done, as steps (second, share)."""
 
     title: str
@@ -102,7 +102,7 @@ class Gap(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RewardCall:
     """A request to the reward: for one score, or for those of a group.
 
     Attributes:
@@ -127,7 +127,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class RunTimeline:
     """The contents of the picture.
 
     Attributes:
@@ -144,11 +144,11 @@ class Timeline:
     length_s: float
     bands: Sequence[Band]
     strips: Sequence[Strip]
-    curves: Sequence[Progress]
+    curves: Sequence[ProgressCurve]
     gaps: Sequence[Gap]
     collecting: Sequence[Span]
     calling: Sequence[Span]
-    calls: Sequence[Call]
+    calls: Sequence[RewardCall]
 
     @property
     def overlap_s(self) -> float:
@@ -163,7 +163,7 @@ class Timeline:
         return max(0.0, max(call.done_s for call in self.calls) - self.collecting[-1].end_s)
 
 
-def timeline_of(run: RunFacts) -> Timeline | None:
+def timeline_of(run: RunFacts) -> RunTimeline | None:
     """The timeline of a run; None where its files tell no times."""
     pairs = ((facts, facts.begin_s, facts.end_s) for facts in run.episodes)
     episodes = [(facts, Span(begin, end)) for facts, begin, end in pairs if begin is not None and end is not None]
@@ -176,7 +176,7 @@ def timeline_of(run: RunFacts) -> Timeline | None:
         for facts, span in episodes
     ]
     calls = [axis.call(call) for call in calls]
-    return Timeline(
+    return RunTimeline(
         length_s=axis.length_s,
         bands=_bands(works, calls),
         strips=_strips(works, calls, axis.length_s),
@@ -188,7 +188,7 @@ def timeline_of(run: RunFacts) -> Timeline | None:
     )
 
 
-def calls_of(episodes: Iterable[EpisodeOutline]) -> list[Call]:
+def calls_of(episodes: Iterable[EpisodeOutline]) -> list[RewardCall]:
     """The requests to the reward, in order; one for a whole group is one."""
     units: dict[tuple[str, float], list[EpisodeOutline]] = defaultdict(list)
     for facts in episodes:
@@ -197,12 +197,12 @@ def calls_of(episodes: Iterable[EpisodeOutline]) -> list[Call]:
     return sorted((_call(unit) for unit in units.values()), key=lambda call: call.submitted_s)
 
 
-def _call(unit: Sequence[EpisodeOutline]) -> Call:
+def _call(unit: Sequence[EpisodeOutline]) -> RewardCall:
     scores = [facts.score for facts in unit if facts.score is not None]
     submitted = scores[0].submitted_s or 0.0
     spans = [Span(*span) for span in sorted(scores[0].attempts)]
     ends = [score.done_s or 0.0 for score in scores]
-    return Call(
+    return RewardCall(
         episodes=[facts.row.rollout_id for facts in unit],
         submitted_s=submitted,
         done_s=max([*ends, submitted, *(span.end_s for span in spans)]),
@@ -230,7 +230,7 @@ class _Axis:
     def span(self, span: Span) -> Span:
         return Span(self.at(span.begin_s), self.at(span.end_s))
 
-    def call(self, call: Call) -> Call:
+    def call(self, call: RewardCall) -> RewardCall:
         attempts = [self.span(span) for span in call.attempts]
         return replace(call, submitted_s=self.at(call.submitted_s), done_s=self.at(call.done_s), attempts=attempts)
 
@@ -265,7 +265,7 @@ def length_of(spans: Iterable[Span]) -> float:
     return sum(span.end_s - span.begin_s for span in spans)
 
 
-def _bands(works: Sequence[Bar], calls: Sequence[Call]) -> list[Band]:
+def _bands(works: Sequence[Bar], calls: Sequence[RewardCall]) -> list[Band]:
     """The lanes if they fit; else those of calls in flight alone; else none."""
     if len(works) + sum(max(1, len(call.attempts)) for call in calls) > MOST_BARS:
         return []
@@ -277,7 +277,7 @@ def _bands(works: Sequence[Bar], calls: Sequence[Call]) -> list[Band]:
     return [band for band in (collecting, scoring) if band.bars and band.lanes <= _MOST_LANES]
 
 
-def _bars_of(call: Call) -> list[Bar]:
+def _bars_of(call: RewardCall) -> list[Bar]:
     name = call.episodes[0]
     kinds: list[Kind] = ["retried" for _ in call.attempts]
     kinds[-1:] = ["unscored" if call.is_unscored else "call"]
@@ -303,7 +303,7 @@ def _placed(items: Sequence[tuple[Span, Sequence[Bar]]]) -> tuple[int, list[Bar]
     return lanes, bars
 
 
-def _strips(works: Sequence[Bar], calls: Sequence[Call], length_s: float) -> list[Strip]:
+def _strips(works: Sequence[Bar], calls: Sequence[RewardCall], length_s: float) -> list[Strip]:
     edges = np.linspace(0.0, length_s or 1.0, _BINS + 1)
     kinds: list[tuple[str, Kind, list[Span]]] = [
         ("Episodes under way", "episode", [work.span for work in works]),
@@ -337,7 +337,7 @@ def most_at_once(spans: Sequence[Span]) -> int:
     return int(max(np.cumsum([change for _, change in changes]), default=0))
 
 
-def _curves(episodes: Sequence[EpisodeOutline], axis: _Axis) -> list[Progress]:
+def _curves(episodes: Sequence[EpisodeOutline], axis: _Axis) -> list[ProgressCurve]:
     """The episodes that had stopped and those that had their score, and the groups that were complete, over time."""
     stopped = [facts.end_s for facts in episodes if facts.end_s is not None]
     scored = [facts.score.done_s for facts in episodes if facts.score is not None and facts.score.done_s is not None]
@@ -351,11 +351,11 @@ def _curves(episodes: Sequence[EpisodeOutline], axis: _Axis) -> list[Progress]:
     return [curve for curve in curves if curve.steps]
 
 
-def _curve(title: str, moments: Iterable[float], total: int, axis: _Axis) -> Progress:
+def _curve(title: str, moments: Iterable[float], total: int, axis: _Axis) -> ProgressCurve:
     moments_s = np.sort(np.array([axis.at(moment) for moment in moments]))
     kept = np.unique(np.linspace(0, len(moments_s) - 1, min(_BINS, len(moments_s))).round().astype(int))
     steps = [(float(moments_s[place]), (int(place) + 1) / max(total, 1)) for place in kept]
-    return Progress(title, steps, len(moments_s), total)
+    return ProgressCurve(title, steps, len(moments_s), total)
 
 
 def groups_complete(episodes: Iterable[EpisodeOutline]) -> tuple[list[float], int]:
@@ -377,7 +377,7 @@ def _settled_s(facts: EpisodeOutline) -> float:
 # Drawing
 
 
-def draw_timeline(timeline: Timeline) -> Drawing:
+def draw_timeline(timeline: RunTimeline) -> Drawing:
     """Lanes if there are any, the course of the sums below them, and the share that was done by when."""
     parts = [f"{strip.title.lower()}: at most {strip.peak} at once" for strip in timeline.strips]
     drawing = Drawing(f"Timeline of {seconds(timeline.length_s)}; {'; '.join(parts)}", _WIDTH)
@@ -438,7 +438,7 @@ def _draw_strip(drawing: Drawing, strip: Strip, tall: float) -> None:
     drawing.height = base + _BAND_GAP
 
 
-def _draw_curves(drawing: Drawing, curves: Sequence[Progress], scale: float) -> None:
+def _draw_curves(drawing: Drawing, curves: Sequence[ProgressCurve], scale: float) -> None:
     base, tall = drawing.height + _CURVE_HEIGHT, _CURVE_HEIGHT - 8
     for index, curve in enumerate(curves):
         steps = [f"H{r2(_LEFT + at_s * scale)}V{r2(base - tall * min(1.0, done))}" for at_s, done in curve.steps]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from reward_kit.display_text import shown
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.report.episode_chunks import EpisodeData, LineFitter, Part, StoredLines, group_text
+from reward_kit.report.episode_chunks import ChunkData, GroupPart, LineFitter, StoredLines, group_text
 from reward_kit.report.rendering import NAME_LENGTH, number
 from reward_kit.report.run_data import EpisodeOutline, episode_outline
 from reward_kit.runs.files import read_json, told_of
@@ -65,9 +65,7 @@ class TrainingFacts:
     """A training run as far as its files tell.
 
     Attributes:
-        path: its folder.
-        header: its `run.json`.
-        training: what that says under `training`.
+        training: the section of the header.
         series: each figure by its name.
         resumed_at: the first update of each process that went on.
         updates: how many are done.
@@ -366,7 +364,7 @@ class KeptGroups(NamedTuple):
     """
 
     update: int
-    data: EpisodeData
+    data: ChunkData
     groups: Mapping[str, Sequence[str]]
     left_out: int
 
@@ -394,18 +392,18 @@ def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
         return None
     ordered = [sorted(one, key=lambda kept: kept.facts.rollout_index) for one in groups.values()]
     ordered.sort(key=_spread, reverse=True)
-    fitter, parts, texts, size = LineFitter(header), list[Part](), list[str](), 0
+    fitter, parts, texts, size = LineFitter(header), list[GroupPart](), list[str](), 0
     for group in ordered:
         text = group_text([kept.lines for kept in group], fitter).decode("ascii")
         if parts and size + len(text) > _MOST_BYTES:
             break
         facts = [kept.facts for kept in group]
-        parts.append(Part(facts[0].group_id, len(facts), 0, facts))
+        parts.append(GroupPart(facts[0].group_id, len(facts), 0, facts))
         texts.append(text)
         size += len(text)
     told = ((header.training or {}).get("config") or {}).get("credit") or {}
     credit = {key: told[key] for key in _CREDIT if key in told} if isinstance(told, Mapping) else {"estimator": told}
-    data = EpisodeData("inline", credit, chunks=[[part] for part in parts], texts=texts)
+    data = ChunkData("inline", credit, chunks=[[part] for part in parts], texts=texts)
     names = {part.group_id: [facts.row.rollout_id for facts in part.episodes] for part in parts}
     return KeptGroups(latest, data, names, len(ordered) - len(parts))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import shlex
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import yaml
@@ -42,8 +41,8 @@ from reward_kit.report.training_pictures import (
     STOPS_TITLE,
     Chart,
     Line,
-    Part,
     Picture,
+    PictureGroup,
     draw,
     short,
 )
@@ -51,35 +50,6 @@ from reward_kit.runs.training_files import HELD_OUT_SCORE
 
 _CONFIG_LENGTH = 60_000
 _MOST_STOPS = 4
-
-
-class Alarm(NamedTuple):
-    """A limit of the off-policy ledger that was passed: how often, when, and how far at worst."""
-
-    name: str
-    times: int
-    first: int
-    last: int
-    worst: str
-
-
-class FigureRow(NamedTuple):
-    """One figure in numbers."""
-
-    name: str
-    measured: int
-    first: str
-    last: str
-    least: str
-    most: str
-
-
-class DrawnPart(NamedTuple):
-    """Pictures under one heading."""
-
-    anchor: str
-    title: str
-    charts: Sequence[Chart]
 
 
 def training_page(run: TrainingFacts, extra_script: str = "", *, is_served: bool = False) -> str:
@@ -91,8 +61,8 @@ def training_page(run: TrainingFacts, extra_script: str = "", *, is_served: bool
         is_served: it may ask the server that it came from.
     """
     header, groups, score = run.header, kept_groups(run.path, run.header), draw("score", SCORE, run, LARGE)
-    parts = [part for part in (_drawn(part, run) for part in PARTS) if part.charts]
-    charts = [*([score] if score else []), *(chart for part in parts for chart in part.charts)]
+    parts = [(part.anchor, part.title, drawn) for part in PARTS if (drawn := _drawn(part, run))]
+    charts = [*([score] if score else []), *(chart for _, _, drawn in parts for chart in drawn)]
     data = as_script_data({"charts": {chart.key: chart.data for chart in charts}, "axes": _axes(run)})
     page = {
         "title": shown(header.task_name, NAME_LENGTH),
@@ -198,10 +168,10 @@ def _totals(run: TrainingFacts) -> list[tuple[str, str]]:
     return totals
 
 
-def _drawn(part: Part, run: TrainingFacts) -> DrawnPart:
+def _drawn(part: PictureGroup, run: TrainingFacts) -> list[Chart]:
     pictures = [_with_stops(picture, run) for picture in part.pictures]
     drawn = [draw(f"{part.anchor}-{index}", picture, run) for index, picture in enumerate(pictures)]
-    return DrawnPart(part.anchor, part.title, [chart for chart in drawn if chart is not None])
+    return [chart for chart in drawn if chart is not None]
 
 
 def _with_stops(picture: Picture, run: TrainingFacts) -> Picture:
@@ -214,7 +184,8 @@ def _with_stops(picture: Picture, run: TrainingFacts) -> Picture:
     return picture._replace(lines=tuple(Line(name, shown(label, NAME_LENGTH)) for name, label in labels))
 
 
-def _alarms(run: TrainingFacts) -> list[Alarm]:
+def _alarms(run: TrainingFacts) -> list[tuple[str, int, int, int, str]]:
+    """The limits of the off-policy ledger that were passed: name, times, first and last update, worst value."""
     alarms = []
     for name, series in run.series.items():
         if name.startswith(ALARM):
@@ -222,16 +193,17 @@ def _alarms(run: TrainingFacts) -> list[Alarm]:
             worst = float(finite.min() if bare == "effective_share" else finite.max()) if len(finite) else math.nan
             told = short(worst) if math.isfinite(worst) else "not finite"
             first, last = int(series.updates_N[0]), int(series.updates_N[-1])
-            alarms.append(Alarm(shown(bare, NAME_LENGTH), len(series.values_N), first, last, told))
-    return sorted(alarms, key=lambda alarm: -alarm.times)
+            alarms.append((shown(bare, NAME_LENGTH), len(series.values_N), first, last, told))
+    return sorted(alarms, key=lambda alarm: -alarm[1])
 
 
-def _figure_row(name: str, series: Series) -> FigureRow:
+def _figure_row(name: str, series: Series) -> tuple[str, int, list[str]]:
+    """A figure in numbers: its name, how often it was measured, and its first, last, least and greatest value."""
     values = series.finite.values_N
     if not len(values):
-        return FigureRow(shown(name, NAME_LENGTH), 0, *["not finite"] * 4)
+        return shown(name, NAME_LENGTH), 0, ["not finite"] * 4
     told = [short(float(value)) for value in (values[0], values[-1], values.min(), values.max())]
-    return FigureRow(shown(name, NAME_LENGTH), len(series.values_N), *told)
+    return shown(name, NAME_LENGTH), len(series.values_N), told
 
 
 def _axes(run: TrainingFacts) -> dict[str, Any]:

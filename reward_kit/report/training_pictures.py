@@ -46,7 +46,7 @@ class Picture(NamedTuple):
     hides_zeros: bool = False
 
 
-class Part(NamedTuple):
+class PictureGroup(NamedTuple):
     """Pictures under one heading."""
 
     anchor: str
@@ -62,7 +62,7 @@ SCORE = Picture(
     "held-out score, the policy learns its training samples by heart.",
     has_zero=False,
 )
-POLICY = Part(
+POLICY = PictureGroup(
     "policy",
     "How the policy moves",
     (
@@ -117,7 +117,7 @@ POLICY = Part(
         ),
     ),
 )
-OFF_POLICY = Part(
+OFF_POLICY = PictureGroup(
     "off-policy",
     "How old the samples are",
     (
@@ -154,7 +154,7 @@ OFF_POLICY = Part(
         ),
     ),
 )
-EPISODES = Part(
+EPISODES = PictureGroup(
     "figures-episodes",
     "The episodes",
     (
@@ -200,7 +200,7 @@ EPISODES = Part(
         ),
     ),
 )
-TIME = Part(
+TIME = PictureGroup(
     "time",
     "Where the time goes",
     (
@@ -265,7 +265,7 @@ LARGE = Box(54.0, 14.0, 1050.0, 296.0, 1080.0, 324.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class Axes:
     """The positions of values and updates in a box."""
 
     box: Box
@@ -287,7 +287,7 @@ class Scale:
         return round(self.box.bottom - min(1.0, max(0.0, share)) * (self.box.bottom - self.box.top), 1)
 
 
-class Drawn(NamedTuple):
+class CurvePath(NamedTuple):
     """One curve: its label, its latest value, its path, its extremes as an area, and dots where it has few points."""
 
     label: str
@@ -330,7 +330,7 @@ class Chart:
     box: Box
     aloud: str
     data: dict[str, Any]
-    lines: list[Drawn] = field(default_factory=list)
+    lines: list[CurvePath] = field(default_factory=list)
     band: str = ""
     y_ticks: list[Tick] = field(default_factory=list)
     x_ticks: list[Tick] = field(default_factory=list)
@@ -385,7 +385,7 @@ def _band(run: TrainingFacts, found: Iterable[tuple[Line, Curve]]) -> Band:
     return band
 
 
-def _scale(picture: Picture, values: np.ndarray, band: Band, run: TrainingFacts, box: Box) -> Scale:
+def _scale(picture: Picture, values: np.ndarray, band: Band, run: TrainingFacts, box: Box) -> Axes:
     low, high = float(values.min()), float(values.max())
     if band:
         low, high = min(low, *(bottom for _, bottom, _ in band)), max(high, *(top for _, _, top in band))
@@ -393,17 +393,17 @@ def _scale(picture: Picture, values: np.ndarray, band: Band, run: TrainingFacts,
     first, last = (int(updates[0]), run.updates) if len(updates) else (0, run.updates)
     is_log = picture.is_log and low > 0.0 and high / low > _FAR_APART
     if is_log:
-        return Scale(box, low / 1.15, high * 1.15, True, first, last)
+        return Axes(box, low / 1.15, high * 1.15, True, first, last)
     if picture.title == "Score" and low >= 0.0 and high <= 1.0:
-        return Scale(box, 0.0, 1.0, False, first, last)
+        return Axes(box, 0.0, 1.0, False, first, last)
     low, high = (min(0.0, low), max(0.0, high)) if picture.has_zero else (low, high)
     room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
     # What ends at 0 needs no room there.
     low, high = low if low == 0.0 else low - room, high if high == 0.0 > low else high + room
-    return Scale(box, low, high, False, first, last)
+    return Axes(box, low, high, False, first, last)
 
 
-def _drawn(line: Line, curve: Curve, scale: Scale, latest: str) -> Drawn:
+def _drawn(line: Line, curve: Curve, scale: Axes, latest: str) -> CurvePath:
     pairs = list(zip(curve.updates_M.tolist(), curve.values_M.tolist(), strict=True))
     points = [(scale.x(update), scale.y(value)) if math.isfinite(value) else None for update, value in pairs]
     parts, is_begin = [], True
@@ -416,10 +416,10 @@ def _drawn(line: Line, curve: Curve, scale: Scale, latest: str) -> Drawn:
     if curve.low_M is not None and curve.high_M is not None:
         rows = zip(curve.updates_M.tolist(), curve.low_M.tolist(), curve.high_M.tolist(), strict=True)
         extremes = [row for row in rows if math.isfinite(row[1])]
-    return Drawn(line.label, latest, "".join(parts), _area(extremes, scale), dots)
+    return CurvePath(line.label, latest, "".join(parts), _area(extremes, scale), dots)
 
 
-def _area(band: Band, scale: Scale) -> str:
+def _area(band: Band, scale: Axes) -> str:
     if len(band) < 2:
         return ""
     above = [f"{scale.x(update):g} {scale.y(top):g}" for update, _, top in band]
@@ -427,7 +427,7 @@ def _area(band: Band, scale: Scale) -> str:
     return f"M{'L'.join([*above, *below])}Z"
 
 
-def _data(scale: Scale, picture: Picture, found: Iterable[tuple[Line, Curve]], band: Band) -> dict[str, Any]:
+def _data(scale: Axes, picture: Picture, found: Iterable[tuple[Line, Curve]], band: Band) -> dict[str, Any]:
     """The points, with which the script shows the values under the pointer and draws the curves over another axis."""
     return {
         "box": list(scale.box[:4]),
@@ -479,7 +479,7 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def y_ticks(scale: Scale) -> list[float]:
+def y_ticks(scale: Axes) -> list[float]:
     """Round values within a scale; of a logarithmic one the powers of ten, or its ends where it spans less than two."""
     if not scale.is_log:
         return _round_ticks(scale.low, scale.high, _Y_TICKS)

@@ -1,4 +1,13 @@
-"""Access to the viewer: with the token of this start, from this machine, and from no page of another site."""
+"""Access to the viewer: with the token of this start, from this machine, and from no page of another site.
+
+A page that is open in the same browser can send requests to this machine too, and can make a name of its own point to
+it. So a request needs the token, or the cookie that the token was exchanged for, which the browser sends for our own
+pages alone; its Host has to be this machine; and it may only read.
+
+The address that is handed to a browser stands in the arguments of its process, where other users of the machine can
+read it. So it carries a code instead of the token: it is exchanged for a cookie once, within a minute. A second use is
+refused and withdraws the cookie of the first, since one of the two was not the user's browser.
+"""
 
 from __future__ import annotations
 

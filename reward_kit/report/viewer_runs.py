@@ -42,7 +42,7 @@ _PART = 1 << 20
 Check = Callable[[Mapping[str, Any]], None]
 
 
-class Placed(NamedTuple):
+class PlacedRecord(NamedTuple):
     """One line, and where it is."""
 
     place: Place
@@ -58,7 +58,7 @@ class News(NamedTuple):
         is_all: there is no further whole line at present.
     """
 
-    lines: list[Placed]
+    lines: list[PlacedRecord]
     is_new_file: bool
     is_all: bool
 
@@ -126,13 +126,13 @@ class TailReader:
         data = b"".join(parts)
         return data[: data.rfind(b"\n") + 1], not part
 
-    def _parsed(self, data: bytes) -> list[Placed]:
+    def _parsed(self, data: bytes) -> list[PlacedRecord]:
         """The lines of `data`; what was read counts as read only where none of them is damaged."""
         offset, number, placed = self._offset, self._lines, []
         for line in data.split(b"\n")[:-1]:
             number += 1
             record = line_record(self.path, number, line, self._check)
-            placed.append(Placed(Place(offset, len(line) + 1), record))
+            placed.append(PlacedRecord(Place(offset, len(line) + 1), record))
             offset += len(line) + 1
         self._offset, self._lines = offset, number
         return placed
@@ -166,7 +166,7 @@ class _Known:
 
 
 @dataclass(slots=True)
-class _Memory:
+class _ReadLines:
     """The lines read from one set of files. It is thrown away as a whole when one of them is replaced."""
 
     episodes: TailReader
@@ -180,7 +180,7 @@ class _Memory:
     epoch: str = field(default_factory=lambda: secrets.token_hex(4))
 
     @classmethod
-    def of(cls, path: Path) -> _Memory:
+    def of(cls, path: Path) -> _ReadLines:
         """An empty one."""
         return cls(TailReader(path / "episodes.jsonl"), TailReader(path / "scores.jsonl", check_score))
 
@@ -202,7 +202,7 @@ class WatchedRun:
         """Grows with everything that is new."""
         self._lock = threading.RLock()
         self._header_is_from: tuple[int, int] | None = None
-        self._memory = _Memory.of(path)
+        self._memory = _ReadLines.of(path)
         self._credit: tuple[tuple[int, int, int] | None, Mapping[str, Place]] = (None, {})
         self._read_header()
 
@@ -337,7 +337,7 @@ class WatchedRun:
         return scores.is_all and episodes.is_all
 
     def _forget(self) -> None:
-        self._memory, self._credit = _Memory.of(self.path), (None, {})
+        self._memory, self._credit = _ReadLines.of(self.path), (None, {})
         self.change += 1
 
     def _read_header(self) -> None:
@@ -352,7 +352,7 @@ class WatchedRun:
         self._header_is_from = is_from
         self.change += 1
 
-    def _add_score(self, placed: Placed) -> None:
+    def _add_score(self, placed: PlacedRecord) -> None:
         name, attempt = placed.record["rollout_id"], attempt_of(placed.record)
         self._memory.scores_of[name, attempt] = lean_score(placed.record, placed.place)
         known = self._memory.known.get(name)
@@ -362,7 +362,7 @@ class WatchedRun:
             known.facts = self._facts_of(line_record(self.path / "episodes.jsonl", 0, line), place)
             self._note(name, known)
 
-    def _add_episode(self, placed: Placed) -> None:
+    def _add_episode(self, placed: PlacedRecord) -> None:
         memory, facts = self._memory, self._facts_of(placed.record, placed.place)
         row = facts.row
         known = memory.known.get(row.rollout_id)
@@ -479,7 +479,7 @@ class _Entry:
     change: int = 0
 
 
-class Catalogue:
+class RunCatalogue:
     """The runs of a folder. Any thread may look and read; `held` keeps what it reads of one moment.
 
     Args:

@@ -23,8 +23,8 @@ from reward_kit.report.episode_chunks import LineFitter, group_text, served
 from reward_kit.report.rendering import NAME_LENGTH, as_script_data, asset, bundle, name_from_link, render
 from reward_kit.report.run_figures import (
     Cell,
-    Column,
     DataTable,
+    TableColumn,
     episodes_table,
     groups_table,
     samples_table,
@@ -34,7 +34,7 @@ from reward_kit.report.run_page import run_page
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
 from reward_kit.report.viewer_access import TOKEN, Access
-from reward_kit.report.viewer_runs import SUMMARY, Catalogue, GroupLines, RunRow, WatchedRun
+from reward_kit.report.viewer_runs import SUMMARY, GroupLines, RunCatalogue, RunRow, WatchedRun
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.training_files import EPISODES, METRICS
 
@@ -44,17 +44,17 @@ _ALIVE_EVERY = 30
 _MOST_IN_MEMORY = 8
 _MESSAGE_LENGTH = 600
 _COLUMNS = (
-    Column("run", "run", "link"),
-    Column("policy", "policy", "id"),
-    Column("task", "task", "id"),
-    Column("status", "status", "word"),
-    Column("episodes", "episodes", "count"),
-    Column("mean", "mean score", "score"),
-    Column("low", "95% from", "score"),
-    Column("high", "to", "score"),
-    Column("cost", "cost", "cost"),
-    Column("began", "began (UTC)", "word"),
-    Column("note", "note", "text"),
+    TableColumn("run", "run", "link"),
+    TableColumn("policy", "policy", "id"),
+    TableColumn("task", "task", "id"),
+    TableColumn("status", "status", "word"),
+    TableColumn("episodes", "episodes", "count"),
+    TableColumn("mean", "mean score", "score"),
+    TableColumn("low", "95% from", "score"),
+    TableColumn("high", "to", "score"),
+    TableColumn("cost", "cost", "cost"),
+    TableColumn("began", "began (UTC)", "word"),
+    TableColumn("note", "note", "text"),
 )
 Given = TypeVarTuple("Given")
 Result = TypeVar("Result")
@@ -64,7 +64,7 @@ News = Callable[[str], Awaitable[tuple[str, list[Event]]]]
 
 
 @asynccontextmanager
-async def serving(catalogue: Catalogue, port: int = 0, access: Access | None = None) -> AsyncIterator[str]:
+async def serving(catalogue: RunCatalogue, port: int = 0, access: Access | None = None) -> AsyncIterator[str]:
     """Serve the runs of a catalogue inside the block.
 
     Args:
@@ -104,7 +104,7 @@ class Viewer:
         catalogue: the runs that it shows.
     """
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: RunCatalogue) -> None:
         self._catalogue = catalogue
         self._runs = ShownRuns(catalogue)
         self._looking = anyio.Lock()
@@ -241,7 +241,7 @@ def _refusals(kind: str) -> Iterator[None]:
 # Pages
 
 
-def index_page(catalogue: Catalogue) -> str:
+def index_page(catalogue: RunCatalogue) -> str:
     """The table of runs, as it was at the last look."""
     cells = [_cells(row) for row in catalogue.rows]
     table = DataTable("runs", "Runs", _COLUMNS, cells, key=2).with_choices("task", "policy", "status")
@@ -307,7 +307,7 @@ class ShownRuns:
         catalogue: knows the folder of each run, and which may be shown.
     """
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: RunCatalogue) -> None:
         self._catalogue = catalogue
         self._runs: OrderedDict[str, _Shown] = OrderedDict()
         self._training: OrderedDict[Path, tuple[str, str]] = OrderedDict()
@@ -326,8 +326,7 @@ class ShownRuns:
         run = self._shown(name, path)
         with run.lock:
             run.watch.look_at_all()
-            script = _live_script(run.mark)
-            return run_page(run.watch.facts(), served(path), script)
+            return run_page(run.watch.facts(), served(path), _live_script(run.mark))
 
     def figures(self, name: str) -> str:
         """The page without the rows of its tables, from which a page that is open takes its figures.
@@ -371,11 +370,7 @@ class ShownRuns:
                 return now, []
             changed, threshold = run.watch.changed_since(int(change)), run.watch.pass_threshold
             beside = run.watch.beside(changed)
-            tables = (
-                samples_table(beside, threshold),
-                groups_table(beside),
-                episodes_table(changed, threshold),
-            )
+            tables = samples_table(beside, threshold), groups_table(beside), episodes_table(changed, threshold)
             rows: Event = ("rows", {table.name: table.rows for table in tables})
             return now, [*([rows] if changed else []), ("figures", {})]
 

@@ -8,19 +8,19 @@ from reward_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from reward_kit.reward_agent.agent import AsyncRewardAgent as AsyncRewardAgent
+    from reward_kit.reward_agent.agent import SyncRewardAgent as SyncRewardAgent
+    from reward_kit.reward_agent.calling import Retries as Retries
     from reward_kit.reward_agent.confined import ConfinedReward as ConfinedReward
     from reward_kit.reward_agent.confined import ConfinedScorer as ConfinedScorer
     from reward_kit.reward_agent.in_process import InProcessScorer as InProcessScorer
     from reward_kit.reward_agent.in_process import score_one as score_one
     from reward_kit.reward_agent.levels import load_reward as load_reward
     from reward_kit.reward_agent.remote import RemoteReward as RemoteReward
-    from reward_kit.reward_agent.retrying import Retries as Retries
     from reward_kit.reward_agent.score_cache import ScoreCache as ScoreCache
     from reward_kit.reward_agent.scoring import Scored as Scored
     from reward_kit.reward_agent.scoring import Scorer as Scorer
     from reward_kit.reward_agent.scoring import ScoringRequest as ScoringRequest
     from reward_kit.reward_agent.stats import AgentStats as AgentStats
-    from reward_kit.reward_agent.sync_agent import SyncRewardAgent as SyncRewardAgent
     from reward_kit.reward_agent.tickets import ScoredChunk as ScoredChunk
     from reward_kit.reward_agent.tickets import Ticket as Ticket
 
@@ -32,13 +32,13 @@ _HOMES = {
     "ConfinedScorer": "confined",
     "InProcessScorer": "in_process",
     "RemoteReward": "remote",
-    "Retries": "retrying",
+    "Retries": "calling",
     "ScoreCache": "score_cache",
     "Scored": "scoring",
     "ScoredChunk": "tickets",
     "Scorer": "scoring",
     "ScoringRequest": "scoring",
-    "SyncRewardAgent": "sync_agent",
+    "SyncRewardAgent": "agent",
     "Ticket": "tickets",
     "load_reward": "levels",
     "score_one": "in_process",

@@ -4,51 +4,54 @@ A batch is submitted, its calls run concurrently, and results come back as whole
 called once for each rollout, a batch reward once for each group. This is the seam between collecting and learning;
 where the calls run (in this process, in the sandbox, on another machine) is behind it.
 
-Nothing here polls: a result wakes whoever waits for it. Which call is next is in `schedule.py`, how it is made in
-`calling.py`, and what of a batch is handed out when in `deliveries.py`.
+Nothing here polls: a result wakes its waiters. `calling.py` decides which call is next and makes it, `tickets.py` holds
+a batch and decides what of it is handed out when.
 """
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import inspect
 import operator
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Self, TypeVar, overload
 
 import anyio
 import anyio.abc
 
+from reward_kit.blocking import LoopThread
 from reward_kit.errors import ConfigError, RewardError, kind_of
 from reward_kit.providers.request_queue import Rates
-from reward_kit.reward_agent.calling import Caller, CallerOptions
-from reward_kit.reward_agent.custom.scorer import custom_scorer
-from reward_kit.reward_agent.deliveries import NOT_OPEN, Order, WakeUp
+from reward_kit.reward_agent.calling import Caller, CallerOptions, Retries
+from reward_kit.reward_agent.custom_scorer import custom_scorer
 from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
-from reward_kit.reward_agent.retrying import Retries
 from reward_kit.reward_agent.score_cache import ScoreCache, check_cacheable
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats, Tally
-from reward_kit.reward_agent.tickets import ScoredChunk, Ticket
+from reward_kit.reward_agent.tickets import NOT_OPEN, Order, ScoredChunk, Ticket
 from reward_kit.typed_interface import RewardSpec
 from reward_kit.validation import check_number
+
+_NOT_OPEN = NOT_OPEN.replace("async with AsyncRewardAgent", "with SyncRewardAgent")
 
 
 class AsyncRewardAgent:
     """Scores rollouts concurrently. Use it as an async context manager.
 
     Args:
-        scorer: where rewards are called; a reward alone is called in this process, also one that asks for walls: a
-            warning says so.
+        scorer: calls the reward; a reward alone is called in this process, with a warning if it asks for a sandbox.
         max_concurrency: calls in flight at a time; that of a group is one.
-        deadline_s: for one call; what exceeds it is cancelled, and unscored with the class `timeout`. For a synchronous
-            reward in this process it begins with the call, for any other scorer with the wait for its worker.
+        deadline_s: for one call; beyond it, the call is cancelled and unscored with the class `timeout`. For a
+            synchronous reward in this process it begins with the call, for any other scorer with the wait for a worker.
         max_pending: requests submitted and not yet scored at a time; beyond it, `submit` waits.
-        rates: calls that may begin in a minute, and in flight; by default what the scorer's attribute `rates` says.
-        retries: what is called again when it fails; by default what the scorer's attribute `retries` says, or nothing.
-        cache: the scores of equal requests are given again, and equal requests in flight are one call; none by default,
-            since two answers of a judge to one question are two draws.
+        rates: calls that may begin in a minute, and in flight; by default the scorer's attribute `rates`.
+        retries: of failed calls; by default the scorer's attribute `retries`, or none.
+        cache: equal requests get the same score, and equal requests in flight share one call; none by default, since
+            two answers of a judge to one question are two draws.
 
     Attributes:
         scorer: as given, or made of the reward.
@@ -93,8 +96,8 @@ class AsyncRewardAgent:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._tickets: dict[Ticket, None] = {}  # not handed out in full
         self._completed: dict[tuple[Ticket, int], None] = {}  # not handed out
-        self._group_takers: deque[WakeUp] = deque()
-        self._submitters: deque[tuple[int, WakeUp]] = deque()
+        self._group_takers: deque[asyncio.Event] = deque()
+        self._submitters: deque[tuple[int, asyncio.Event]] = deque()
         self._quiet = anyio.Event()
         self._pending = self._submitted = 0
 
@@ -110,43 +113,27 @@ class AsyncRewardAgent:
     ) -> None:
         tasks = self._open_tasks()
         try:
-            if error is None:
-                await self._until_quiet()
+            # A call that waits for its retry has no task meanwhile, so the task group would not wait for it.
+            while self._pending and error is None:
+                self._quiet = anyio.Event()
+                await self._quiet.wait()
         finally:
-            await self._close(tasks, kind, error, trace)
-
-    async def _until_quiet(self) -> None:
-        """Calls that wait to be made again have no task meanwhile, so the task group alone would not wait for them."""
-        while self._pending:
-            self._quiet = anyio.Event()
-            await self._quiet.wait()
-
-    async def _close(
-        self,
-        tasks: anyio.abc.TaskGroup,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._caller.close()
-        if error is not None or self._pending:
-            tasks.cancel_scope.cancel()
-        try:
-            # The error of the block is not handed over, since the task group would wrap it in an ExceptionGroup.
-            await tasks.__aexit__(None, None, None)
-        finally:
-            self._tasks = None
-            self._forget_all()
-            await self.scorer.__aexit__(kind, error, trace)
-
-    def _forget_all(self) -> None:
-        for ticket in self._tickets:
-            ticket.close()
-        for waiting in (*self._group_takers, *(wake_up for _, wake_up in self._submitters)):
-            waiting.tell()
-        self._tickets.clear()
-        self._completed.clear()
-        self._pending = self._tally.groups_outstanding = 0
+            self._caller.close()
+            if error is not None or self._pending:
+                tasks.cancel_scope.cancel()
+            try:
+                # The error of the block is not handed over, since the task group would wrap it in an ExceptionGroup.
+                await tasks.__aexit__(None, None, None)
+            finally:
+                self._tasks = None
+                for ticket in self._tickets:
+                    ticket.close()
+                for waiting in (*self._group_takers, *(wake_up for _, wake_up in self._submitters)):
+                    waiting.set()
+                self._tickets.clear()
+                self._completed.clear()
+                self._pending = self._tally.groups_outstanding = 0
+                await self.scorer.__aexit__(kind, error, trace)
 
     def _open_tasks(self) -> anyio.abc.TaskGroup:
         if self._tasks is None:
@@ -156,21 +143,24 @@ class AsyncRewardAgent:
     async def submit(
         self, batch: Sequence[ScoringRequest], group_size: int = 1, *, deadline_s: float | None = None
     ) -> Ticket:
-        """Begin scoring a batch whose consecutive `group_size` requests form groups, which a batch reward sees as one.
-
-        Where `max_pending` is set it waits until the batch fits, or nothing else is pending.
+        """Begin scoring a batch. Wait while `max_pending` is exceeded, unless nothing else is pending.
 
         Args:
             batch: the requests.
-            group_size: how many consecutive ones are a group.
-            deadline_s: from now on; what has no score then is unscored with the class `timeout`, and handed out so.
+            group_size: so many consecutive ones are a group, which a batch reward sees as one.
+            deadline_s: from now on; requests without a score then are unscored with the class `timeout`.
 
         Raises:
-            ConfigError: the batch is no whole number of groups of requests, or the deadline no positive number.
+            ConfigError: the batch is not a whole number of groups of requests, or the deadline not a positive number.
             RewardError: the agent is not open.
         """
         self._open_tasks()
-        _check_requests(batch)
+        for place, request in enumerate(batch):  # a worker would find out in the middle of everybody's calls
+            if not isinstance(request, ScoringRequest):
+                raise ConfigError(
+                    f"submit: item {place} is {kind_of(request)}; give requests, as ScoringRequest.of(episode) makes "
+                    "them"
+                )
         group_size = _whole("group_size", group_size)
         if group_size < 1 or len(batch) % group_size:
             raise ConfigError(f"a batch of {len(batch)} cannot be cut into groups of {group_size}")
@@ -191,31 +181,14 @@ class AsyncRewardAgent:
         return ticket
 
     async def compute_reward_pipeline(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> int:
-        """`submit`, for trainers that keep no tickets: `get` serves the oldest batch first. The number of requests."""
+        """Submit for a trainer that keeps no tickets: `get` serves the oldest batch first. Return the batch's size."""
         return len((await self.submit(batch, group_size)).requests)
 
     @overload
-    async def get(
-        self,
-        chunk_size: int,
-        hook_func: None = None,
-        *,
-        ticket: Ticket | None = None,
-        order: Order = "completion",
-        cut_groups: bool = False,
-    ) -> ScoredChunk: ...
+    async def get(self, chunk_size: int, hook_func: None = None, **options: Any) -> ScoredChunk: ...
 
     @overload
-    async def get(
-        self,
-        chunk_size: int,
-        hook_func: Callable[..., Any],
-        *,
-        ticket: Ticket | None = None,
-        order: Order = "completion",
-        cut_groups: bool = False,
-        **kwargs: Any,
-    ) -> Any: ...
+    async def get(self, chunk_size: int, hook_func: Callable[..., Any], **options: Any) -> Any: ...
 
     async def get(
         self,
@@ -227,23 +200,22 @@ class AsyncRewardAgent:
         cut_groups: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Exactly `chunk_size` results of one batch, in whole groups, as soon as these are complete.
+        """Return exactly `chunk_size` results of one batch, in whole groups, as soon as these are complete.
 
-        Results are in the order of their place in the batch, whatever the order of groups; results of two batches are
-        never in one chunk.
+        They are in the order of their index in the batch, whatever the order of groups.
 
         Args:
             chunk_size: a multiple of the group size, unless `cut_groups`.
-            hook_func: called with the chunk's three columns; what it returns, or awaits, is returned instead.
-            ticket: the batch; by default the oldest one of which results are outstanding.
+            hook_func: called with the chunk's three columns; its (awaited) result is returned instead.
+            ticket: the batch; by default the oldest one with outstanding results.
             order: "completion": the groups that completed first, which are those with fast rewards;
-                "submission": those that were submitted first, also where others are complete before them.
-            cut_groups: a group may be cut; its rest comes first in the next chunk.
+                "submission": those that were submitted first, even if others complete before them.
+            cut_groups: allow to cut a group; its rest comes first in the next chunk.
             **kwargs: for `hook_func`.
 
         Raises:
-            ConfigError: it can never be met, as it stands: more is asked for than is outstanding, or a group would be
-                cut. That is told at once, and nothing is lost.
+            ConfigError: at once, and without losing anything: more is asked for than is outstanding, or a group would
+                be cut.
             RewardError: the agent is not open, or was closed meanwhile.
         """
         if kwargs and hook_func is None:
@@ -258,7 +230,7 @@ class AsyncRewardAgent:
         return await answer if inspect.isawaitable(answer) else answer
 
     async def score_all(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> list[Scored]:
-        """`submit` and `get` in one: scores in the order of the requests. Where the caller is cancelled, they are too.
+        """Submit a batch and return its scores, in its order. If the caller is cancelled, they are too.
 
         Raises:
             ConfigError: as `submit`.
@@ -269,18 +241,18 @@ class AsyncRewardAgent:
             return (await self.get(len(batch), ticket=ticket)).extra_infos
         except anyio.get_cancelled_exc_class():
             ticket.cancel()
-            if ticket.is_of(self):  # what nobody takes would be kept; now all of it is there, and waits for nothing
+            if ticket.is_of(self):  # take the results, all of which exist now; the agent would keep them
                 await self.get(len(batch), ticket=ticket)
             raise
 
     async def get_group(self) -> ScoredChunk:
-        """The next group that completes, of whatever batch, unless it is asked for by `get`.
+        """Return the next group that completes, of whatever batch, unless a `get` waits for it.
 
         Raises:
             ConfigError: all that was submitted has been handed out.
             RewardError: the agent is not open, or was closed meanwhile.
         """
-        wake_up = WakeUp()
+        wake_up = asyncio.Event()
         self._group_takers.append(wake_up)
         try:
             while True:
@@ -290,6 +262,7 @@ class AsyncRewardAgent:
                 if self._group_takers[0] is wake_up and (ticket := self._with_ready_group()) is not None:
                     return self._handed_out(ticket, ticket.deliveries.take_group())
                 await wake_up.wait()
+                wake_up.clear()
         finally:
             self._group_takers.remove(wake_up)
             self._wake_group_taker()
@@ -297,7 +270,7 @@ class AsyncRewardAgent:
     async def mini_batches(
         self, chunk_size: int, *, ticket: Ticket | None = None, order: Order = "completion"
     ) -> AsyncIterator[ScoredChunk]:
-        """What is outstanding of one batch, in chunks as `get` gives them; the last one may be smaller.
+        """Yield the outstanding results of one batch in chunks as of `get`; the last one may be smaller.
 
         Raises:
             ConfigError, RewardError: as `get`.
@@ -309,30 +282,31 @@ class AsyncRewardAgent:
 
     @property
     def stats(self) -> AgentStats:
-        """What was done and is being done, in figures; `stats.metrics()` has them as a trainer logs them."""
+        """Figures of past and current calls; `stats.metrics()` has them as a trainer logs them."""
         return self._tally.stats(self._pending)
 
     async def _room_for(self, count: int) -> None:
-        """Wait until so many more may be pending; those who came before go first."""
+        """Wait until so many more may be pending; earlier submitters go first."""
         if self._max_pending is None:
             return
-        entry = (count, WakeUp())
+        entry = (count, asyncio.Event())
         self._submitters.append(entry)
         try:
             while self._submitters[0] is not entry or not self._has_room(count):
                 await entry[1].wait()
+                entry[1].clear()
                 self._open_tasks()
         finally:
             self._submitters.remove(entry)
-            if self._submitters:  # it looks whether there is room for it too
-                self._submitters[0][1].tell()
+            if self._submitters:  # it checks whether it fits too
+                self._submitters[0][1].set()
 
     def _has_room(self, count: int) -> bool:
         return self._max_pending is None or not self._pending or self._pending + count <= self._max_pending
 
     def _own(self, ticket: Ticket) -> Ticket:
         if not isinstance(ticket, Ticket):
-            raise ConfigError(f"ticket is what submit gave; got {kind_of(ticket)}")
+            raise ConfigError(f"ticket is the result of submit; got {kind_of(ticket)}")
         if not ticket.is_of(self) and ticket.requests:
             raise ConfigError("the ticket is of another agent, or of one that was closed since")
         return ticket
@@ -346,7 +320,7 @@ class AsyncRewardAgent:
         raise ConfigError(f"get({chunk_size}) can never be met: 0 results are outstanding")
 
     def _with_ready_group(self) -> Ticket | None:
-        """The batch of the group that completed first of those that nobody has asked for."""
+        """Return the batch of the first complete group that no `get` waits for."""
         return next((ticket for ticket, _ in self._completed if ticket.deliveries.has_ready_group()), None)
 
     def _handed_out(self, ticket: Ticket, indexes: list[int]) -> ScoredChunk:
@@ -356,12 +330,12 @@ class AsyncRewardAgent:
             self._tickets.pop(ticket, None)
         if not self._tickets:
             for wake_up in self._group_takers:
-                wake_up.tell()
+                wake_up.set()
         return ScoredChunk.of(ticket, indexes)
 
     def _wake_group_taker(self) -> None:
         if self._group_takers and self._with_ready_group() is not None:
-            self._group_takers[0].tell()
+            self._group_takers[0].set()
 
     def settled(self, count: int) -> None:
         """As `TicketOwner`."""
@@ -369,7 +343,7 @@ class AsyncRewardAgent:
         if not self._pending:
             self._quiet.set()
         if self._submitters:
-            self._submitters[0][1].tell()
+            self._submitters[0][1].set()
 
     def completed(self, ticket: Ticket, group: int) -> None:
         """As `TicketOwner`."""
@@ -391,10 +365,153 @@ def _whole(name: str, value: Any) -> int:
         raise ConfigError(f"{name} is a whole number; got {value!r}") from None
 
 
-def _check_requests(batch: Sequence[ScoringRequest]) -> None:
-    """What is no request would be found out by a worker, in the middle of everybody's calls."""
-    for place, request in enumerate(batch):
-        if not isinstance(request, ScoringRequest):
-            raise ConfigError(
-                f"submit: item {place} is {kind_of(request)}; give requests, as ScoringRequest.of(episode) makes them"
-            )
+_Result = TypeVar("_Result")
+
+
+class SyncRewardAgent:
+    """`AsyncRewardAgent` with blocking methods. Use it as a context manager; several threads may call it.
+
+    Its thread is a daemon: a program that does not leave the agent still ends.
+
+    Args:
+        scorer: as of `AsyncRewardAgent`.
+        **options: as of `AsyncRewardAgent`.
+
+    Raises:
+        ConfigError: as `AsyncRewardAgent`.
+    """
+
+    def __init__(self, scorer: RewardSpec | Scorer, **options: Any) -> None:
+        self._agent = AsyncRewardAgent(scorer, **options)
+        self._thread: LoopThread | None = None
+
+    def __enter__(self) -> Self:
+        self._thread = LoopThread("reward agent", self._agent)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.close(error)
+
+    def submit(
+        self, batch: Sequence[ScoringRequest], group_size: int = 1, *, deadline_s: float | None = None
+    ) -> Ticket:
+        """As `AsyncRewardAgent.submit`."""
+        return self._do(lambda: self._agent.submit(batch, group_size, deadline_s=deadline_s))
+
+    def compute_reward_pipeline(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> int:
+        """As `AsyncRewardAgent.compute_reward_pipeline`."""
+        return self._do(lambda: self._agent.compute_reward_pipeline(batch, group_size))
+
+    @overload
+    def get(self, chunk_size: int, hook_func: None = None, **options: Any) -> ScoredChunk: ...
+
+    @overload
+    def get(self, chunk_size: int, hook_func: Callable[..., Any], **options: Any) -> Any: ...
+
+    def get(self, chunk_size: int, hook_func: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+        """As `AsyncRewardAgent.get`; an asynchronous `hook_func` is called in the loop of the agent, others here."""
+        if hook_func is None or inspect.iscoroutinefunction(hook_func):
+            return self._do(lambda: self._agent.get(chunk_size, hook_func, **kwargs))
+        own = {name: kwargs.pop(name) for name in ("ticket", "order", "cut_groups") if name in kwargs}
+        chunk = self._do(lambda: self._agent.get(chunk_size, **own))
+        return hook_func(*chunk, **kwargs)
+
+    def score_all(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> list[Scored]:
+        """As `AsyncRewardAgent.score_all`."""
+        return self._do(lambda: self._agent.score_all(batch, group_size))
+
+    def get_group(self) -> ScoredChunk:
+        """As `AsyncRewardAgent.get_group`."""
+        return self._do(self._agent.get_group)
+
+    def mini_batches(
+        self, chunk_size: int, *, ticket: Ticket | None = None, order: Order = "completion"
+    ) -> Iterator[ScoredChunk]:
+        """As `AsyncRewardAgent.mini_batches`."""
+        chunks = self._agent.mini_batches(chunk_size, ticket=ticket, order=order)
+
+        async def following() -> ScoredChunk | None:
+            return await anext(chunks, None)
+
+        while (chunk := self._do(following)) is not None:
+            yield chunk
+
+    @property
+    def stats(self) -> AgentStats:
+        """As `AsyncRewardAgent.stats`."""
+        return self._agent.stats
+
+    def _do(self, method: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+        """Run a method of the agent as a task with the context variables of the caller."""
+        if (thread := self._thread) is None:
+            raise RewardError(_NOT_OPEN)
+        try:
+            return thread.run(method())
+        except concurrent.futures.CancelledError:  # the agent was left meanwhile
+            raise RewardError(_NOT_OPEN) from None
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """The agent of one loop, and the task that opens and closes it, since the tasks of callers end."""
+
+    ready: asyncio.Future[AsyncRewardAgent]
+    leave: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class KeptOpenAgent:
+    """A reward agent that stays open between calls, for trainers that score in loops and tasks of their own.
+
+    Each event loop has an agent, opened by its first call and closed when the loop ends: trainers have no hook at the
+    end, and opening a confined reward for each rollout would take a third of a second each time.
+
+    Args:
+        make: returns an agent that is not open yet, for one loop.
+    """
+
+    def __init__(self, make: Callable[[], AsyncRewardAgent]) -> None:
+        self._make = make
+        # Loops run in several threads, and each touches its own entry alone.
+        self._held: dict[asyncio.AbstractEventLoop, _Held] = {}
+
+    async def score(self, request: ScoringRequest) -> Scored:
+        """Score one rollout; if the caller is cancelled, so is the call."""
+        agent = await asyncio.shield(self._opened())
+        return (await agent.score_all([request]))[0]
+
+    async def close(self) -> None:
+        """Close the agent of the running loop; another call opens a new one."""
+        held = self._held.pop(asyncio.get_running_loop(), None)
+        if held is not None and held.task is not None:
+            held.leave.set()
+            await held.task
+
+    def _opened(self) -> asyncio.Future[AsyncRewardAgent]:
+        loop = asyncio.get_running_loop()
+        held = self._held.get(loop)
+        if held is None:
+            for ended in [each for each in list(self._held) if each.is_closed()]:  # without ending its tasks
+                self._held.pop(ended, None)
+            held = self._held[loop] = _Held(loop.create_future())
+            held.task = loop.create_task(self._hold(loop, held))
+        return held.ready
+
+    async def _hold(self, loop: asyncio.AbstractEventLoop, held: _Held) -> None:
+        """Keep it open until `close`, or until the loop cancels its tasks."""
+        try:
+            async with self._make() as agent:
+                held.ready.set_result(agent)
+                await held.leave.wait()
+        except Exception as error:
+            if held.ready.done():
+                raise
+            held.ready.set_exception(error)  # raised where it was to be opened; the next call tries again
+        finally:
+            held.ready.cancel()  # does nothing to one that is done
+            if self._held.get(loop) is held:
+                del self._held[loop]

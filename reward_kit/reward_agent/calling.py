@@ -1,31 +1,161 @@
-"""Makes the calls: as many at a time as allowed and as fast as allowed, each cancellable, again where that may help."""
+"""The calls of a reward agent: which is next, how many run at a time, which are made again when they fail.
+
+Tickets take turns, group by group, and a group that was begun comes before a new one. Calls without a turn yet take no
+memory.
+
+Retries have two budgets: one of each call, in attempts and seconds, and one of the agent, a share of all calls. The
+second keeps an endpoint that is down from several times the requests of one that works.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
 
-from reward_kit.errors import DeadlineError, RewardError, RewardKitError, boundary
-from reward_kit.providers.request_queue import Bucket, Rates
-from reward_kit.reward_agent.deliveries import WakeUp
-from reward_kit.reward_agent.retrying import Retrier, Retries, asked_s, given_up
-from reward_kit.reward_agent.schedule import Call, Schedule
+from reward_kit.errors import (
+    FAILURE_CLASSES,
+    ConfigError,
+    DeadlineError,
+    FailureClass,
+    RewardError,
+    RewardKitError,
+    boundary,
+    did_you_mean,
+)
+from reward_kit.providers.request_queue import Bucket, Rates, RetryPolicy
 from reward_kit.reward_agent.score_cache import ScoreCache, content_hash, shared
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, failure_of
 from reward_kit.reward_agent.stats import Tally
 from reward_kit.reward_agent.tickets import Ticket
-from reward_kit.reward_agent.turns import Turn
+from reward_kit.validation import check_number
 
+SPARE = 10
+"""Retries allowed whatever the share, so that an agent of few calls has some too."""
+_SLICES = 20
+
+_Result = TypeVar("_Result")
 Finisher = Callable[[Sequence[ScoringRequest], Sequence[Scored]], Coroutine[Any, Any, Sequence[Scored]]]
 
 
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """The failed calls that an agent makes again. A rollout that broke itself is never tried again.
+
+    Attributes:
+        policy: attempts, time budget of each call, and the waits between: exponential with full jitter on top of the
+            endpoint's Retry-After, as for model endpoints.
+        classes: of failures that may pass by themselves. Transient errors of the user's own client are a
+            `provider_error`; see `providers/faults.py`.
+        seed: of the jitter; None draws it from the system.
+        max_share: at most so many retries for each call that began within the budget of the policy, and `SPARE` more;
+            None for any number. Failures beyond it are not tried again.
+
+    Raises:
+        ConfigError: a class is unknown, or the share not a positive number.
+    """
+
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
+    classes: tuple[FailureClass, ...] = ("provider_error",)
+    seed: int | None = None
+    max_share: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        for name in self.classes:
+            if name not in FAILURE_CLASSES:
+                raise ConfigError(f"Retries.classes: no failure class {name!r}{did_you_mean(name, FAILURE_CLASSES)}")
+        if self.max_share is not None:
+            check_number("Retries.max_share", self.max_share)
+
+
+class SharedBudget:
+    """The retries of an agent: a share of the calls that began within a time window, and some to spare.
+
+    Args:
+        share: retries for each call.
+        window_s: the time for which a call counts.
+    """
+
+    def __init__(self, share: float, window_s: float) -> None:
+        self._share, self._slice_s = share, window_s / _SLICES
+        self._slices: deque[list[int]] = deque()  # each its number, calls and retries
+        self._calls = self._retries = 0
+
+    def begin(self, now_s: float) -> None:
+        """Count the first attempt of a call."""
+        self._slice(now_s)[1] += 1
+        self._calls += 1
+
+    def take(self, now_s: float) -> bool:
+        """Take a retry and return True, unless none is left."""
+        current = self._slice(now_s)
+        if self._retries >= SPARE + self._share * self._calls:
+            return False
+        current[2] += 1
+        self._retries += 1
+        return True
+
+    def _slice(self, now_s: float) -> list[int]:
+        number = int(now_s / self._slice_s)
+        # One slice more than the window has, so that a call counts for the whole of it.
+        while self._slices and self._slices[0][0] < number - _SLICES:
+            _, calls, retries = self._slices.popleft()
+            self._calls -= calls
+            self._retries -= retries
+        if not self._slices or self._slices[-1][0] != number:
+            self._slices.append([number, 0, 0])
+        return self._slices[-1]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of a scorer: of one request, or of a group if the reward scores groups.
+
+    Attributes:
+        ticket: its batch.
+        start: the index of its first request in the ticket.
+        count: the number of its requests.
+        attempts: made so far.
+        began: the begin of the first attempt, in the time of the loop.
+        spans: begin and end of each attempt.
+        given_up: why it is not made again, if not because its attempts are used up.
+        key: the hash of its content, if results are cached.
+        scope: cancels it while it is being made.
+        followers: calls of the same content, which get its results without being made.
+    """
+
+    ticket: Ticket
+    start: int
+    count: int
+    attempts: int = 0
+    began: float = 0.0
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    given_up: str = ""
+    key: str | None = None
+    scope: anyio.CancelScope | None = None
+    followers: list[Call] = field(default_factory=list)
+
+    @property
+    def requests(self) -> Sequence[ScoringRequest]:
+        """The requests to score."""
+        return self.ticket.requests[self.start : self.start + self.count]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Its results, or those of a follower, are still missing."""
+        return self.ticket.results[self.start] is None or any(call.is_wanted for call in self.followers)
+
+
 class CallerOptions(NamedTuple):
-    """What an agent says of its calls; see there."""
+    """The options of an agent's calls; see there."""
 
     max_concurrency: int
     deadline_s: float | None
@@ -34,16 +164,16 @@ class CallerOptions(NamedTuple):
 
 
 class Caller:
-    """Serves tickets in the order of their `Schedule`.
+    """Makes the calls of all tickets.
 
     Args:
         scorer: is called.
         options: of the agent.
         cache: see `ScoreCache`.
-        tally: counts what is done.
+        tally: counts calls and results.
 
     Attributes:
-        finishes_groups: the scorer has a `finish_group`, which is given all results of a group when they are there.
+        finishes_groups: the scorer has a `finish_group`, which gets all results of a group when they are there.
     """
 
     def __init__(self, scorer: Scorer, options: CallerOptions, cache: ScoreCache | None, tally: Tally) -> None:
@@ -51,11 +181,16 @@ class Caller:
         self._in_groups = scorer.mode == "batch"
         self._finisher: Finisher | None = getattr(scorer, "finish_group", None)
         self.finishes_groups = self._finisher is not None
-        self._schedule = Schedule(in_groups=self._in_groups)
-        self._retrier = Retrier(options.retries) if options.retries is not None else None
+        self._begun: deque[Call] = deque()  # of groups that were begun
+        self._tickets: deque[tuple[Ticket, int]] = deque()  # with the start of their next group
         self._making: set[Call] = set()
         self._finishing: dict[anyio.CancelScope, tuple[Ticket, int]] = {}
         self._leading: dict[str, Call] = {}
+        retries = options.retries
+        self._jitter = random.Random(retries.seed if retries is not None else None)
+        self._budget: SharedBudget | None = None
+        if retries is not None and retries.max_share is not None:
+            self._budget = SharedBudget(retries.max_share, retries.policy.budget_s)
         self._timers: set[asyncio.TimerHandle] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -67,27 +202,28 @@ class Caller:
         self._tasks, self._loop = tasks, asyncio.get_running_loop()
         per_minute = self._options.rates.requests_per_minute
         self._bucket = Bucket(per_minute, self._loop.time()) if per_minute else None
-        self._time_came = WakeUp()
+        self._time_came = asyncio.Event()
         tasks.start_soon(self._wait_for_timers)
 
     def close(self) -> None:
-        """Forget what waits."""
+        """Forget all waiting calls."""
         self._tasks = None
-        self._time_came.tell()
+        self._time_came.set()
         for timer in (*self._timers, *filter(None, [self._pause])):
             timer.cancel()
         self._timers.clear()
         self._pause = None
-        self._schedule.clear()
+        self._begun.clear()
+        self._tickets.clear()
         self._leading.clear()
 
     def add(self, ticket: Ticket) -> None:
         """Begin with the calls of a ticket."""
-        self._schedule.add(ticket)
+        self._tickets.append((ticket, 0))
         self._start_workers()
 
     def cancel_unwanted(self) -> None:
-        """Cancel calls that nobody waits for any more."""
+        """Cancel calls whose results are not wanted any more."""
         for call in [call for call in self._making if not call.is_wanted]:
             self._leads_no_more(call)
             if call.scope is not None:
@@ -104,38 +240,46 @@ class Caller:
             self._tasks.start_soon(self._work, call)
 
     def _take(self) -> Call | None:
-        """The next call that may be made now."""
-        while (call := self._schedule.pop()) is not None:
+        """Return the next call that the rate allows now."""
+        while (call := self._next()) is not None:
             if not call.is_wanted:
                 self._leads_no_more(call)
-            elif self._may_begin(call):
-                return call
-            else:
+                continue
+            wait_s = self._bucket.wait_s(1.0, self._loop.time()) if self._bucket is not None else 0.0
+            if wait_s:  # then it comes first
+                self._begun.appendleft(call)
+                if self._pause is None:
+                    self._pause = self._loop.call_later(wait_s, self._resume)
                 return None
+            if self._bucket is not None:
+                self._bucket.take(1.0)
+            return call
         return None
 
-    def _may_begin(self, call: Call) -> bool:
-        """Whether the rate allows it; else it comes first when it does."""
-        if self._bucket is None:
-            return True
-        wait_s = self._bucket.wait_s(1.0, self._loop.time())
-        if wait_s == 0:
-            self._bucket.take(1.0)
-            return True
-        self._schedule.again(call)
-        if self._pause is None:
-            self._pause = self._loop.call_later(wait_s, self._go_on)
-        return False
+    def _next(self) -> Call | None:
+        while not self._begun and self._tickets:
+            ticket, start = self._tickets.popleft()
+            if ticket.is_done:  # it was cancelled
+                continue
+            size = ticket.group_size
+            if self._in_groups:
+                self._begun.append(Call(ticket, start, size))
+            else:
+                self._begun.extend([Call(ticket, index, 1) for index in range(start, start + size)])
+            if start + size < len(ticket.requests):
+                self._tickets.append((ticket, start + size))
+        return self._begun.popleft() if self._begun else None
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._pause = None
-        self._time_came.tell()
+        self._time_came.set()
 
     async def _wait_for_timers(self) -> None:
-        """Start workers when a timer says so: it runs outside of any task, where none can be started."""
+        """Start workers after a timer, which runs outside of any task, where none can be started."""
         while self._tasks is not None:
             self._start_workers()
             await self._time_came.wait()
+            self._time_came.clear()
 
     async def _work(self, first: Call) -> None:
         """Make one call after the other. A task for each of them would cost as much as a short reward."""
@@ -149,49 +293,46 @@ class Caller:
 
     async def _serve(self, call: Call) -> None:
         if not call.is_wanted:
-            return self._leads_no_more(call)
-        if self._cache is not None and await self._is_answered(call, self._cache):
+            self._leads_no_more(call)
+        elif self._cache is not None and await self._is_answered(call, self._cache):
             if self._bucket is not None:
                 self._bucket.take(-1.0)
-            return None
-        scored = await self._make(call)
-        if not self._is_made_again(call, scored):
-            await self._settle(call, scored)
-        return None
+        else:
+            scored = await self._make(call)
+            if not self._is_made_again(call, scored):
+                await self._settle(call, scored)
 
     async def _make(self, call: Call) -> list[Scored]:
-        """The results of one attempt, which is counted."""
+        """Return the results of one attempt; failures are in them."""
         began = self._loop.time()
+        call.attempts += 1
+        if call.attempts == 1:
+            call.began = began
+            if self._budget is not None:
+                self._budget.begin(began)
         self._making.add(call)
         self._tally.begin_call(call.count)
+        error: RewardKitError | None = None
+        scored: list[Scored] | None = None
         try:
-            scored = await self._ask(call)
+            with anyio.CancelScope(deadline=self._deadline()) as call.scope:
+                try:
+                    with boundary(RewardError, "scorer"):
+                        scored = _checked(await Turn(self._scored(call), call.ticket.context), call.requests)
+                except RewardKitError as raised:
+                    error = raised
         finally:
             self._making.discard(call)
             self._tally.end_call(call.count)
+        if scored is None:
+            scored = _failed(call.requests, error or self._too_long())
         ended = self._loop.time()
         call.spans.append((began, ended))
-        # What was cancelled says nothing of the scorer, nor does a rollout that broke, for which it is not asked.
+        # A cancelled call says nothing of the scorer, nor does a rollout that broke, for which it is not called.
         if call.is_wanted and any(request.failure is None for request in call.requests):
             self._tally.latencies.add(ended - began)
         self._tally.spend(scored)
         return scored
-
-    async def _ask(self, call: Call) -> list[Scored]:
-        """The results of one attempt; what goes wrong with it is in them."""
-        call.attempts += 1
-        if call.attempts == 1:
-            call.began = self._loop.time()
-            if self._retrier is not None:
-                self._retrier.begin(call.began)
-        error: RewardKitError | None = None
-        with anyio.CancelScope(deadline=self._deadline()) as call.scope:
-            try:
-                with boundary(RewardError, "scorer"):
-                    return _checked(await Turn(self._scored(call), call.ticket.context), call.requests)
-            except RewardKitError as raised:
-                error = raised
-        return _failed(call.requests, error or self._too_long())
 
     def _deadline(self) -> float:
         seconds = self._options.deadline_s
@@ -206,22 +347,39 @@ class Caller:
         return [await self._scorer.score(call.ticket.requests[call.start])]
 
     def _is_made_again(self, call: Call, scored: Sequence[Scored]) -> bool:
-        """Whether the call waits for another attempt, without a place among those in flight."""
-        if self._retrier is None or not call.is_wanted or not self._retrier.may_pass(call.requests, scored):
+        """Schedule another attempt, if there is one; the call waits for it outside of the calls in flight."""
+        retries = self._options.retries
+        if retries is None or not call.is_wanted:
+            return False
+        may_pass = any(
+            result.failure is not None and request.failure is None and result.failure.failure_class in retries.classes
+            for request, result in zip(call.requests, scored, strict=True)
+        )
+        if not may_pass or call.attempts >= retries.policy.max_attempts:
             return False
         now_s = self._loop.time()
-        wait_s = self._retrier.wait_s(call.attempts, now_s - call.began, asked_s(scored), now_s)
-        if isinstance(wait_s, str):
-            call.given_up = wait_s
+        left_s = retries.policy.budget_s - (now_s - call.began)
+        # The wait that the endpoint asked for is never shortened.
+        asked_s = max((one.retry_after_s for one in scored if one.retry_after_s is not None), default=None)
+        budget = f"budget_s={retries.policy.budget_s:g}"
+        if asked_s is not None and asked_s > left_s:
+            call.given_up = f"its Retry-After of {asked_s:g} s is more than what is left of {budget}"
+            return False
+        wait_s = retries.policy.wait_s(call.attempts - 1, asked_s, self._jitter)
+        if asked_s is None and wait_s > left_s:
+            call.given_up = f"{budget} is used up"
+            return False
+        if self._budget is not None and not self._budget.take(now_s):
+            call.given_up = "the agent's retries are used up (max_share)"
             return False
         self._tally.retries += 1
 
         def again() -> None:
             self._timers.discard(timer)
-            self._schedule.again(call)
-            self._time_came.tell()
+            self._begun.appendleft(call)
+            self._time_came.set()
 
-        timer = self._loop.call_later(wait_s, again)
+        timer = self._loop.call_later(min(wait_s, left_s), again)
         self._timers.add(timer)
         return True
 
@@ -229,39 +387,44 @@ class Caller:
         """Hand results to the ticket, and to those of equal calls."""
         self._leads_no_more(call)
         if call.attempts > 1 or call.given_up:
-            scored = given_up(call.requests, scored, call.attempts, call.given_up)
+            attempts = f"; {call.attempts} attempt{'' if call.attempts == 1 else 's'}"
+            attempts += f": {call.given_up}" if call.given_up else ""
+            scored = [
+                replace(result, failure=replace(result.failure, message=f"{result.failure.message}{attempts}"))
+                if result.failure is not None and request.failure is None
+                else result
+                for request, result in zip(call.requests, scored, strict=True)
+            ]
         if self._cache is not None and call.key is not None:
             self._cache.keep(call.key, scored)
-        for follower in call.followers:  # in tasks, since a group that is finished may take its time
+        for follower in call.followers:  # in tasks, since finishing a group may take its time
             if self._tasks is not None:
                 self._tasks.start_soon(self._hand_over, follower, shared(scored, follower.requests))
         await self._hand_over(call, scored)
 
     async def _hand_over(self, call: Call, scored: Sequence[Scored]) -> None:
-        group = call.ticket.settle(call.start, scored, call.spans)
-        if group is not None and self._finisher is not None:
-            await self._finish(call.ticket, group, self._finisher)
-
-    async def _finish(self, ticket: Ticket, group: int, finisher: Finisher) -> None:
-        """Have the scorer finish a group whose last result is there. A failure is that of the whole group."""
+        """Keep results in the ticket; if they complete a group, let the scorer finish it."""
+        ticket, group = call.ticket, call.ticket.settle(call.start, scored, call.spans)
+        if group is None or self._finisher is None:
+            return
         requests = ticket.requests[ticket.group_of(group)]
-        scored = [result for result in ticket.results[ticket.group_of(group)] if result is not None]
+        complete = [result for result in ticket.results[ticket.group_of(group)] if result is not None]
         error: RewardKitError | None = None
         with anyio.CancelScope(deadline=self._deadline()) as scope:
             self._finishing[scope] = (ticket, group)
             try:
                 with boundary(RewardError, "finish_group"):
-                    finished = await Turn(finisher(requests, scored), ticket.context)
+                    finished = await Turn(self._finisher(requests, complete), ticket.context)
                     ticket.finish(group, _checked(finished, requests))
             except RewardKitError as raised:
                 error = raised
             finally:
                 del self._finishing[scope]
-        if ticket.is_open(group):
+        if ticket.is_open(group):  # a failure is that of the whole group
             ticket.finish(group, _failed(requests, error or self._too_long()))
 
     async def _is_answered(self, call: Call, cache: ScoreCache) -> bool:
-        """Whether the answer is known, or on its way as that of an equal call."""
+        """Answer a call from the cache, or let it follow an equal call in flight."""
         if call.attempts:
             return False  # it is that equal call
         call.key = content_hash(call.requests)
@@ -274,7 +437,7 @@ class Caller:
         else:
             return False
         self._tally.cached += 1
-        await asyncio.sleep(0)  # a batch that is known as a whole holds up nobody
+        await asyncio.sleep(0)  # a batch that is entirely known does not block the loop
         return True
 
     def _leads_no_more(self, call: Call) -> None:
@@ -283,10 +446,10 @@ class Caller:
 
 
 def _checked(scored: Sequence[Scored], requests: Sequence[ScoringRequest]) -> list[Scored]:
-    """Results as they must be: one for each request, in their order.
+    """Return results if there is one for each request, in their order.
 
     Raises:
-        RewardError: they are not; whose they are is then not known.
+        RewardError: there is not; then it is unknown to which request each belongs.
     """
     found = list(scored)
     if [getattr(one, "rollout_id", None) for one in found] != [request.rollout_id for request in requests]:
@@ -297,3 +460,28 @@ def _checked(scored: Sequence[Scored], requests: Sequence[ScoringRequest]) -> li
 def _failed(requests: Sequence[ScoringRequest], error: RewardKitError) -> list[Scored]:
     failure, asked = failure_of(error)
     return [Scored(each.rollout_id, None, each.failure or failure, retry_after_s=asked) for each in requests]
+
+
+class Turn(Generic[_Result]):
+    """Awaits a coroutine like a task, in a copy of a context and yielding at least once, without a task's cost."""
+
+    __slots__ = ("_context", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, _Result], context: contextvars.Context) -> None:
+        self._coroutine, self._context = coroutine, context.copy()
+
+    def __await__(self) -> Generator[Any, Any, _Result]:
+        step, given, has_waited = self._coroutine.send, None, False
+        while True:
+            try:
+                awaited = self._context.run(step, given)
+            except StopIteration as end:
+                if not has_waited:
+                    yield None
+                result: _Result = end.value
+                return result
+            has_waited = True
+            try:
+                step, given = self._coroutine.send, (yield awaited)
+            except BaseException as error:  # noqa: BLE001 - thrown in from outside, and handed on
+                step, given = self._coroutine.throw, error

@@ -1,4 +1,4 @@
-"""A reward that is never loaded in this process: described, called and judged from outside its walls."""
+"""A reward that is never loaded in this process: described and called in the sandbox, its answers checked here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 import logging
+import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,23 +29,20 @@ from reward_kit.errors import (
     boundary,
 )
 from reward_kit.models import EvaluateResult
-from reward_kit.returned import as_result
-from reward_kit.reward_agent.hints import with_hint, with_keys
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, scored_together
 from reward_kit.sandbox.host import Sandbox
 from reward_kit.sandbox.outcome import Outcome, Strength
 from reward_kit.sandbox.program import MOST_RESULT_KB, Limits, Program
 from reward_kit.task_parts import SandboxLevel
-from reward_kit.typed_interface import Mode, Origin
+from reward_kit.typed_interface import Mode, Origin, as_result
 from reward_kit.validation import describe_validation_error
 
 if TYPE_CHECKING:
-    from reward_kit.reward_agent.package_environment import PackageEnvironment
     from reward_kit.reward_agent.sources import Sources
 
 ConfinedLevel = Literal["warm", "isolated"]
 
-_ALWAYS = ("reward_kit.reward_agent.preloaded",)
+_ALWAYS = ("reward_kit.reward_agent.inside",)
 _FOR = {
     "state": ("reward_kit.environments.snapshots",),
     "step_data": ("reward_kit.agent.models", "reward_kit.episodes.record"),
@@ -55,7 +54,7 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 
 class Facts(pydantic.BaseModel):
-    """What the worker says of a reward, whose own code may have had a hand in it."""
+    """The worker's description of a reward, whose own code may have tampered with it."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -73,18 +72,16 @@ class Facts(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ConfinedReward:
-    """What is known of a reward that runs behind walls.
+    """A reward that runs in the sandbox; see `scoring.Reward` for the properties.
 
     Attributes:
         program: calls it.
-        origin: where it was written.
-        facts: what it said of itself.
+        origin: its file and name.
+        facts: its description of itself.
         level: "warm" or "isolated".
         limits: of one call, of a rollout or of a group; the result of a group may be larger, see `limits_for`.
-        output: what its file printed when it was loaded.
-        environment: the packages that it sees; None for those of the running interpreter.
-        files: what decides its scores on this machine: its file and the user's own modules that it imports, and what it
-            may read.
+        output: printed by its file when it was loaded.
+        files: decide its scores: its file, the user's own modules that it imports, and the files it may read.
         options: its keyword parameters that are fixed; the program holds them too.
     """
 
@@ -94,7 +91,6 @@ class ConfinedReward:
     level: ConfinedLevel
     limits: Limits
     output: str = field(default="", compare=False)
-    environment: PackageEnvironment | None = None
     files: tuple[Path, ...] = field(default=(), compare=False)
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -110,26 +106,26 @@ class ConfinedReward:
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """Packages it needs of the running interpreter; none where it has an environment of its own."""
-        return () if self.environment is not None else tuple(self.facts.requirements)
+        """Packages it needs."""
+        return tuple(self.facts.requirements)
 
     @property
     def resources(self) -> Mapping[str, None]:
-        """The names of its resources; what they are is known inside only."""
+        """The names of its resources; their values exist in the sandbox only."""
         return dict.fromkeys(self.facts.resources)
 
     @property
     def parameters(self) -> frozenset[str] | None:
-        """The names it takes; None where it takes any."""
+        """The names it takes; None if it takes any."""
         return None if self.facts.parameters is None else frozenset(self.facts.parameters)
 
     @property
     def required(self) -> frozenset[str]:
-        """Those of them that have no default."""
+        """The parameters without a default."""
         return frozenset(self.facts.required)
 
     def limits_for(self, rollouts: int) -> Limits:
-        """Of a call for so many rollouts: the size of the result is for each of them, all else for the call."""
+        """Return the limits of a call for so many rollouts: the size of the result is multiplied, nothing else."""
         # To the next power of two: workers are kept by their limits, and groups that lost a rollout can share one.
         result_kb = self.limits.result_kb << (rollouts - 1).bit_length()
         return replace(self.limits, result_kb=min(result_kb, MOST_RESULT_KB))
@@ -142,32 +138,30 @@ def program_of(
     *,
     read_paths: tuple[str, ...] = (),
     preload: tuple[str, ...] = (),
-    library_path: tuple[str, ...] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Program:
-    """The program that loads a reward from text and describes it; `ready_to_score` makes the one that calls it.
+    """Return the program that loads a reward from text and describes it; `ready_to_score` makes the one that calls it.
 
     Raises:
         ConfigError: an option has no JSON form.
     """
     modules = {name: [m.filename, m.text, m.is_package] for name, m in sources.modules.items()}
     try:
-        told = json.dumps([modules, reference, str(folder), dict(options or {})])
+        arguments = json.dumps([modules, reference, str(folder), dict(options or {})])
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"reward {reference!r}: an option cannot be handed through its walls: {error}") from None
+        raise ConfigError(f"reward {reference!r}: an option cannot be handed to the sandbox: {error}") from None
     source = (
         "import json\n"
         "from reward_kit.reward_agent.inside import ConfinedCalls\n"
-        f"calls = ConfinedCalls(*json.loads({told!r}))\n"
+        f"calls = ConfinedCalls(*json.loads({arguments!r}))\n"
         "answer = calls.answer\n"
     )
-    imports = (*_ALWAYS, *sorted(sources.imports), *preload)
-    wanted = tuple(dict.fromkeys(imports))
-    return Program(source, "answer", "<reward-kit>", "plain", wanted, read_paths, library_path=library_path)
+    imports = tuple(dict.fromkeys((*_ALWAYS, *sorted(sources.imports), *preload)))
+    return Program(source, "answer", "<reward-kit>", "plain", imports, read_paths)
 
 
 def ready_to_score(program: Program, facts: Facts) -> Program:
-    """The program of a described reward: it opens what calls need, and has imported what they need."""
+    """Return the program of a described reward, with everything opened and imported that calls need."""
     names = _FOR.keys() if facts.parameters is None else _FOR.keys() & set(facts.parameters)
     further = [module for name in sorted(names) for module in _FOR[name]]
     return replace(
@@ -179,7 +173,7 @@ def ready_to_score(program: Program, facts: Facts) -> Program:
 
 
 async def describe(program: Program, what: str, limits: Limits) -> tuple[Facts, str]:
-    """Load a reward in the sandbox and ask what it is; with what its file printed meanwhile.
+    """Load a reward in the sandbox; return its description and what its file printed.
 
     Raises:
         ConfigError: it cannot be loaded, or its signature cannot be called.
@@ -187,29 +181,24 @@ async def describe(program: Program, what: str, limits: Limits) -> tuple[Facts, 
     async with Sandbox(slots=1) as sandbox:
         limits = replace(limits, wall_s=min(limits.wall_s, _DESCRIBE_S))
         outcome = await sandbox.call(program, {"describe": True}, limits=limits)
-        facts = _facts(outcome, what)
-    return facts, outcome.stdout + outcome.stderr
-
-
-def _facts(outcome: Outcome, what: str) -> Facts:
     if outcome.failure is not None:
-        message = f"{what} cannot be loaded in the sandbox: {with_keys(outcome.failure.message)}"
+        message = f"{what} cannot be loaded in the sandbox: {_with_keys(outcome.failure.message)}"
         raise ConfigError("\n".join(part for part in (message, outcome.failure.traceback) if part))
     answer = outcome.value if isinstance(outcome.value, dict) else {}
     if isinstance(refused := answer.get("refused"), str):
-        raise ConfigError(with_hint(refused))
+        raise ConfigError(_with_hint(refused))
     try:
-        return Facts.model_validate(answer.get("facts"))
+        return Facts.model_validate(answer.get("facts")), outcome.stdout + outcome.stderr
     except pydantic.ValidationError as error:
         raise ConfigError(f"{what}: {'; '.join(describe_validation_error(error))}") from None
 
 
 class ConfinedScorer:
-    """Calls a reward behind walls. Use it as an async context manager; workers are started as they are needed.
+    """Calls a reward in the sandbox. Use it as an async context manager; workers are started as they are needed.
 
     Args:
         reward: the reward.
-        strength: which walls; by default the strongest that this machine has.
+        strength: of the sandbox; by default the strongest that this machine has.
         slots: calls at once; by default the number of CPUs.
     """
 
@@ -227,9 +216,7 @@ class ConfinedScorer:
 
     async def __aenter__(self) -> Self:
         await self._sandbox.__aenter__()
-        self._told: dict[str, str] = {"level": self._reward.level, "strength": self._sandbox.strength}
-        if self._reward.environment is not None:
-            self._told["environment"] = self._reward.environment.id
+        self._recorded: dict[str, str] = {"level": self._reward.level, "strength": self._sandbox.strength}
         return self
 
     async def __aexit__(
@@ -249,7 +236,7 @@ class ConfinedScorer:
         return await scored_together(requests, self._score_whole)
 
     async def _score_whole(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """One call for rollouts that did not break."""
+        """Make one call for rollouts that did not break."""
         began = time.perf_counter()
         outcome, judged = None, []
         try:
@@ -259,23 +246,26 @@ class ConfinedScorer:
         except RewardKitError as error:
             judged = [Failure.from_exception(error)] * len(requests)
         duration_s = time.perf_counter() - began
-        return [self._scored(*pair, duration_s, outcome) for pair in zip(requests, judged, strict=True)]
+        output = () if outcome is None else (outcome.stdout, outcome.stderr, outcome.is_output_cut)
+        scored = []
+        for request, found in zip(requests, judged, strict=True):
+            result, failure = (None, found) if isinstance(found, Failure) else (found, None)
+            turns = len(request.assistant_turns)
+            invalid = error_of(self._reward.id, result, turns) if result is not None else None
+            if invalid is not None:
+                failure = Failure.from_exception(invalid)
+            if failure is not None:
+                told = (request.rollout_id, failure.message, failure.traceback)
+                logger.info("episode %s cannot be scored: %s\n%s", *told)
+            scored.append(Scored(request.rollout_id, result, failure, duration_s, self._recorded, *output))
+        return scored
 
-    def _scored(
-        self, request: ScoringRequest, judged: EvaluateResult | Failure, duration_s: float, outcome: Outcome | None
-    ) -> Scored:
-        result, failure = (None, judged) if isinstance(judged, Failure) else (judged, None)
-        if result is not None and (error := error_of(self._reward.id, result, len(request.assistant_turns))):
-            failure = Failure.from_exception(error)
-        if failure is not None:
-            logger.info("episode %s cannot be scored: %s\n%s", request.rollout_id, failure.message, failure.traceback)
-        if outcome is None:
-            return Scored(request.rollout_id, result, failure, duration_s, self._told)
-        output = (outcome.stdout, outcome.stderr, outcome.is_output_cut)
-        return Scored(request.rollout_id, result, failure, duration_s, self._told, *output)
+    def _request(self, requests: Sequence[ScoringRequest]) -> dict[str, Any]:
+        rollouts = [self._values(request) for request in requests]
+        return {"rollouts": rollouts, "is_last": True} if self._reward.level == "isolated" else {"rollouts": rollouts}
 
     async def _call(self, request: Mapping[str, Any]) -> Outcome:
-        """The call, in a task of its own: a cancelled scope of anyio cancels again and again, also what cleans up."""
+        """Make the call in a task of its own: a cancelled scope of anyio cancels again and again, clean-up included."""
         reward, limits = self._reward, self._reward.limits_for(len(request["rollouts"]))
         call = asyncio.ensure_future(self._sandbox.call(reward.program, request, limits=limits, level=reward.level))
         try:
@@ -285,10 +275,6 @@ class ConfinedScorer:
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([call])
             raise
-
-    def _request(self, requests: Sequence[ScoringRequest]) -> dict[str, Any]:
-        rollouts = [self._values(request) for request in requests]
-        return {"rollouts": rollouts, "is_last": True} if self._reward.level == "isolated" else {"rollouts": rollouts}
 
     def _values(self, request: ScoringRequest) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -304,45 +290,45 @@ class ConfinedScorer:
         return values
 
     def _judged(self, outcome: Outcome, count: int) -> list[EvaluateResult | Failure]:
-        """What the outcome is worth to each rollout: the worker's word is checked as a stranger's."""
+        """Return the result of each rollout; the worker's answer is checked as untrusted input."""
         if (failure := outcome.failure) is not None:
-            message = f"reward {self._reward.id!r}: {with_keys(failure.message)}"
+            message = f"reward {self._reward.id!r}: {_with_keys(failure.message)}"
             return [replace(failure, message=message)] * count
         answer = outcome.value if isinstance(outcome.value, dict) else {}
         results = answer.get("results")
-        if answer.keys() == {"results"} and isinstance(results, list) and len(results) == count:
-            return [self._judged_one(told) for told in results]
-        return [self._failure(answer)] * count
+        if answer.keys() != {"results"} or not isinstance(results, list) or len(results) != count:
+            return [self._failure(answer)] * count
+        judged: list[EvaluateResult | Failure] = []
+        for one in results:
+            try:
+                if isinstance(one, dict) and one.keys() == {"result"}:
+                    judged.append(as_result(one["result"], f"reward {self._reward.id!r}"))
+                else:
+                    judged.append(self._failure(one))
+            except InvalidResultError as error:
+                judged.append(Failure.from_exception(error))
+        return judged
 
-    def _judged_one(self, told: Any) -> EvaluateResult | Failure:
-        try:
-            if isinstance(told, dict) and told.keys() == {"result"}:
-                return as_result(told["result"], f"reward {self._reward.id!r}")
-            return self._failure(told)
-        except InvalidResultError as error:
-            return Failure.from_exception(error)
-
-    def _failure(self, told: Any) -> Failure:
-        """The failure that the worker told.
+    def _failure(self, answer: Any) -> Failure:
+        """Return the failure in an answer.
 
         Raises:
-            InvalidResultError: it told none.
+            InvalidResultError: it is not a failure that the worker wrote.
         """
-        if not (isinstance(told, dict) and told.keys() == {"failure"} and _is_failure(told["failure"])):
+        fields = answer.get("failure") if isinstance(answer, dict) and answer.keys() == {"failure"} else None
+        names = {"class", "where", "message", "traceback"}
+        if (
+            not (isinstance(fields, dict) and fields.keys() == names)
+            or not all(isinstance(text, str) for text in fields.values())
+            or fields["class"] not in FAILURE_CLASSES
+        ):
             raise InvalidResultError(f"reward {self._reward.id!r}: the answer was not written by the worker")
-        failure = Failure.from_json(told["failure"])
-        return replace(failure, message=with_hint(failure.message))
-
-
-def _is_failure(told: Any) -> bool:
-    names = {"class", "where", "message", "traceback"}
-    if not (isinstance(told, dict) and told.keys() == names and all(isinstance(text, str) for text in told.values())):
-        return False
-    return told["class"] in FAILURE_CLASSES
+        failure = Failure.from_json(fields)
+        return replace(failure, message=_with_hint(failure.message))
 
 
 def state_record(request: ScoringRequest) -> dict[str, str] | None:
-    """The final state of a rollout in JSON."""
+    """Return the final state of a rollout in JSON."""
     state = request.final_state
     if state is None:
         return None
@@ -350,8 +336,44 @@ def state_record(request: ScoringRequest) -> dict[str, str] | None:
 
 
 def steps_record(request: ScoringRequest) -> dict[str, Any] | None:
-    """The episode as its line in a file, from which the worker makes the steps; without what no step shows."""
+    """Return the episode as its line in a file, without what no step shows; the worker makes the steps from it."""
     if request.episode is None:
         return None
     record = episode_to_record(request.episode, final_state={"kind": "", "sha256": ""})
     return {name: value for name, value in record.items() if name not in _NOT_OF_STEPS} | {"final_state": None}
+
+
+_LIMIT = re.compile(r"raise limits\.(\w+)")
+_NOT_FOUND = re.compile(r"No such file or directory: '([^'\n]+)'")
+_NOT_PERMITTED = re.compile(r"\[Errno 1\] Operation not permitted|Temporary failure in name resolution")
+_NO_VARIABLE = re.compile(r"KeyError: '([A-Za-z_]\w*)'")
+_WAY_OUT = "what needs them runs with --sandbox in_process"
+
+
+def _with_keys(message: str) -> str:
+    """Put the keys of a task file into the message of a limit, and add a hint if there is one."""
+
+    def key_of_task(found: re.Match[str]) -> str:
+        name = found.group(1)
+        return "raise limits.reward_time_s" if name == "wall_s" else f"raise sandbox.limits.{name}"
+
+    return _with_hint(_LIMIT.sub(key_of_task, message))
+
+
+def _with_hint(message: str) -> str:
+    """Add the likely cause: a file that exists but is hidden, or a missing network, process or variable."""
+    hint = ""
+    if found := _NOT_FOUND.search(message):
+        path = Path(found.group(1))
+        if not path.is_absolute():
+            hint = (
+                "the sandbox works in an empty folder: open it by its whole path, such as Path(__file__).parent / "
+                f"{found.group(1)!r}, and name it in sandbox.read_paths"
+            )
+        elif path.exists():
+            hint = "it exists and is hidden in the sandbox: name it in sandbox.read_paths"
+    elif _NOT_PERMITTED.search(message):
+        hint = f"the sandbox has no network and starts no processes: {_WAY_OUT}"
+    elif (found := _NO_VARIABLE.search(message)) and found.group(1) in os.environ:
+        hint = f"the sandbox has none of your environment variables: {_WAY_OUT}"
+    return f"{message}; {hint}" if hint else message

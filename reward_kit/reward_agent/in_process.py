@@ -1,38 +1,292 @@
-"""Scores in this process: a reward called in a thread, or in the loop, without walls."""
+"""Scores in this process: a reward called in a thread, or in the loop, without a sandbox.
+
+Most calls take less time than waking a thread. So calls wait in one queue; a thread makes one after the other and hands
+their results back together, and a burst of calls costs two hand-overs, not two for each call. So that a slow call holds
+up no other, another thread starts when a call has waited for a millisecond, and at once if recent calls took longer.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import functools
 import logging
+import threading
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from reward_kit.environments.snapshots import close_state
 from reward_kit.errors import RewardError, RewardKitError, boundary
 from reward_kit.loading import load_object
 from reward_kit.models import EvaluateResult
-from reward_kit.reward_agent.call_threads import MAX_THREADS, CallThreads, OverdueError
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, failure_of, scored_together
 from reward_kit.reward_calls import OpenReward
 from reward_kit.typed_interface import Mode, RewardSpec
-from reward_kit.undoing import undone_on_error
 
-_Result = TypeVar("_Result")
+try:
+    from sniffio import current_async_library_cvar as _library
+except ModuleNotFoundError:  # then nothing asks it
+    _library = None  # type: ignore[assignment]
+
+MAX_THREADS = 40  # anyio's own limit for the threads of a loop
+
+_PATIENCE_S = 0.001
+
+_WEIGHT = 0.25  # of the last call in how long calls take of late
 
 logger = logging.getLogger("reward_kit.reward_agent")
 
 
+class OverdueError(TimeoutError):
+    """A call exceeded its deadline and was given up. Its thread may still be running it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    function: Callable[[], Any]
+    context: contextvars.Context
+    done: asyncio.Future[None]
+    is_bounded: bool
+    asked: float
+    began: float = 0.0
+    thread: _Thread | None = None
+    result: Any = None
+    error: BaseException | None = None
+    is_over: bool = False
+    is_given_up: bool = False
+
+
+class CallThreads:
+    """Daemon threads for the running event loop, started as they are needed and kept until they are closed.
+
+    Args:
+        deadline_s: for one call, from its beginning: the wait for a thread is not counted.
+        most: threads at work at a time. One whose call was given up is not counted, and ends with that call.
+    """
+
+    def __init__(self, deadline_s: float | None = None, most: int = MAX_THREADS) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline_s, self._most = deadline_s, most
+        self._look: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._over: deque[_Call] = deque()
+        self._is_notified = False
+
+        self._lock = threading.Lock()  # of everything below
+        self._waiting: deque[_Call] = deque()
+        self._threads: set[_Thread] = set()
+        self._idle: list[_Thread] = []
+        self._active = 0
+        self._of_late_s = 0.0
+        self._is_closed = False
+
+    async def run(self, function: Callable[[], Any], *, is_bounded: bool = True) -> Any:
+        """Call `function` in a thread, with a copy of the caller's context variables.
+
+        If this is cancelled, a waiting call is never made. One that has begun is given up: a thread cannot be ended, so
+        it goes on, and its result is dropped.
+
+        Args:
+            function: called without arguments.
+            is_bounded: the deadline applies to it.
+
+        Raises:
+            OverdueError: the call exceeded the deadline.
+            BaseException: as the function raised it; but a `KeyboardInterrupt` or the like as the cause of a
+                `RuntimeError`, since it would end the event loop.
+        """
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        context = contextvars.copy_context()
+        if _library is not None:
+            context.run(_library.set, None)  # the thread may run an event loop of its own
+        call = _Call(function, context, self._loop.create_future(), is_bounded, time.monotonic())
+        self._put(call)
+        try:
+            await call.done
+        except asyncio.CancelledError:
+            with self._lock:
+                self._give_up(call)
+            raise
+        if call.error is None:
+            return call.result
+        try:
+            raise call.error
+        finally:
+            call.error = None  # its traceback holds this frame
+
+    def close(self) -> None:
+        """End the threads: idle ones now, the others after their call."""
+        with self._lock:
+            self._is_closed = True
+            while self._idle:
+                self._start()
+            ending = [thread for thread in self._threads if thread.call is None or thread.call.is_over]
+            is_quiet = len(ending) == len(self._threads) and not self._waiting
+        if is_quiet:
+            for timer in filter(None, (self._look, self._alarm)):
+                timer.cancel()
+            self._look = self._alarm = None
+            for thread in ending:
+                thread.join()
+
+    def _put(self, call: _Call) -> None:
+        with self._lock:
+            if self._active == 0 or (self._of_late_s > _PATIENCE_S and self._active < self._most):
+                self._start()
+            self._waiting.append(call)
+        if self._look is None:
+            self._look = self._loop.call_later(_PATIENCE_S, self._look_after)
+        if call.is_bounded and self._deadline_s is not None and self._alarm is None:
+            self._alarm = self._loop.call_later(self._deadline_s, self._ring, self._deadline_s)
+
+    def _look_after(self) -> None:
+        """Every millisecond while calls wait: take results, and start threads for calls that waited."""
+        self._look = None
+        self._deliver()
+        with self._lock:
+            if not self._waiting:
+                return
+            self._look = self._loop.call_later(_PATIENCE_S, self._look_after)
+            if time.monotonic() - self._waiting[0].asked >= _PATIENCE_S:
+                for _ in range(min(len(self._waiting), self._most - self._active, max(self._active, 1))):
+                    self._start()
+
+    def _deliver(self) -> None:
+        self._is_notified = False  # first, so that later results notify again
+        while self._over:
+            call = self._over.popleft()
+            if not call.done.done():
+                call.done.set_result(None)
+
+    def _ring(self, deadline_s: float) -> None:
+        """Give up overdue calls. One timer serves all: no call can be due before those that run, or `deadline_s`."""
+        now = time.monotonic()
+        with self._lock:
+            calls = [thread.call for thread in self._threads if thread.call is not None]
+            running = [call for call in calls if call.is_bounded and not call.is_over]
+            due = [call for call in running if call.began + deadline_s <= now]
+            for call in due:
+                self._give_up(call)
+            next_due = min((call.began + deadline_s for call in running if not call.is_given_up), default=None)
+            if next_due is None and self._waiting:
+                next_due = now + deadline_s
+        for call in due:
+            if not call.done.done():
+                call.done.set_exception(OverdueError())
+        self._alarm = None if next_due is None else self._loop.call_later(next_due - now, self._ring, deadline_s)
+
+    def _give_up(self, call: _Call) -> None:  # with the lock, as `_start`
+        call.is_given_up = True
+        if (thread := call.thread) is not None and thread.call is call and not thread.is_lost:
+            thread.is_lost = True
+            self._threads.remove(thread)
+            self._active -= 1
+
+    def _start(self) -> None:
+        if self._idle:
+            self._idle.pop().wake.release()
+        else:
+            thread = _Thread(self._make_calls)
+            thread.start()
+            self._threads.add(thread)
+        self._active += 1
+
+    # In the threads.
+
+    def _make_calls(self, thread: _Thread) -> None:
+        while (call := self._next(thread)) is not None:
+            try:
+                call.result = call.context.run(call.function)
+            except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
+                call.error = _as_failure(error)
+            call.is_over = True
+            self._over.append(call)
+            del call  # keep nothing of it alive while the thread waits for the next
+        self._notify()
+
+    def _next(self, thread: _Thread) -> _Call | None:
+        """Wait for the thread's next call; return None if the thread is to end."""
+        while True:
+            with self._lock:
+                if thread.is_lost:
+                    return None
+                if (call := self._take(thread)) is not None:
+                    return call
+                self._active -= 1
+                if self._is_closed:
+                    self._threads.remove(thread)
+                    return None
+                self._idle.append(thread)
+            # Not earlier, since the loop would take results one by one. While there is a next call, others waited for
+            # it, and `_look_after` takes the results should it be a long one.
+            self._notify()
+            thread.wake.acquire()
+
+    def _take(self, thread: _Thread) -> _Call | None:
+        now = time.monotonic()
+        if thread.call is not None:
+            self._of_late_s += _WEIGHT * (now - thread.call.began - self._of_late_s)
+            thread.call = None
+        while self._waiting:
+            call = self._waiting.popleft()
+            if not call.is_given_up:
+                call.began, call.thread, thread.call = now, thread, call
+                return call
+        return None
+
+    def _notify(self) -> None:
+        if not self._over or self._is_notified:
+            return
+        self._is_notified = True
+        try:
+            self._loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError as error:
+            logger.debug("a thread ended after its event loop: %s", error)
+
+
+class _Thread(threading.Thread):
+    """A thread and its current call. It is lost if that call was given up."""
+
+    def __init__(self, make_calls: Callable[[_Thread], None]) -> None:
+        super().__init__(name="reward-kit calls", daemon=True)
+        self._make_calls = make_calls
+        self.call: _Call | None = None
+        self.is_lost = False
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+    def run(self) -> None:
+        """Make calls until the thread is not needed."""
+        self._make_calls(self)
+
+
+def _as_failure(error: BaseException) -> BaseException:
+    """Wrap errors that look like Ctrl-C: it reaches the main thread only, so the function itself raised it."""
+    if isinstance(error, Exception | SystemExit | asyncio.CancelledError):
+        return error
+    failure = RuntimeError(f"it raised {type(error).__name__}")
+    failure.__cause__ = error
+    return failure
+
+
+_Result = TypeVar("_Result")
+
+
 class InProcessScorer:
-    """Calls a reward in this process: a synchronous function in a thread, an async one in the loop. No walls.
+    """Calls a reward in this process: a synchronous function in a thread, an async one in the loop. No sandbox.
 
     Args:
         spec: the reward. Its resources are opened, and its instance is made, before the first call.
-        deadline_s: for one call, of a rollout or of a group, without its wait for a thread, and for the opening; what
-            exceeds it is unscored with the class `timeout`.
+        deadline_s: for one call, of a rollout or of a group, without its wait for a thread, and for the opening; beyond
+            it, the call is unscored with the class `timeout`.
         max_threads: calls of a synchronous function at a time.
     """
 
@@ -64,7 +318,7 @@ class InProcessScorer:
         try:
             with anyio.CancelScope(shield=True), boundary(RewardError, f"close of reward {self._spec.id!r}"):
                 await opened.close()
-        except RewardKitError as problem:  # every score is there; how it ends is worth a line
+        except RewardKitError as problem:  # every score is there, so a warning suffices
             logger.warning("%s", problem, exc_info=problem)
         finally:
             if self._threads is not None:
@@ -80,7 +334,7 @@ class InProcessScorer:
         result: EvaluateResult | RewardKitError
         try:
             with boundary(RewardError, f"reward {self._spec.id!r}"):
-                opened = self._opened or await self._open_in_time()
+                opened = self._opened or await self._open()
                 values = request.named_values(self._spec.parameters)
                 result = await self._closing([values], opened.call(values))
         except RewardKitError as error:
@@ -98,8 +352,14 @@ class InProcessScorer:
         results: Sequence[EvaluateResult | RewardKitError]
         try:
             with boundary(RewardError, f"reward {self._spec.id!r}"):
-                opened = self._opened or await self._open_in_time()
-                rollouts = [self._values_or_error(request) for request in requests]
+                opened = self._opened or await self._open()
+                rollouts: list[dict[str, Any] | RewardKitError] = []
+                for request in requests:
+                    try:
+                        with boundary(RewardError, f"reward {self._spec.id!r}"):
+                            rollouts.append(request.named_values(self._spec.parameters))
+                    except RewardKitError as error:  # a state that cannot be opened is left out of the call
+                        rollouts.append(error)
                 given = [values for values in rollouts if not isinstance(values, RewardKitError)]
                 results = await self._closing(given, opened.call_group(rollouts))
         except RewardKitError as error:
@@ -108,32 +368,23 @@ class InProcessScorer:
         return [self._scored(*pair, duration_s) for pair in zip(requests, results, strict=True)]
 
     def _scored(self, request: ScoringRequest, result: EvaluateResult | RewardKitError, duration_s: float) -> Scored:
-        """What came of a call for one of its rollouts."""
-        found = None if isinstance(result, RewardKitError) else result
         if isinstance(result, RewardKitError):
-            error: RewardKitError | None = result
+            found, error = None, result
         else:
-            error = error_of(self._spec.id, result, len(request.assistant_turns))
-        if error is None:
-            return Scored(request.rollout_id, found, None, duration_s, self._sandbox)
+            found, invalid = result, error_of(self._spec.id, result, len(request.assistant_turns))
+            if invalid is None:
+                return Scored(request.rollout_id, found, None, duration_s, self._sandbox)
+            error = invalid
         logger.info("episode %s cannot be scored", request.rollout_id, exc_info=error)
         failure, asked_s = failure_of(error)
         return Scored(request.rollout_id, found, failure, duration_s, self._sandbox, retry_after_s=asked_s)
 
-    def _values_or_error(self, request: ScoringRequest) -> dict[str, Any] | RewardKitError:
-        """What a rollout brings into the call of its group; where a state cannot be opened it is left out."""
-        try:
-            with boundary(RewardError, f"reward {self._spec.id!r}"):
-                return request.named_values(self._spec.parameters)
-        except RewardKitError as error:
-            return error
-
     async def _closing(self, given: Iterable[Mapping[str, Any]], call: Coroutine[Any, Any, _Result]) -> _Result:
-        """Await a call within the deadline, and close the states that it was given."""
+        """Await a call within the deadline, and close its states."""
         try:
             result = await self._in_time(call)
         except OverdueError:
-            raise  # As after a cancellation it stays open: the call that was given up may still use it in its thread.
+            raise  # As after a cancellation states stay open: the call that was given up may still use them.
         except Exception:
             _close_states(given)
             raise
@@ -147,20 +398,19 @@ class InProcessScorer:
             return await call
         raise OverdueError
 
-    async def _open_in_time(self) -> OpenReward:
-        with anyio.fail_after(self._deadline_s):
-            return await self._open()
-
     async def _open(self) -> OpenReward:
-        async with self._opening:
-            if self._opened is None:
-                threads = CallThreads(self._deadline_s, self._max_threads)
-                run = functools.partial(threads.run, is_bounded=False)
-                opened = OpenReward(self._spec, self._load, run, threads.run)
-                with undone_on_error(threads.close):
-                    await opened.open()
-                self._opened, self._threads = opened, threads
-            return self._opened
+        with anyio.fail_after(self._deadline_s):
+            async with self._opening:
+                if self._opened is None:
+                    threads = CallThreads(self._deadline_s, self._max_threads)
+                    run = functools.partial(threads.run, is_bounded=False)
+                    opened = OpenReward(self._spec, self._load, run, threads.run)
+                    with ExitStack() as undo:
+                        undo.callback(threads.close)
+                        await opened.open()
+                        undo.pop_all()
+                    self._opened, self._threads = opened, threads
+                return self._opened
 
 
 def _close_states(given: Iterable[Mapping[str, Any]]) -> None:
@@ -169,7 +419,7 @@ def _close_states(given: Iterable[Mapping[str, Any]]) -> None:
 
 
 def warn_unconfined(spec: RewardSpec) -> None:
-    """Say it, once, where a reward asks for walls and is handed over as a function, which cannot have any."""
+    """Warn once if a reward asks for a sandbox and is given as a function, which cannot have one."""
     if spec.sandbox not in (None, "in_process") and spec.weakened_from is None:
         _warn_unconfined(spec.id, spec.sandbox)
 
@@ -177,11 +427,11 @@ def warn_unconfined(spec: RewardSpec) -> None:
 @functools.lru_cache(maxsize=1000)
 def _warn_unconfined(id: str, level: str) -> None:
     advice = "it is confined where it is named, as by load_reward('file.py:function')"
-    logger.warning("reward %r asks for %s and runs in_process, without walls: %s", id, level, advice)
+    logger.warning("reward %r asks for %s and runs in_process, without a sandbox: %s", id, level, advice)
 
 
 async def score_one(spec: RewardSpec, request: ScoringRequest, deadline_s: float | None = None) -> Scored:
-    """Call a reward on one rollout, in this process; what it opens is closed again."""
+    """Call a reward on one rollout in this process, and close what it opened."""
     warn_unconfined(spec)
     async with InProcessScorer(spec, deadline_s) as scorer:
         return await scorer.score(request)

@@ -1,6 +1,7 @@
-"""What runs in the confined worker around a reward: its file as text, its own decorator, its arguments made again.
+"""The part of a reward's call that runs in the sandboxed worker: its file loaded from text, its arguments rebuilt.
 
-Nothing here is a wall; it shares a process with the reward. The host believes of an answer only what it checks itself.
+Nothing here confines anything; it shares a process with the reward. The host checks every answer itself. It is imported
+once where workers are forked from, and calls a small reward then, so that first-time costs are paid there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import inspect
 import io
 import linecache
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -23,15 +24,14 @@ from typing import Any
 from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary
 from reward_kit.loading import imported, module_name_of, named_in, split_reference
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.reward_agent.custom.specs import spec_of
-from reward_kit.reward_calls import OpenReward, calls_out
-from reward_kit.reward_options import fixed
+from reward_kit.reward_agent.custom_rewards import spec_of
+from reward_kit.reward_calls import OpenReward, calls_out, fixed
 from reward_kit.sandbox import harness
-from reward_kit.typed_interface import RewardSpec
+from reward_kit.typed_interface import RewardSpec, reward_spec
 
 
 class _Texts(MetaPathFinder, Loader):
-    """Finds and loads modules whose text the host sent; the folder they stand in is not readable."""
+    """Finder and loader of modules whose text the host sent; their folder is not readable."""
 
     def __init__(self, modules: Mapping[str, list[Any]]) -> None:
         self._modules = modules
@@ -46,7 +46,7 @@ class _Texts(MetaPathFinder, Loader):
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As importlib asks; the usual one will do."""
+        """As importlib asks; the default module suffices."""
         return None
 
     def exec_module(self, module: ModuleType) -> None:
@@ -80,9 +80,14 @@ class ConfinedCalls:
         self._spec: RewardSpec | None = None
 
     def prepare(self) -> ConfinedCalls:
-        """Load and open what the calls need, before the first one is looked at; a failure is told by each call."""
-        # What it prints at import was shown when it was described, and belongs to no call.
-        with contextlib.suppress(RewardKitError), _quiet():
+        """Load and open everything before the first call; each call reports a failure."""
+        # The output of the import was shown when it was described, and belongs to no call.
+        silent = io.StringIO()
+        with (
+            contextlib.suppress(RewardKitError),
+            contextlib.redirect_stdout(silent),
+            contextlib.redirect_stderr(silent),
+        ):
             self._ready()
         return self
 
@@ -91,18 +96,18 @@ class ConfinedCalls:
         name = self._reference
         try:
             if "describe" in request:
-                return {"facts": _facts(self._load())}
+                return {"facts": self._facts()}
             if "close" in request:
                 return self._close()
             opened = self._ready()
             name = opened.spec.id
-            return {"results": [_told(result, name) for result in self._score(opened, request)]}
+            return {"results": [_to_json(result, name) for result in self._score(opened, request)]}
         except RewardKitError as error:
             _raise_limit(error)
             if "describe" in request and isinstance(error, ConfigError):
                 return {"refused": str(error)}
-            return _told(error, name)
-        except BaseException:  # nothing of ours raises: something was changed under it
+            return _to_json(error, name)
+        except BaseException:  # our code does not raise: something changed it
             harness.SPOILT.append("its own code")
             raise
 
@@ -112,25 +117,42 @@ class ConfinedCalls:
         try:
             with boundary(RewardError, f"reward {opened.spec.id!r}"):
                 if opened.spec.mode == "batch":
-                    rollouts = [self._values_or_error(told, states) for told in request["rollouts"]]
+                    rollouts = [self._values_or_error(sent, states) for sent in request["rollouts"]]
                     results = self._run(opened.call_group(rollouts))
                 else:
-                    results = [self._run(opened.call(_values(told, states))) for told in request["rollouts"]]
+                    results = [self._run(opened.call(_values(sent, states))) for sent in request["rollouts"]]
         finally:
             for state in states:
-                _close_state(state)
+                from reward_kit.environments.snapshots import close_state
+
+                close_state(state)
         if request.get("is_last"):
             self._close()
         return results
 
-    def _values_or_error(self, told: Mapping[str, Any], states: list[Any]) -> dict[str, Any] | RewardKitError:
-        """What a rollout brings into the call of its group; where a state cannot be opened it is left out."""
+    def _values_or_error(self, sent: Mapping[str, Any], states: list[Any]) -> dict[str, Any] | RewardKitError:
+        """Return the values of a rollout in a group, or why its state cannot be opened."""
         try:
             with boundary(RewardError, f"reward {self._load().id!r}"):
-                return _values(told, states)
+                return _values(sent, states)
         except RewardKitError as error:
             _raise_limit(error)
             return error
+
+    def _facts(self) -> dict[str, Any]:
+        spec = self._load()
+        return {
+            "id": spec.id,
+            "mode": spec.mode,
+            "requirements": list(spec.requirements),
+            "resources": sorted(spec.resources),
+            "parameters": None if spec.parameters is None else sorted(spec.parameters),
+            "required": sorted(spec.required),
+            "is_async": spec.is_async,
+            "sandbox": spec.sandbox,
+            "calls_out": calls_out(spec),
+            "has_end": bool(spec.resources) or (inspect.isclass(spec.function) and hasattr(spec.function, "close")),
+        }
 
     def _close(self) -> dict[str, Any]:
         opened, self._opened = self._opened, None
@@ -185,29 +207,8 @@ def _directly(function: Callable[[], Any]) -> Awaitable[Any]:
     return call()
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
-
-
-def _facts(spec: RewardSpec) -> dict[str, Any]:
-    return {
-        "id": spec.id,
-        "mode": spec.mode,
-        "requirements": list(spec.requirements),
-        "resources": sorted(spec.resources),
-        "parameters": None if spec.parameters is None else sorted(spec.parameters),
-        "required": sorted(spec.required),
-        "is_async": spec.is_async,
-        "sandbox": spec.sandbox,
-        "calls_out": calls_out(spec),
-        "has_end": bool(spec.resources) or (inspect.isclass(spec.function) and hasattr(spec.function, "close")),
-    }
-
-
-def _told(result: EvaluateResult | RewardKitError, name: str) -> dict[str, Any]:
-    """A result, or why there is none, as the host reads it."""
+def _to_json(result: EvaluateResult | RewardKitError, name: str) -> dict[str, Any]:
+    """Return a result, or why there is none, as the host reads it."""
     if isinstance(result, EvaluateResult):
         fields = {field: value for field, value in result.model_dump().items() if field in EvaluateResult.model_fields}
         return {"result": fields}
@@ -216,21 +217,24 @@ def _told(result: EvaluateResult | RewardKitError, name: str) -> dict[str, Any]:
 
 
 def _raise_limit(error: RewardKitError) -> None:
-    """Raise what met a limit, which the harness and the host name better."""
+    """Raise the cause that hit a limit, which the harness and the host describe better."""
     cause = error.__cause__
     if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and harness.kind_of(cause) is not None):
         raise cause from None
 
 
-def _values(told: Mapping[str, Any], states: list[Any]) -> dict[str, Any]:
-    """The values of a rollout, made again; a state that is opened for it is in `states` from then on."""
-    values = dict(told)
+def _values(sent: Mapping[str, Any], states: list[Any]) -> dict[str, Any]:
+    """Rebuild the values of a rollout; a state that is opened for it is added to `states`."""
+    values = dict(sent)
     if "messages" in values:
         values["messages"] = [Message.model_validate(message) for message in values["messages"]]
     if "step_data" in values:
         values["step_data"] = _steps(values["step_data"])
-    if values.get("state") is not None:
-        values["state"] = _state(values["state"])
+    if (state := values.get("state")) is not None:
+        from reward_kit.environments.base import StateSnapshot
+        from reward_kit.environments.snapshots import open_snapshot
+
+        values["state"] = open_snapshot(StateSnapshot(state["kind"], base64.b64decode(state["payload"])))
         states.append(values["state"])
     return values
 
@@ -244,15 +248,15 @@ def _steps(record: dict[str, Any] | None) -> list[Any]:
     return list(steps_of(episode_from_record(record)))
 
 
-def _state(state: dict[str, str]) -> Any:
-    from reward_kit.environments.base import StateSnapshot
-    from reward_kit.environments.snapshots import open_snapshot
-
-    return open_snapshot(StateSnapshot(state["kind"], base64.b64decode(state["payload"])))
+def _small_reward(messages: list[Message], ground_truth: str | None = None) -> EvaluateResult:
+    return EvaluateResult.model_validate({"score": float(len(messages)), "reason": ground_truth})
 
 
-def _close_state(state: Any) -> None:
-    if state is not None:
-        from reward_kit.environments.snapshots import close_state
+def _warm_up() -> None:
+    spec = reward_spec(_small_reward)
+    given = [Message.model_validate({"role": "user", "content": "x"})]
+    arguments = spec.arguments({"messages": given, "ground_truth": "y"})
+    spec.check(spec.function(**arguments)).model_dump()
 
-        close_state(state)
+
+_warm_up()

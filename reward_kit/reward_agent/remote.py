@@ -1,9 +1,10 @@
-"""`RemoteReward`: a reward function that runs behind `reward-kit serve`, and is scored with like any other.
+"""`RemoteReward`: a reward that runs behind `reward-kit serve`, and is scored with like any other.
 
 It is named by its URL wherever a reward is named: `reward_function_path: http://host:8700/v1/rewards/exact` in a task
 file, `--reward https://…` on the command line, `AsyncRewardAgent(await RemoteReward.at("https://…"))` in code. Scores
-and failures are those of the same reward in process. What the network adds is retried, and else recorded as a
-`provider_error` (not reached, overloaded), a `timeout`, or `refused`.
+and failures are those of the same reward in process: values that JSON does not have (tuples, NaN, bytes, lone
+surrogates, NumPy arrays) are sent in the form of `episodes/json_codec.py`. Errors of the network are retried, and else
+recorded as a `provider_error` (not reached, overloaded), a `timeout`, or `refused`. Every answer is untrusted.
 """
 
 from __future__ import annotations
@@ -12,50 +13,308 @@ import asyncio
 import copy
 import json
 import logging
+import os
+import random
+import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 import pydantic
+from pydantic import BaseModel, ConfigDict, Field
 
+from reward_kit.episodes.json_codec import from_json_value, to_json_value
 from reward_kit.errors import (
+    ConfigError,
     DeadlineError,
     EpisodeError,
+    Failure,
+    FailureClass,
     ProviderError,
     RewardError,
     RewardKitError,
     boundary,
 )
-from reward_kit.reward_agent.remote_client import (
-    Patience,
-    RewardEndpoint,
-    checked_address,
-    goes_unencrypted,
-    key_for,
-)
-from reward_kit.reward_agent.remote_wire import AboutBody, rollout_of, scored_of
+from reward_kit.models import EvaluateResult
+from reward_kit.providers.faults import TransientError, UnreachableError, excerpt, status_error
+from reward_kit.providers.keys import check_allowed, read_dotenv
+from reward_kit.providers.request_queue import RetryPolicy, with_retries
+from reward_kit.reward_agent.confined import state_record, steps_record
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_of, scored_together
+from reward_kit.safe_input import REWARD_ANSWER_BYTES, TooLargeError, read_body, read_strictly
 from reward_kit.typed_interface import Mode, Origin
 from reward_kit.validation import check_number, describe_validation_error
+
+if TYPE_CHECKING:
+    import aiohttp
+
+KEY_VARIABLE = "REWARD_KIT_REWARD_API_KEY"
+"""The environment variable that holds the key for rewards behind HTTP."""
+
+_ALWAYS = frozenset({"messages", "rollout_id", "assistant_turns"})
+_OWN_FIELDS = ("ground_truth", "sample", "environment_return", "stop_reason")
+_ADDRESS = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?/v1/rewards/[A-Za-z0-9._-]+\Z")
+_EXAMPLE = "http://127.0.0.1:8700/v1/rewards/exact"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_REFUSED = frozenset({400, 404, 405, 406, 411, 413, 414, 415, 422, 431})
 
 logger = logging.getLogger("reward_kit.reward_agent")
 
 
-class RemoteReward:
-    """One reward of a reward server: what is known of it, and the scorer that asks it.
+class FailureBody(BaseModel):
+    """Why there is no score."""
 
-    Make it with `RemoteReward.at`, or have `load_reward` make it. It is opened as an async context manager, which the
-    reward agent does; `scorer` gives one more of it.
+    model_config = ConfigDict(strict=True, title="Failure", populate_by_name=True)
+
+    failure_class: FailureClass = Field(alias="class")
+    where: str
+    message: str
+    traceback: str = ""
+
+
+class AnswerBody(BaseModel):
+    """One rollout's score, or why it has none. Unscored is null, which is not zero."""
+
+    model_config = ConfigDict(strict=True, title="Score")
+
+    rollout_id: str
+    score: float | None = Field(description="null where the rollout is unscored")
+    result: EvaluateResult | None = Field(description="What the reward function returned; null where it failed.")
+    error: FailureBody | None = Field(description="Why there is no score.")
+    duration_s: float = Field(ge=0, description="Of the call, with its wait for a thread or a worker.")
+    sandbox: dict[str, str] | None = Field(description="Where the reward ran.")
+    stdout: str = ""
+    stderr: str = ""
+    is_output_cut: bool = False
+    retry_after_s: float | None = Field(None, ge=0)
+
+
+class AboutBody(BaseModel):
+    """The description of a served reward."""
+
+    model_config = ConfigDict(strict=True, title="Reward")
+
+    name: str = Field(description="As in its address.")
+    id: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
+    mode: Mode = Field(description='"batch": the rollouts of a request are one group, scored in one call.')
+    parameters: list[str] | None = Field(description="The values that it is given by name; null: any.")
+    required: list[str] = Field(description="Those of them that have no default.")
+    level: str = Field(description="Where it runs: in_process, warm or isolated.")
+    digest: str = Field(min_length=8, max_length=200, description="Changes when its code or its options do.")
+    deadline_s: float | None = Field(gt=0, description="For one call.")
+    max_batch: int = Field(ge=1, description="Rollouts in a request.")
+
+
+def is_address(reference: str) -> bool:
+    """Report whether a reference to a reward is a URL."""
+    return reference.startswith(("http://", "https://"))
+
+
+def checked_address(url: str) -> str:
+    """Return the URL of a reward, without a slash at its end.
+
+    Raises:
+        ConfigError: it is not a reward's; a URL that may hold a credential is not shown.
+    """
+    if "@" in url:
+        raise ConfigError(f"the URL of a reward holds no user name and no password; set {KEY_VARIABLE} instead")
+    found = url.rstrip("/")
+    try:
+        is_right = bool(_ADDRESS.match(found)) and urlsplit(found).port != 0
+    except ValueError:
+        is_right = False
+    if not is_right:
+        if found != (shown := re.split("[?#]", found)[0]):  # the rest may be a key too
+            raise ConfigError(f"{shown + '…'!r} is not a reward's address; nothing follows its path")
+        near = found.removesuffix("/score").removesuffix("/score_batch")
+        fix = f"name {near}" if near != found and _ADDRESS.match(near) else "it looks like " + _EXAMPLE
+        raise ConfigError(f"{url!r} is not a reward's address; {fix}")
+    return found
+
+
+def check_named_by_file(url: str) -> None:
+    """Refuse to send the key to an address that only a file names: the file may be untrusted (`providers/keys.py`).
+
+    Raises:
+        ConfigError: the key is not configured for that server.
+    """
+    url = checked_address(url)
+    if _key():
+        check_allowed(KEY_VARIABLE, url, os.environ)
+
+
+def _key() -> str:
+    return (os.environ.get(KEY_VARIABLE) or read_dotenv(Path.cwd()).get(KEY_VARIABLE, "")).strip()
+
+
+def key_for(url: str, api_key: str | None = None) -> str:
+    """Return the key for a server: the given one, else of the environment, else of the nearest `.env`.
+
+    Raises:
+        ConfigError: there is none, or no HTTP header can carry it.
+    """
+    key = (api_key or _key()).strip()
+    if not key:
+        raise ConfigError(f"no key for {url}: set {KEY_VARIABLE} in the environment or in a .env file")
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError(f"the key for {url} ({KEY_VARIABLE}) holds characters that no HTTP header can carry")
+    return key
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Timeouts and attempts of requests to a reward server.
+
+    Attributes:
+        timeout_s: for one attempt, from its begin to the last byte of the answer.
+        connect_timeout_s: for a connection.
+        policy: attempts if the server cannot be reached, is overloaded or fails (408, 409, 429, 500, 502 to 504), and
+            the waits between, on top of its Retry-After. An attempt that took `timeout_s` is not made again.
+
+    Raises:
+        ConfigError: a time is not a positive number.
+    """
+
+    timeout_s: float = 660.0
+    connect_timeout_s: float = 10.0
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
+
+    def __post_init__(self) -> None:
+        check_number("timeout_s", self.timeout_s)
+        check_number("connect_timeout_s", self.connect_timeout_s)
+        check_number("max_attempts", self.policy.max_attempts, whole=True)
+        check_number("budget_s", self.policy.budget_s)
+
+
+class RewardEndpoint:
+    """One reward's address, requested over kept-alive connections. Use it as an async context manager.
+
+    Args:
+        url: as `checked_address` gives it.
+        key: sent with each request, and shown in no message.
+        patience: timeouts and attempts.
+    """
+
+    def __init__(self, url: str, key: str, patience: Patience) -> None:
+        self.url = url
+        self._key, self._patience = key, patience
+        self._jitter = random.Random()
+        self._session: aiohttp.ClientSession | None = None
+
+    def another(self) -> RewardEndpoint:
+        """Return one with connections of its own."""
+        return RewardEndpoint(self.url, self._key, self._patience)
+
+    async def __aenter__(self) -> Self:
+        import aiohttp
+
+        self._session = aiohttp.ClientSession(
+            # The reward agent decides how many are in flight.
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(
+                total=self._patience.timeout_s, sock_connect=self._patience.connect_timeout_s
+            ),
+            # Compressed, a small answer could expand to any size.
+            headers={"Authorization": f"Bearer {self._key}", "Accept-Encoding": "identity", "User-Agent": "reward-kit"},
+            auto_decompress=False,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def get(self) -> Any:
+        """Return the server's description of the reward. Raises as `post`."""
+        return await self._request("GET", self.url, None)
+
+    async def post(self, action: str, body: bytes) -> Any:
+        """Return the answer to a JSON body.
+
+        Args:
+            action: "score" or "score_batch".
+            body: JSON.
+
+        Raises:
+            ConfigError: the server refuses the request, or the key.
+            ProviderError: it cannot be reached, is overloaded or answers something else, after all attempts.
+            DeadlineError: it did not answer in time.
+        """
+        return await self._request("POST", f"{self.url}/{action}", body)
+
+    async def _request(self, method: str, url: str, body: bytes | None) -> Any:
+        async def attempt() -> Any:
+            return self._value_of(*await self._exchange(method, url, body), url)
+
+        value, _ = await with_retries(attempt, self._patience.policy, self._jitter)
+        return value
+
+    async def _exchange(self, method: str, url: str, body: bytes | None) -> tuple[int, Mapping[str, str], bytes]:
+        import aiohttp
+
+        assert self._session is not None, "it is used inside of its block"
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        try:
+            async with self._session.request(
+                method, url, data=body, headers=headers, allow_redirects=False
+            ) as response:
+                return response.status, response.headers, await read_body(response, REWARD_ANSWER_BYTES)
+        except TooLargeError as error:
+            raise ProviderError(f"{url}: the answer has more than {error}, which is the limit") from None
+        except aiohttp.ConnectionTimeoutError as error:
+            raise UnreachableError(f"{url}: no connection within {self._patience.connect_timeout_s:g} s") from error
+        except TimeoutError as error:
+            raise DeadlineError(f"{url} did not answer within timeout_s={self._patience.timeout_s:g}") from error
+        except (aiohttp.InvalidURL, aiohttp.ClientSSLError) as error:
+            raise ProviderError(f"{url} cannot be talked to: {self._excerpt(error)}") from error
+        except aiohttp.ClientConnectorError as error:
+            raise UnreachableError(
+                f"{url} refused the connection; is the server running? {error.os_error.strerror or error.os_error}"
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise TransientError(f"{url} dropped the connection: {self._excerpt(error)}") from error
+
+    def _excerpt(self, error: Exception) -> str:
+        return excerpt(str(error) or type(error).__name__, [self._key])
+
+    def _value_of(self, status: int, headers: Mapping[str, str], body: bytes, url: str) -> Any:
+        if status == 200:
+            try:
+                return read_strictly(body)
+            except (ValueError, RecursionError) as error:
+                raise TransientError(f"{url} answered something that is not JSON: {self._excerpt(error)}") from None
+        if 300 <= status < 400:
+            raise ConfigError(f"{url} redirects (HTTP {status}); name the address that it leads to")
+        problem = status_error(status, headers, body, url, [self._key])
+        if status in (401, 403):
+            raise ConfigError(f"{problem}; is {KEY_VARIABLE} the server's key?")
+        if status in _REFUSED:
+            raise ConfigError(str(problem))
+        raise problem
+
+
+class RemoteReward:
+    """One reward of a reward server: its description, and the scorer that calls it; see `scoring.Reward`.
+
+    Make it with `RemoteReward.at` or `load_reward`. It is opened as an async context manager, which the reward agent
+    does; `scorer` returns another one.
 
     Args:
         url: its address, such as "https://rewards.example:8700/v1/rewards/exact".
-        about: what the server says of it.
+        about: the server's description.
         api_key: by default `REWARD_KIT_REWARD_API_KEY`, of the environment or `.env`.
         patience: timeouts and attempts.
 
     Raises:
-        ConfigError: the URL is no reward's, or there is no key.
+        ConfigError: the URL is not a reward's, or there is no key.
     """
 
     def __init__(
@@ -67,7 +326,7 @@ class RemoteReward:
 
     @classmethod
     async def at(cls, url: str, *, api_key: str | None = None, patience: Patience | None = None) -> Self:
-        """The reward at an address, once the server has said what it is.
+        """Return the reward at an address, once the server has described it.
 
         Args:
             url: its address.
@@ -75,18 +334,18 @@ class RemoteReward:
             patience: timeouts and attempts.
 
         Raises:
-            ConfigError: the URL is no reward's, there is no key, or the server does not know one of them.
-            ProviderError: it cannot be reached, or is no reward server.
+            ConfigError: the URL is not a reward's, there is no key, or the server does not know one of them.
+            ProviderError: it cannot be reached, or is not a reward server.
             DeadlineError: it does not answer.
         """
         url = checked_address(url)
         async with RewardEndpoint(url, key_for(url, api_key), patience or Patience()) as endpoint:
-            told = await endpoint.get()
+            description = await endpoint.get()
         try:
-            about = AboutBody.model_validate(told, strict=True)
+            about = AboutBody.model_validate(description, strict=True)
         except pydantic.ValidationError as error:
             problems = "; ".join(describe_validation_error(error)[:3])
-            raise ProviderError(f"{url} is no reward of a reward server: {problems}") from None
+            raise ProviderError(f"{url} is not a reward of a reward server: {problems}") from None
         return cls(url, about, api_key=api_key, patience=patience)
 
     @property
@@ -101,12 +360,12 @@ class RemoteReward:
 
     @property
     def origin(self) -> Origin | None:
-        """None: its file is not here."""
+        """None: its file is on the server."""
         return None
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """None: what it requires is installed there."""
+        """None: its requirements are installed on the server."""
         return ()
 
     @property
@@ -116,29 +375,29 @@ class RemoteReward:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """None: they are fixed there, and part of `digest`."""
+        """None: they are fixed on the server, and part of `digest`."""
         return {}
 
     @property
     def parameters(self) -> frozenset[str] | None:
-        """The names it takes; None where it takes any."""
+        """The names it takes; None if it takes any."""
         return None if self.about.parameters is None else frozenset(self.about.parameters)
 
     @property
     def required(self) -> frozenset[str]:
-        """Those of them that have no default, and that a rollout has."""
+        """The parameters without a default that a rollout has."""
         return frozenset(self.about.required)
 
     @property
     def digest(self) -> str:
-        """What the server says decides its scores: other where its code or its options are."""
+        """The server's hash of its code and its options."""
         return self.about.digest
 
     def scorer(self, deadline_s: float | None = None) -> RemoteReward:
-        """Another one that can be opened beside this.
+        """Return another one that can be opened beside this.
 
         Args:
-            deadline_s: for one call, its retries included; what exceeds it is unscored with the class `timeout`.
+            deadline_s: for one call, its retries included; beyond it, the call is unscored with the class `timeout`.
         """
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
@@ -162,11 +421,11 @@ class RemoteReward:
         return (await self._scored([request], "score"))[0]
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """As `Scorer`: one request for all that did not break, or several where the rewards are pointwise and many."""
+        """As `Scorer`: one request for all that did not break, or several if the reward is pointwise and they many."""
         return await scored_together(requests, self._score_whole)
 
     async def _score_whole(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        # A group that is too large for the server is refused there; where each is scored by itself it can be cut.
+        # A group that is too large for the server is refused there; requests of a pointwise reward can be split.
         size = len(requests) if self.mode == "batch" else self.about.max_batch
         parts = [requests[start : start + size] for start in range(0, len(requests), size)]
         return [scored for part in parts for scored in await self._scored(part, "score_batch")]
@@ -175,47 +434,92 @@ class RemoteReward:
         began = time.perf_counter()
         try:
             with boundary(RewardError, f"reward {self.id!r} at {self.url}"):
-                told = await self._told(requests, action)
-                return self._read(told, requests, action, time.perf_counter() - began)
+                rollouts = [rollout_of(request, self.parameters) for request in requests]
+                body = rollouts[0] if action == "score" else {"rollouts": rollouts}
+                sent = json.dumps({**body, "codec": "typed"}, allow_nan=False, separators=(",", ":")).encode("ascii")
+                try:
+                    async with asyncio.timeout(self._deadline_s):
+                        answer = await self._endpoint.post(action, sent)
+                except TimeoutError:
+                    raise DeadlineError(
+                        f"reward {self.id!r} at {self.url} took longer than its {self._deadline_s} s"
+                    ) from None
+                return self._read(answer, requests, action, time.perf_counter() - began)
         except RewardKitError as error:
             failure, asked_s = failure_of(error)
             duration_s = time.perf_counter() - began
         logger.info("%d episodes cannot be scored: %s", len(requests), failure.message)
         return [Scored(one.rollout_id, None, failure, duration_s, retry_after_s=asked_s) for one in requests]
 
-    async def _told(self, requests: Sequence[ScoringRequest], action: str) -> Any:
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                return await self._endpoint.post(action, self._body(requests, action))
-        except TimeoutError:
-            raise DeadlineError(f"reward {self.id!r} at {self.url} took longer than its {self._deadline_s} s") from None
-
-    def _body(self, requests: Sequence[ScoringRequest], action: str) -> bytes:
-        rollouts = [rollout_of(request, self.parameters) for request in requests]
-        body = rollouts[0] if action == "score" else {"rollouts": rollouts}
-        return json.dumps({**body, "codec": "typed"}, allow_nan=False, separators=(",", ":")).encode("ascii")
-
-    def _read(self, told: Any, requests: Sequence[ScoringRequest], action: str, duration_s: float) -> list[Scored]:
-        """The scores that the server told.
+    def _read(self, answer: Any, requests: Sequence[ScoringRequest], action: str, duration_s: float) -> list[Scored]:
+        """Return the scores of an answer.
 
         Raises:
-            ProviderError: they are not those that were asked for.
+            ProviderError: they are not those of the requests.
         """
-        answers = [told] if action == "score" else told.get("scores") if isinstance(told, Mapping) else None
+        answers = [answer] if action == "score" else answer.get("scores") if isinstance(answer, Mapping) else None
         if not isinstance(answers, list) or len(answers) != len(requests):
             raise ProviderError(f"{self.url} answered something else than {len(requests)} scores")
         try:
             pairs = zip(requests, answers, strict=True)
-            return [scored_of(answer, request.rollout_id, duration_s) for request, answer in pairs]
+            return [scored_of(one, request.rollout_id, duration_s) for request, one in pairs]
         except pydantic.ValidationError as error:
             problem = "; ".join(describe_validation_error(error)[:3])
         except (ValueError, KeyError, TypeError, EpisodeError) as error:
             problem = str(error)
-        raise ProviderError(f"{self.url} answered something that is no score: {problem}")
+        raise ProviderError(f"{self.url} answered something that is not a score: {problem}")
+
+
+def rollout_of(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[str, Any]:
+    """Return the values of a rollout that the reward names, coded.
+
+    Args:
+        request: the rollout.
+        wanted: the parameters of the reward; None for any.
+
+    Raises:
+        EpisodeError: a value has no JSON form.
+    """
+    names = request.names(wanted) | _ALWAYS
+    values: dict[str, Any] = {
+        "messages": [to_json_value(message.to_chat()) for message in request.messages],
+        "rollout_id": to_json_value(request.rollout_id),
+        "assistant_turns": [int(turn) for turn in request.assistant_turns],
+    }
+    for name in sorted(names & {*_OWN_FIELDS}):
+        if (value := getattr(request, name)) is not None and name not in request.extra:
+            values[name] = to_json_value(dict(value) if name == "sample" else value)
+    if "state" in names and (state := state_record(request)) is not None:
+        values["state"] = state
+    if "step_data" in names and (episode := steps_record(request)) is not None:
+        values["episode"] = episode
+    if extra := {name: to_json_value(request.extra[name]) for name in names & request.extra.keys()}:
+        values["extra"] = extra
+    return values
+
+
+def scored_of(answer: Any, rollout_id: str, duration_s: float) -> Scored:
+    """Return the score in a coded answer, under the rollout's own name.
+
+    Raises:
+        EpisodeError: a value is not coded.
+        pydantic.ValidationError: it is not an `AnswerBody`.
+        ValueError: it is about another rollout, or has neither a score nor an error.
+    """
+    body = AnswerBody.model_validate(from_json_value(answer), strict=True)
+    if body.rollout_id != rollout_id:
+        raise ValueError(f"the score of {body.rollout_id!r} instead of {rollout_id!r}")
+    if body.error is None and (body.result is None or body.score != body.result.score):
+        raise ValueError(f"neither a score nor an error for {rollout_id!r}")
+    error = body.error
+    failure = Failure(error.failure_class, error.where, error.message, error.traceback) if error is not None else None
+    output = (body.stdout, body.stderr, body.is_output_cut)
+    return Scored(rollout_id, body.result, failure, duration_s, body.sandbox, *output, body.retry_after_s)
 
 
 def notes_on(reward: RemoteReward) -> tuple[str, ...]:
-    """Lines for the user."""
-    if not goes_unencrypted(reward.url):
+    """Return lines for the user."""
+    address = urlsplit(reward.url)
+    if address.scheme != "http" or address.hostname in _LOOPBACK:
         return ()
     return (f"reward {reward.id!r}: rollouts and the key go to {reward.url} unencrypted; use https",)

@@ -1,4 +1,4 @@
-"""Scores by the content of what was scored, for rewards that give the same answer to the same question."""
+"""Scores by the content of their requests, for deterministic rewards."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _NOT_HASHED = frozenset({"rollout_id", "step_data"})
 
 
 class ScoreCache:
-    """The scores of one reward; failures are not kept. Give the same one to several agents of that reward, if you like.
+    """The scores of one reward; failures are not kept. Several agents of that reward may share it.
 
-    What counts is all that a request holds, but for its `rollout_id` and its episode's steps: a reward that asks for
-    those cannot be cached. What is no JSON, such as a tuple key or an object, is scored each time.
+    The key is everything in a request except its `rollout_id` and its episode's steps: a reward that asks for those
+    cannot be cached. Values that are not JSON, such as a tuple key or an object, are scored each time.
 
     Args:
-        max_entries: the least recently used are forgotten beyond that.
+        max_entries: beyond it, the least recently used are dropped.
 
     Raises:
-        ConfigError: `max_entries` is no positive whole number.
+        ConfigError: `max_entries` is not a positive whole number.
     """
 
     def __init__(self, max_entries: int = 100_000) -> None:
@@ -40,7 +40,7 @@ class ScoreCache:
         return len(self._entries)
 
     def find(self, key: str, requests: Sequence[ScoringRequest]) -> list[Scored] | None:
-        """The results for requests of this content, under their own names."""
+        """Return the results for requests of this content, under their own names."""
         found = self._entries.get(key)
         if found is None:
             return None
@@ -48,7 +48,7 @@ class ScoreCache:
         return shared(found, requests)
 
     def keep(self, key: str, scored: Sequence[Scored]) -> None:
-        """Remember results, where all are scores."""
+        """Keep results, if all are scores."""
         if any(result.score is None for result in scored):
             return
         self._entries[key] = tuple(shared(scored))
@@ -57,7 +57,7 @@ class ScoreCache:
 
 
 def shared(scored: Sequence[Scored], requests: Sequence[ScoringRequest] | None = None) -> list[Scored]:
-    """Copies of results, so that whoever changes one changes no other; with `requests`, as if they had been scored."""
+    """Return independent copies of results; with `requests`, under their names."""
     copies = [replace(one, result=one.result and one.result.model_copy(deep=True)) for one in scored]
     if requests is None:
         return copies
@@ -66,18 +66,18 @@ def shared(scored: Sequence[Scored], requests: Sequence[ScoringRequest] | None =
 
 
 def check_cacheable(spec: RewardSpec) -> None:
-    """Refuse to cache a reward that may look at what the key leaves out.
+    """Reject a reward that names a value outside of the key.
 
     Raises:
-        ConfigError: it names such a value.
+        ConfigError: it does.
     """
     left_out = _NOT_HASHED | {BATCH_NAMES.get(name, name) for name in _NOT_HASHED}
     for name in sorted((spec.parameters or frozenset()) & left_out):
-        raise ConfigError(f"reward {spec.id!r} asks for {name!r}, of which a cache knows nothing: leave out cache=")
+        raise ConfigError(f"reward {spec.id!r} asks for {name!r}, which is not part of a cache's key: leave out cache=")
 
 
 def content_hash(requests: Sequence[ScoringRequest]) -> str | None:
-    """A 128-bit hash of what a reward sees of a call; None where it cannot be told, or one of them broke."""
+    """Return a 128-bit hash of the requests of a call; None if a value is not JSON, or a rollout broke."""
     digest = hashlib.blake2b(digest_size=16)
     for request in requests:
         if request.failure is not None:
@@ -95,7 +95,7 @@ def content_hash(requests: Sequence[ScoringRequest]) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """The value where JSON tells it from every other; else something that JSON refuses."""
+    """Return the value if its JSON is unambiguous, else an object that JSON rejects."""
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             return object()

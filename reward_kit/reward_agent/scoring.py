@@ -1,4 +1,4 @@
-"""A score: what a reward function is given of an episode, what is kept of its answer, and what gives the scores."""
+"""Requests for scores, their results, and the protocols of rewards and scorers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from reward_kit.errors import AlignmentError, ConfigError, Failure, InvalidResul
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel, match_to_steps
 from reward_kit.providers.faults import trouble_of
 from reward_kit.reward_agent.requirements import check_installed
-from reward_kit.reward_calls import BATCH_NAMES
-from reward_kit.reward_options import OFFERED
+from reward_kit.reward_calls import BATCH_NAMES, OFFERED
 from reward_kit.typed_interface import Mode, Origin
 
 _NAMED = (
@@ -40,10 +39,10 @@ class ScoringRequest:
         ground_truth: the sample's.
         assistant_turns: the position in `messages` of each step's assistant message.
         sample: the sample's row.
-        environment_return: the sum of the environment's rewards, None where it gave none.
+        environment_return: the sum of the environment's rewards; None without any.
         stop_reason: why the episode ended.
         final_state: the resource's final state as stored.
-        failure: why the rollout itself broke, where it did.
+        failure: why the rollout itself broke; None if it did not.
         episode: for rewards that name `step_data`; None for a transcript.
         extra: further named values, such as the task's `goal_description`.
     """
@@ -62,7 +61,7 @@ class ScoringRequest:
 
     @classmethod
     def of(cls, episode: SingleAgentEpisode, task: TaskDefinitionModel | None = None) -> ScoringRequest:
-        """The request for an episode that the rollout worker collected."""
+        """Return the request for an episode."""
         facts = facts_of(episode)
         stored, broke = facts.get("final_state"), facts.get("failure")
         extra = {}
@@ -88,9 +87,9 @@ class ScoringRequest:
         )
 
     def named_values(self, wanted: frozenset[str] | None) -> dict[str, Any]:
-        """Everything a pointwise reward may name; what is costly only where it is in `wanted` (None: all).
+        """Return copies of the values that a pointwise reward names (None: all).
 
-        All are copies: a reward that changes them changes nothing, neither here nor for the siblings of the rollout.
+        A reward that changes them changes nothing, neither here nor for the siblings of the rollout.
         """
         values: dict[str, Any] = {}
         for name in self.names(wanted):
@@ -105,12 +104,12 @@ class ScoringRequest:
         return values
 
     def names(self, wanted: frozenset[str] | None) -> set[str]:
-        """The values that a reward gets which takes these parameters (None: any)."""
+        """Return the names of the values for a reward with these parameters (None: any)."""
         known = {*_NAMED, *self.extra}
         return known if wanted is None else known & {_POINTWISE_NAMES.get(name, name) for name in wanted}
 
     def plain_value(self, name: str) -> Any:
-        """A value that is no message, step or state; not a copy."""
+        """Return a value other than messages, steps and state, not copied."""
         if name in self.extra:
             return self.extra[name]
         return list(self.assistant_turns) if name == "assistant_turns" else getattr(self, name)
@@ -127,7 +126,7 @@ def _copied(value: Any) -> Any:
 
 
 def _copy(message: Message) -> Message:
-    """A copy that shares nothing that can be changed; plain text needs no deep one."""
+    """Return a copy that shares nothing mutable; plain text needs no deep copy."""
     calls = message.tool_calls or ()
     is_plain = isinstance(message.content, _UNCHANGEABLE) and not message.function_call and not message.model_extra
     if not is_plain or any(call.model_extra or call.function.model_extra for call in calls):
@@ -146,11 +145,11 @@ class Scored:
         rollout_id: the rollout.
         result: what the reward function returned; None where it failed.
         failure: why there is no score.
-        duration_s: how long the call took, with its wait for a thread or a worker; that of its group is one call.
-        sandbox: the level it ran at and, behind walls, their strength; None where nothing was called.
-        stdout, stderr: what the reward wrote in that call, where it was kept apart.
+        duration_s: of the call, with its wait for a thread or a worker; a group is one call.
+        sandbox: the level it ran at and the strength of the sandbox; None without a call.
+        stdout, stderr: the output of that call, if it was captured.
         is_output_cut: it wrote more than was kept.
-        retry_after_s: for how long the endpoint behind it asked to be left alone, where it failed of that.
+        retry_after_s: the endpoint's Retry-After, if it failed because of that.
     """
 
     rollout_id: str
@@ -165,12 +164,12 @@ class Scored:
 
     @property
     def score(self) -> float | None:
-        """The score; None where the rollout is unscored. Unscored is not zero."""
+        """The score; None if the rollout is unscored, which is not zero."""
         return self.result.score if self.result is not None and self.failure is None else None
 
 
 class Reward(Protocol):
-    """What is known of a reward without calling it, whether it is loaded here or behind walls."""
+    """The facts of a reward that are known without calling it, wherever it runs."""
 
     @property
     def id(self) -> str: ...
@@ -191,7 +190,7 @@ class Reward(Protocol):
 
 
 class Scorer(Protocol):
-    """Where rewards are called: opened, asked for one score after the other or for several at once, and closed."""
+    """The caller of a reward: opened, asked for scores of rollouts or groups, and closed."""
 
     @property
     def mode(self) -> Mode:
@@ -203,23 +202,23 @@ class Scorer(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
     async def score(self, request: ScoringRequest) -> Scored:
-        """The score of one rollout, for a batch reward a group of one; what goes wrong with it is in the result."""
+        """Score one rollout, for a batch reward a group of one; failures are in the result."""
         ...
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """The scores of the rollouts of one group, in their order: a batch reward is called once for all of them.
+        """Score the rollouts of one group, in their order: a batch reward is called once for all of them.
 
         A rollout that broke is left out of the call, and its failure is its answer. A call that fails leaves all others
-        unscored; a result that is none, or declares no valid score, leaves its own rollout unscored.
+        unscored; an invalid result leaves its own rollout unscored.
         """
         ...
 
 
 def check_parameters(spec: Reward) -> None:
-    """Refuse a reward that requires what is never given, or a package that is not installed as it asks.
+    """Reject a reward with an unknown required parameter, or with unmet requirements.
 
     Raises:
-        ConfigError: the name is told, with the nearest one.
+        ConfigError: the message has the nearest name.
     """
     check_installed(spec.requirements, f"reward {spec.id!r}")
     if taken := sorted(spec.resources.keys() & OFFERED):
@@ -229,33 +228,33 @@ def check_parameters(spec: Reward) -> None:
         near = f"; did you mean {BATCH_NAMES[name]!r}?" if name in BATCH_NAMES else did_you_mean(name, offered)
         if not near.endswith("?"):
             near = f"; as an option of the reward: -O {name}=…, or reward_options: {{{name}: …}} in the task file{near}"
-        raise ConfigError(f"reward {spec.id!r} asks for {name!r}, which nobody gives{near}")
+        raise ConfigError(f"reward {spec.id!r} has an unknown parameter {name!r}{near}")
 
 
 def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], what: str = "sample") -> None:
-    """Refuse a reward that requires a ground truth where nothing has one; where some lack it, those are unscored.
+    """Reject a reward that requires a ground truth if nothing has one; samples without one are unscored.
 
     Args:
         reward: the reward.
         truths: the ground truth of each sample or row.
-        fields: what they have instead, for the message.
+        fields: their fields, for the message.
         what: a sample, or a row.
 
     Raises:
-        ConfigError: none has one; the nearest field is told.
+        ConfigError: none has one; the message has the nearest field.
     """
     if reward.required & {"ground_truth", "ground_truths"} and all(truth is None for truth in truths):
         known = sorted(set(fields))
         near = difflib.get_close_matches("ground_truth", known, n=1)
-        mend = f"; rename {near[0]!r} to 'ground_truth'" if near else ""
-        told = f"reward {reward.id!r} asks for ground_truth, and no {what} has it{mend}"
-        raise ConfigError(f"{told} (their fields: {', '.join(known) or 'none'})")
+        fix = f"; rename {near[0]!r} to 'ground_truth'" if near else ""
+        message = f"reward {reward.id!r} asks for ground_truth, and no {what} has it{fix}"
+        raise ConfigError(f"{message} (their fields: {', '.join(known) or 'none'})")
 
 
 def failure_of(error: RewardKitError) -> tuple[Failure, float | None]:
-    """What a call failed of, and for how many seconds the endpoint behind it asked to be left alone.
+    """Return the failure of a call, and the Retry-After of the endpoint behind it.
 
-    Where the user's own client of an endpoint met trouble that may pass, that is a `provider_error` and no crash.
+    A transient error of the user's own client is a `provider_error`, not a crash.
     """
     failure, trouble = Failure.from_exception(error), trouble_of(error)
     if trouble is None:
@@ -269,11 +268,11 @@ async def scored_together(
     requests: Sequence[ScoringRequest],
     score_whole: Callable[[Sequence[ScoringRequest]], Awaitable[Sequence[Scored]]],
 ) -> list[Scored]:
-    """The scores of a group of which broken rollouts are left out, with their failures in their places.
+    """Score a group without its broken rollouts; their failures are their results.
 
     Args:
         requests: the group.
-        score_whole: scores those that are whole, in their order; not called where there is none.
+        score_whole: scores the others, in their order; not called without any.
     """
     whole = [request for request in requests if request.failure is None]
     scored = iter(await score_whole(whole) if whole else ())
@@ -284,14 +283,14 @@ async def scored_together(
 
 
 def error_of(id: str, result: EvaluateResult, steps: int) -> RewardKitError | None:
-    """Why a result leaves its rollout unscored: it says so itself, or a step output names no step, or one twice.
+    """Return why a result leaves its rollout unscored: by its own fields, or since a step output names a wrong step.
 
-    A wrong step is found when the result is made, not when credit is.
+    So a wrong step is found when the result is made, not when credit is.
 
     Args:
         id: the reward's.
-        result: what it returned.
-        steps: how many there are.
+        result: its result.
+        steps: the number of steps.
     """
     try:
         if result.step_outputs:

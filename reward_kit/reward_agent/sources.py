@@ -1,8 +1,8 @@
-"""What a reward's file needs of the user's own code, found by reading it and never by running it.
+"""Facts about a reward found by reading its file, never by running it.
 
-The file and the modules that it imports, directly or through one another, are sent into the sandbox as text, so that
-the folder they stand in stays closed. Installed packages are readable there; the usual heavy ones are imported once,
-before any call.
+The file and the user's own modules that it imports, directly or through one another, are sent into the sandbox as
+text, so that their folder stays unreadable there. Installed packages are readable; the usual heavy ones are imported
+once, before any call.
 """
 
 from __future__ import annotations
@@ -18,16 +18,25 @@ from reward_kit import rewards
 from reward_kit.errors import ConfigError
 from reward_kit.loading import MODULE_PREFIX, is_built_in, module_name_of
 from reward_kit.reward_calls import REFERENCE
-from reward_kit.sandbox.program import SOURCE_LIMIT, library_path, standard_library
+from reward_kit.sandbox.program import SOURCE_LIMIT, library_path
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 _BUILT_IN = "reward_kit.rewards"
+_NETWORK_CLIENTS = frozenset(
+    {
+        *("openai", "anthropic", "litellm", "cohere", "mistralai", "groq", "together", "ollama", "instructor"),
+        *("httpx", "requests", "aiohttp", "urllib3", "grpc", "websockets", "boto3", "socket"),
+        *("urllib.request", "http.client", "google.genai", "google.generativeai", "huggingface_hub"),
+    }
+)
 _HEAVY = frozenset(
     {
         *("numpy", "scipy", "pandas", "sympy", "mpmath", "math_verify", "latex2sympy2_extended", "networkx"),
         *("pydantic", "yaml", "jsonschema", "regex", "rapidfuzz", "Levenshtein", "nltk", "sqlglot", "bs4", "lxml"),
     }
 )
-"""Installed packages that are slow to import and do nothing but define things when they are."""
+"""Installed packages that are slow to import, and whose import has no side effects."""
 _NOT_PRELOADED = frozenset(
     {
         *("antigravity", "this", "idlelib", "tkinter", "turtle", "turtledemo", "test", "lib2to3", "ensurepip", "venv"),
@@ -35,7 +44,85 @@ _NOT_PRELOADED = frozenset(
         *("__main__", "builtins", "__future__"),
     }
 )
-"""Modules of the standard library that do something when they are imported, or are of no use to a reward."""
+"""Modules of the standard library whose import has side effects, or that are useless to a reward."""
+
+
+def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
+    """Yield the functions and classes of one scope, also those under `if`, `try` and `with`."""
+    for node in scope:
+        if isinstance(node, Definition):
+            yield node
+            continue
+        for inner in ("body", "orelse", "handlers", "finalbody"):
+            yield from definitions(getattr(node, inner, ()))
+
+
+def definition_of(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
+    """Return the last definition of a name, dotted for one in a class; None if the scope does not define it."""
+    found: Definition | None = None
+    for part in name.split("."):
+        named = [node for node in definitions(scope) if node.name == part]
+        if not named:
+            return None
+        found = named[-1]
+        scope = found.body
+    return found
+
+
+def declared_requirements(text: str, name: str) -> tuple[str, ...]:
+    """Return the plain texts of `requirements=` in a reward's decorator, whatever the decorator is called.
+
+    Args:
+        text: of the file.
+        name: of the function or class in it, dotted for one in a class.
+
+    Returns:
+        () also if the requirements can only be known by running the text; they are checked after it is described.
+    """
+    definition = definition_of(name, _tree(text).body)
+    for decorator in definition.decorator_list if definition is not None else ():
+        for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
+            if keyword.arg != "requirements":
+                continue
+            try:
+                value = ast.literal_eval(keyword.value)
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                return ()
+            is_list = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+            return tuple(value) if is_list else ()
+    return ()
+
+
+def refuse_network(text: str, name: str, file: str, level: str) -> None:
+    """Reject a `compute_score` that imports a client of the network, which the sandbox does not have.
+
+    A score function of this form usually catches the error and returns 0.0 for every answer.
+
+    Args:
+        text: of its file.
+        name: of the function or class.
+        file, level: for the message.
+
+    Raises:
+        ConfigError: the message names the option that lets it run.
+    """
+    tree = _tree(text)
+    definition = definition_of(name, tree.body)
+    if isinstance(definition, ast.ClassDef):
+        has_form = any(one.name == "compute_score" for one in definitions(definition.body))
+    elif definition is not None:
+        taken = definition.args
+        names = {one.arg for one in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)}
+        has_form = bool(names & {"solution_str", "solution_strs"})
+    else:
+        has_form = False
+    for wanted in _imports(tree, "", is_package=False) if has_form else ():
+        for client in _NETWORK_CLIENTS:
+            if f"{wanted}.".startswith(f"{client}."):
+                raise ConfigError(
+                    f"reward {name!r}: {file} imports {client}, which needs the network, and there is none at the "
+                    f"level {level}: run it with --sandbox in_process"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +136,29 @@ class Module:
 
 @dataclass(slots=True)
 class Sources:
-    """What a reward needs.
+    """The code that a reward needs.
 
     Attributes:
         modules: the user's own, by the names they are imported with.
-        imports: installed ones to import before any call, sorted.
+        imports: installed ones to import before any call.
     """
 
     modules: dict[str, Module] = field(default_factory=dict)
     imports: set[str] = field(default_factory=set)
 
 
-def sources_of(file: Path, name: str, roots: Sequence[Path], library: Sequence[str] = ()) -> Sources:
-    """Read a reward's file and what it imports.
+def sources_of(file: Path, name: str, roots: Sequence[Path]) -> Sources:
+    """Read a reward's file and the modules that it imports.
 
     Args:
         file: the file.
         name: the name of its module.
-        roots: folders that it may import the user's own modules from, besides what is installed.
-        library: folders of installed packages that it sees in the place of the running interpreter's.
+        roots: folders that it may import the user's own modules from, besides installed packages.
 
     Raises:
         ConfigError: a file cannot be read.
     """
-    found, installed = Sources(), _Installed([*standard_library(), *library] if library else library_path())
+    found, installed = Sources(), _Installed(library_path())
     pending = [(name, file, False)]
     if not name.startswith(MODULE_PREFIX):
         pending = [] if is_built_in(name) or installed.has(name.partition(".")[0]) else list(_parts(name, roots))
@@ -82,30 +168,32 @@ def sources_of(file: Path, name: str, roots: Sequence[Path], library: Sequence[s
             continue
         text = read_source(path) if path.is_file() else None
         found.modules[current] = Module(str(path), text, is_package)
-        for wanted in _imports(text or "", current, is_package):
+        tree = _tree(text or "")
+        for wanted in _imports(tree, current, is_package):
             top = wanted.partition(".")[0]
             if top == "reward_kit":
-                found.imports |= _built_in(wanted, installed)
+                found.imports |= built_in_imports(wanted)
             elif installed.has(top):
                 found.imports |= {top} if installed.may_be_preloaded(top) else set()
             else:
                 pending += _parts(wanted, roots)
-        pending += _factories(text or "", file.parent)
+        for node in ast.walk(tree):  # files that texts of the form "file.py:factory" name
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and REFERENCE.match(node.value):
+                factory = (file.parent / node.value.partition(":")[0]).resolve()
+                if _is_within(factory, file.parent):
+                    pending.append((module_name_of(factory), factory, False))
     return found
 
 
 def built_in_imports(name: str) -> set[str]:
-    """What to import once, before any call, for a built-in reward: its module, and the heavy packages it needs.
+    """Return the modules to import once, before any call, for a built-in reward: its own and heavy packages.
 
     Args:
         name: "reward_kit.rewards.math_answer", as it is exported there, or a module's.
     """
-    return _built_in(name, _Installed(library_path()))
-
-
-def _built_in(name: str, installed: _Installed) -> set[str]:
     if not name.startswith(f"{_BUILT_IN}."):
         return set()
+    installed = _Installed(library_path())
     exported = name.removeprefix(f"{_BUILT_IN}.")
     pending, seen, found = [f"{_BUILT_IN}.{rewards.HOMES.get(exported, exported)}"], set[str](), set[str]()
     while pending:
@@ -115,7 +203,7 @@ def _built_in(name: str, installed: _Installed) -> set[str]:
         if file is None:  # a name in a module
             continue
         found.add(module)
-        for wanted in _imports(read_source(file), module, file.name == "__init__.py"):
+        for wanted in _imports(_tree(read_source(file)), module, file.name == "__init__.py"):
             top = wanted.partition(".")[0]
             if wanted.startswith(f"{_BUILT_IN}."):
                 pending.append(wanted)
@@ -125,7 +213,7 @@ def _built_in(name: str, installed: _Installed) -> set[str]:
 
 
 def find_module(name: str) -> Path | None:
-    """The file of a dotted name, found without importing anything; None where there is none."""
+    """Return the file of a dotted name without importing anything; None if it is not found."""
     if "/" in name or "\0" in name or not all(name.split(".")):
         return None
     found = list(_parts(name, [*user_roots(), *map(Path, library_path())]))
@@ -133,16 +221,16 @@ def find_module(name: str) -> Path | None:
 
 
 def user_roots() -> list[Path]:
-    """The entries of `sys.path` that are neither the standard library nor installed packages."""
+    """Return the entries of `sys.path` that are neither the standard library nor installed packages."""
     libraries = set(library_path())
     return [Path(entry).resolve() for entry in sys.path if entry not in libraries and Path(entry).is_dir()]
 
 
 def read_source(path: Path) -> str:
-    """The text of a user's file.
+    """Return the text of a user's file.
 
     Raises:
-        ConfigError: it cannot be read, is no UTF-8, or is too long.
+        ConfigError: it cannot be read, is not UTF-8, or is too long.
     """
     try:
         if path.stat().st_size > SOURCE_LIMIT:
@@ -152,17 +240,17 @@ def read_source(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def _tree(text: str) -> ast.AST:
+def _tree(text: str) -> ast.Module:
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # told with its line where it is run
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # reported with its line when it is run
         return ast.Module([], [])
 
 
-def _imports(text: str, name: str, is_package: bool) -> Iterator[str]:
-    """Every dotted name that a text may import, also inside functions."""
+def _imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[str]:
+    """Yield every dotted name that a module may import, also inside functions."""
     package = name if is_package else name.rpartition(".")[0]
-    for node in ast.walk(_tree(text)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -174,17 +262,8 @@ def _imports(text: str, name: str, is_package: bool) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def _factories(text: str, folder: Path) -> Iterator[tuple[str, Path, bool]]:
-    """Files that texts of the form "file.py:factory" name."""
-    for node in ast.walk(_tree(text)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and REFERENCE.match(node.value):
-            path = (folder / node.value.partition(":")[0]).resolve()
-            if _is_within(path, folder):
-                yield module_name_of(path), path, False
-
-
 def _parts(name: str, roots: Sequence[Path]) -> Iterator[tuple[str, Path, bool]]:
-    """The module of a dotted name and the packages around it, as far as they are in one of `roots`."""
+    """Yield the packages around a dotted name and its module, as far as they are in the first of `roots` with any."""
     for root in roots:
         if found := list(_parts_in(name, root)):
             yield from found
@@ -208,13 +287,13 @@ def _parts_in(name: str, root: Path) -> Iterator[tuple[str, Path, bool]]:
 
 
 def _is_within(file: Path, root: Path) -> bool:
-    """A file, and no link that leads out of `root`: what is found here is handed to the reward's code as text."""
+    """Report whether it is a file, and not a link out of `root`: its text is handed to the reward's code."""
     return file.is_file() and file.resolve().is_relative_to(root)
 
 
 @dataclass(frozen=True, slots=True)
 class _Installed:
-    """What the interpreter behind the walls finds without us."""
+    """The packages that the interpreter in the sandbox finds by itself."""
 
     path: Sequence[str]
 

@@ -1,4 +1,4 @@
-"""What a reward agent has done and is doing, in figures; its memory does not grow with what it counts."""
+"""Figures of a reward agent; their memory is constant."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _KEPT_LATENCIES = 4096
 
 
 def cost_of(usage: str) -> float | None:
-    """The dollars that a judge's usage tells of; None where its price is not known."""
-    told = _COST.search(usage)
-    return float(told[1]) if told is not None else None
+    """Return the dollars in a judge's usage; None if its price is unknown."""
+    found = _COST.search(usage)
+    return float(found[1]) if found is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class AgentStats:
-    """Figures since the agent was made. Each is right by itself; read in another thread, two may be of two moments.
+    """Figures since the agent was made. Read in another thread, two of them may be of two moments.
 
     Attributes:
         submitted: requests.
         pending: of them, those without a result.
-        waiting: of those, the ones for which no call is being made: the depth of the queue.
+        waiting: of those, the ones whose call is not in flight: the depth of the queue.
         in_flight: calls being made; that of a group is one.
         done: results of complete groups, scores and failures.
         failed: of those, the unscored ones by their class.
-        groups_complete: groups that can be handed out, or were.
-        groups_outstanding: groups that are not complete; none once the agent was left.
+        groups_complete: groups that can be or were handed out.
+        groups_outstanding: groups that are not complete; 0 once the agent was left.
         retries: calls made again.
         cached: calls not made, since the answer of an equal one was known or on its way.
-        latency_p50_s, latency_p90_s, latency_p99_s: seconds from the begin of a call to its end, each attempt by
-            itself; what a ticket gave up does not count. None before the first one ended.
-        cost_usd: dollars that scores say they took, also those of attempts that were made again; None where none does.
-        unpriced: what was taken at a price that is not known: the cost is at least `cost_usd`.
+        latency_p50_s, latency_p90_s, latency_p99_s: of an attempt, without those that a ticket gave up. None before the
+            first one ended.
+        cost_usd: dollars recorded in scores, retried attempts included; None without any.
+        unpriced: usages of unknown price: the cost is at least `cost_usd`.
     """
 
     submitted: int
@@ -63,7 +63,7 @@ class AgentStats:
     unpriced: int
 
     def metrics(self) -> dict[str, float]:
-        """The figures under flat names, as for TensorBoard; what is not known is left out, which is not zero."""
+        """Return the figures under flat names, as for TensorBoard, without unknown ones."""
         known = {name: getattr(self, name) for name in self.__slots__ if name != "failed"}
         known |= {f"failed/{name}": count for name, count in sorted(self.failed.items())}
         known["failed"] = sum(self.failed.values())
@@ -71,13 +71,9 @@ class AgentStats:
 
 
 class Latencies:
-    """Percentiles of any number of durations: exact of the first few thousand, of a uniform sample beyond that.
+    """Percentiles of durations: exact for the first few thousand, beyond that of a uniform sample.
 
     The sample is drawn by reservoir sampling (Vitter 1985, algorithm R).
-
-    Args:
-        size: how many are kept.
-        seed: of the draw.
     """
 
     def __init__(self, size: int = _KEPT_LATENCIES, seed: int = 0) -> None:
@@ -86,15 +82,15 @@ class Latencies:
         self._count = 0
 
     def add(self, seconds: float) -> None:
-        """One more duration."""
+        """Add a duration."""
         self._count += 1
         if self._count <= self._size:
             self._kept.append(seconds)
-        elif (place := int(self._draw() * self._count)) < self._size:
-            self._kept[place] = seconds
+        elif (index := int(self._draw() * self._count)) < self._size:
+            self._kept[index] = seconds
 
     def percentiles(self, wanted: Sequence[float]) -> list[float | None]:
-        """Each in seconds; None where nothing was added."""
+        """Return each in seconds; None before anything was added."""
         if not self._kept:
             return [None] * len(wanted)
         return [float(value) for value in np.percentile(self._kept.copy(), wanted)]
@@ -102,7 +98,7 @@ class Latencies:
 
 @dataclass(slots=True)
 class Tally:
-    """What an agent and its caller count; `stats` reads it."""
+    """The counters of an agent and its caller; `stats` reads them."""
 
     submitted: int = 0
     groups_complete: int = 0
@@ -118,22 +114,22 @@ class Tally:
     unpriced: int = 0
 
     def submit(self, requests: int, groups: int) -> None:
-        """A batch was submitted."""
+        """Count a submitted batch."""
         self.submitted += requests
         self.groups_outstanding += groups
 
     def begin_call(self, requests: int) -> None:
-        """A call is being made for so many requests."""
+        """Count a call in flight for so many requests."""
         self.in_flight += 1
         self.requests_in_flight += requests
 
     def end_call(self, requests: int) -> None:
-        """A call is over, whatever came of it."""
+        """Count the end of a call."""
         self.in_flight -= 1
         self.requests_in_flight -= requests
 
     def complete_group(self, results: Iterable[Scored | None]) -> None:
-        """A group has its last word."""
+        """Count a complete group."""
         self.groups_complete += 1
         self.groups_outstanding -= 1
         for result in results:
@@ -142,8 +138,8 @@ class Tally:
                 self.failed[result.failure.failure_class] += 1
 
     def spend(self, scored: Iterable[Scored]) -> None:
-        """Add what the results of one call say that they took."""
-        # Rollouts of a group that were judged together all say what that took, which is taken once.
+        """Add the cost of the results of one call."""
+        # Rollouts of a group that were judged together all record the whole cost.
         usages = (one.result.metrics.get(METRIC) for one in scored if one.result is not None)
         for usage in dict.fromkeys(metric.reason for metric in usages if metric is not None):
             if (cost := cost_of(usage)) is None:
@@ -152,12 +148,12 @@ class Tally:
                 self.cost_usd = (self.cost_usd or 0.0) + cost
 
     def stats(self, pending: int) -> AgentStats:
-        """The figures as they are, with so many requests that have no result."""
+        """Return the figures, with so many requests that have no result."""
         p50, p90, p99 = self.latencies.percentiles((50, 90, 99))
         return AgentStats(
             submitted=self.submitted,
             pending=pending,
-            # A call for a ticket that was given up may be made for those of equal calls alone.
+            # A call for a ticket that was given up may go on for equal calls alone.
             waiting=max(0, pending - self.requests_in_flight),
             in_flight=self.in_flight,
             done=self.done,

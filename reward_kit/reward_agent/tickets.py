@@ -1,34 +1,32 @@
-"""One submitted batch: its results as they come in, when its groups are whole, and how it ends early."""
+"""One submitted batch: its results as they come in, and the order in which they are handed out.
+
+Groups are handed out whole, unless a caller allows cutting one. Callers are served in the order in which they asked.
+Nothing polls: a caller sleeps until the group that completes its chunk wakes it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol, Self
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from reward_kit.errors import DeadlineError, Failure
-from reward_kit.reward_agent.deliveries import Deliveries
+from reward_kit.errors import ConfigError, DeadlineError, Failure, RewardError
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 
+Order = Literal["completion", "submission"]
+"""Which groups are handed out next: those that completed first, or those that were submitted first."""
+
 Spans = Sequence[tuple[float, float]]
+
+NOT_OPEN = "the reward agent is not open; use `async with AsyncRewardAgent(…)`"
 _CANCELLED = Failure("refused", "CancelledError", "its ticket was cancelled before it was scored")
-
-
-class TicketOwner(Protocol):
-    """The agent, as a ticket knows it."""
-
-    def settled(self, count: int) -> None:
-        """So many requests have their result, or never will have one."""
-
-    def completed(self, ticket: Ticket, group: int) -> None:
-        """A group can be handed out."""
-
-    def gave_up(self, ticket: Ticket) -> None:
-        """What is still being scored for the ticket is in vain."""
 
 
 class _Columns(NamedTuple):
@@ -38,11 +36,11 @@ class _Columns(NamedTuple):
 
 
 class ScoredChunk(_Columns):
-    """Results in one order, that of their place in the batch. Unpacks as (data_idxs, rewards, extra_infos).
+    """Results in the order of their index in the batch. Unpacks as (data_idxs, rewards, extra_infos).
 
     Attributes:
-        data_idxs: their places in the batch of `ticket`, ascending.
-        rewards: None where unscored, which is not zero; `rewards_B` is the same as an array.
+        data_idxs: their indexes in the batch of `ticket`, ascending.
+        rewards: None if unscored, which is not zero; `rewards_B` is the same as an array.
         extra_infos: the whole results, with failures.
         ticket: the batch.
     """
@@ -51,7 +49,7 @@ class ScoredChunk(_Columns):
 
     @classmethod
     def of(cls, ticket: Ticket, indexes: list[int]) -> Self:
-        """The chunk of these places, all of which have their results."""
+        """Return the chunk of these indexes, all of which have their results."""
         results = [result for index in indexes if (result := ticket.results[index]) is not None]
         chunk = cls(indexes, [result.score for result in results], results)
         chunk.ticket = ticket
@@ -59,20 +57,20 @@ class ScoredChunk(_Columns):
 
     @property
     def rewards_B(self) -> npt.NDArray[np.float64]:
-        """(B,) the rewards, NaN where unscored: whoever averages them without thought gets no number."""
+        """(B,) the rewards, NaN where unscored, so that a careless mean is not a number."""
         return np.array(self.rewards, dtype=np.float64)
 
     @property
     def lengths(self) -> list[int | None]:
-        """Tokens of each response, up to its last: at that one a trainer lays down the reward.
+        """Tokens of each response; a trainer puts the reward on the last one.
 
-        It is `extra["response_length"]` of the request; else of the episode's tokens, where they are one row.
+        It is `extra["response_length"]` of the request; else of the episode's tokens, if they are one row.
         """
         return [response_length(self.ticket.requests[index]) for index in self.data_idxs]
 
     @property
     def completion_ranks(self) -> list[int]:
-        """Which in its batch each was when it came in, from 0: fast rewards have low ranks."""
+        """The order in which results came in, from 0 in each batch: fast rewards have low ranks."""
         return [self.ticket.completion_ranks[index] for index in self.data_idxs]
 
     @property
@@ -88,27 +86,40 @@ class ScoredChunk(_Columns):
 
 
 def response_length(request: ScoringRequest) -> int | None:
-    """The tokens of a request's response; None where the request does not tell."""
-    if (told := request.extra.get("response_length")) is not None:
-        return int(told)
+    """Return the tokens of a request's response; None if unknown."""
+    if (length := request.extra.get("response_length")) is not None:
+        return int(length)
     rows = list(request.episode.tokens.rows()) if request.episode is not None else []
     return len(rows[0].completion_ids) if len(rows) == 1 else None
 
 
+class TicketOwner(Protocol):
+    """The agent's side of a ticket."""
+
+    def settled(self, count: int) -> None:
+        """So many requests have their result, or never will have one."""
+
+    def completed(self, ticket: Ticket, group: int) -> None:
+        """A group can be handed out."""
+
+    def gave_up(self, ticket: Ticket) -> None:
+        """Calls in flight for the ticket are useless."""
+
+
 class Ticket:
-    """One submitted batch. Its indexes count from 0, and are never mixed with those of another.
+    """One submitted batch. Its indexes count from 0 and are never mixed with those of another.
 
     Attributes:
         requests: the batch.
-        group_size: how many consecutive requests are a group.
-        number: which batch of its agent it is, from 1.
-        results: `results[i]` is that of its i-th request, None until it is there. Where the scorer finishes groups, it
-            may change until the group is handed out.
-        completion_ranks: `completion_ranks[i]` is which in the batch the i-th result was when it came; -1 until then.
-        submitted_at: when it was submitted, in the time of the loop.
-        spans: `spans[i]` has the begin and the end of each call that was made for the i-th result, likewise; none where
-            it came from the cache, from an equal call or from no call.
-        context: the context variables of whoever submitted it.
+        group_size: so many consecutive requests are a group.
+        number: of the batch in its agent, from 1.
+        results: `results[i]` is that of its i-th request, None until it is there. If the scorer finishes groups, it may
+            change until the group is handed out.
+        completion_ranks: `completion_ranks[i]` is the rank by time of the i-th result; -1 until then.
+        submitted_at: in the time of the loop.
+        spans: `spans[i]` has begin and end of each call that was made for the i-th result, in the time of the loop;
+            none if it came from the cache, from an equal call or without a call.
+        context: the context variables of the submitter.
     """
 
     def __init__(
@@ -126,8 +137,8 @@ class Ticket:
         self.completion_ranks = [-1] * len(self.requests)
         self.spans: list[Spans] = [()] * len(self.requests)
         self.context = contextvars.copy_context()
-        told = f"batch {number}, of {len(self.requests)} requests"
-        self.deliveries = Deliveries(len(self.requests), group_size, told)
+        name = f"batch {number}, of {len(self.requests)} requests"
+        self.deliveries = Deliveries(len(self.requests), group_size, name)
         self._owner: TicketOwner | None = owner
         self._finishes_groups = finishes_groups
         self._loop = asyncio.get_running_loop()
@@ -140,18 +151,18 @@ class Ticket:
 
     @property
     def is_done(self) -> bool:
-        """Whether every result is there, be it a failure."""
+        """Every result is there, be it a failure."""
         return self._open_groups == 0
 
     def is_of(self, owner: TicketOwner) -> bool:
-        """Whether `owner` issued it, and is still open."""
+        """Report whether `owner` issued it and is still open."""
         return self._owner is owner
 
     def cancel(self) -> None:
-        """Give up what is not scored yet; calls that have begun are cancelled. From any thread.
+        """Give up all requests without a score, and cancel their calls. May be called from any thread.
 
-        It is unscored with the class `refused`, and handed out as everything else. Where the scorer finishes groups, so
-        is the whole of each group that is not finished.
+        They are unscored with the class `refused`, and handed out like the others. If the scorer finishes groups, so is
+        every request of a group that is not finished.
         """
         try:
             is_here = asyncio.get_running_loop() is self._loop
@@ -163,31 +174,31 @@ class Ticket:
             self._loop.call_soon_threadsafe(self._end, _CANCELLED)
 
     def expire_in(self, seconds: float) -> None:
-        """From then on, what has no score is unscored with the class `timeout`."""
+        """Give up all requests without a score after this time, with the class `timeout`."""
         error = DeadlineError(f"not scored within the {seconds:g} s of its ticket (deadline_s)")
         if not self.is_done:
             self._deadline = self._loop.call_later(seconds, self._end, Failure.from_exception(error))
 
     def close(self) -> None:
-        """The agent was left: nothing comes any more."""
+        """End without further results: the agent was left."""
         self._owner = None
         self._stop_clock()
         self.deliveries.close()
 
     def group_of(self, group: int) -> slice:
-        """The places of a group."""
+        """Return the indexes of a group."""
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
     def settle(self, start: int, scored: Sequence[Scored], spans: Spans = ()) -> int | None:
-        """Keep results, but where there is one: what comes after a deadline is too late.
+        """Keep results, except where there is one already: those after a deadline are too late.
 
         Args:
-            start: the place of the first of them.
+            start: the index of the first of them.
             scored: the results.
-            spans: when each of the calls for them began and ended.
+            spans: begin and end of each call for them.
 
         Returns:
-            The group, where now all of its results are there and the scorer is to finish it.
+            The group, if now all of its results are there and the scorer is to finish it.
         """
         if self._owner is None:
             return None
@@ -208,13 +219,13 @@ class Ticket:
         return None
 
     def finish(self, group: int, scored: Sequence[Scored]) -> None:
-        """Replace the results of a group by finished ones, unless that is too late, and let it be handed out."""
-        if self._owner is not None and not self._is_complete[group]:
+        """Replace the results of a group by finished ones, unless it is too late, and let it be handed out."""
+        if self.is_open(group):
             self.results[self.group_of(group)] = scored
             self._complete(group)
 
     def is_open(self, group: int) -> bool:
-        """Whether the group can still be finished."""
+        """Report whether the group can still be finished."""
         return self._owner is not None and not self._is_complete[group]
 
     def _keep(self, index: int, result: Scored) -> None:
@@ -236,7 +247,7 @@ class Ticket:
             self._deadline = None
 
     def _end(self, failure: Failure) -> None:
-        """Every group that is not complete is, with failures where scores are missing."""
+        """Complete every group, with failures for missing scores."""
         if self._owner is None:
             return
         ended = [group for group, is_complete in enumerate(self._is_complete) if not is_complete]
@@ -253,3 +264,120 @@ class Ticket:
         for group in ended:
             self._complete(group)
         self._owner.gave_up(self)
+
+
+@dataclass(slots=True, eq=False)
+class _Taker:
+    size: int
+    order: Order
+    wake_up: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Deliveries:
+    """The results of one batch on their way out, by index.
+
+    Args:
+        size: of the batch.
+        group_size: so many consecutive ones are a group.
+        batch: its name, for messages.
+
+    Attributes:
+        outstanding: results for which no caller waits.
+        undelivered: results that are not handed out.
+    """
+
+    def __init__(self, size: int, group_size: int, batch: str) -> None:
+        self.outstanding = self.undelivered = size
+        self._group_size, self._batch = group_size, batch
+        self._undelivered = OrderedDict.fromkeys(range(size // group_size))
+        self._ready: OrderedDict[int, None] = OrderedDict()
+        self._rest: list[int] = []  # of a group that was cut
+        self._takers: deque[_Taker] = deque()
+        self._is_closed = False
+
+    def complete(self, group: int) -> None:
+        """Let a group be handed out."""
+        self._ready[group] = None
+        self._wake_first()
+
+    def close(self) -> None:
+        """Wake all callers: nothing will complete any more."""
+        self._is_closed = True
+        for taker in self._takers:
+            taker.wake_up.set()
+
+    def has_ready_group(self) -> bool:
+        """Report whether there is a complete group for which no caller waits."""
+        return bool(self._ready) and self.outstanding >= self._group_size
+
+    def take_group(self) -> list[int]:
+        """Return the indexes of the group that completed first; see `has_ready_group`."""
+        self.outstanding -= self._group_size
+        return self._hand_out([next(iter(self._ready))])
+
+    async def take(self, size: int, order: Order, *, cut_groups: bool) -> list[int]:
+        """Return the next `size` indexes, sorted, once their groups are complete.
+
+        Raises:
+            ConfigError: it can never be met; at once, and nothing is lost.
+            RewardError: the agent was closed before.
+        """
+        if size < 0:
+            raise ConfigError(f"get({size}): a chunk has no negative size")
+        if order not in ("completion", "submission"):
+            raise ConfigError(f"get: order is 'completion' or 'submission', not {order!r}")
+        outstanding = f"{self.outstanding} results are outstanding of {self._batch}"
+        if size > self.outstanding:
+            raise ConfigError(f"get({size}) can never be met: {outstanding}")
+        # The rest of a group that earlier callers will have cut comes first.
+        over = (size - self.outstanding) % self._group_size
+        if over and not cut_groups:
+            below, above = size - over, size - over + self._group_size
+            sizes = [str(fitting) for fitting in (below, above) if 1 <= fitting <= self.outstanding]
+            raise ConfigError(
+                f"get({size}) would cut a group of {self._group_size}: ask for {' or '.join(sizes)}, or allow it with "
+                f"cut_groups=True; {outstanding}"
+            )
+        self.outstanding -= size
+        taker = _Taker(size, order)
+        self._takers.append(taker)
+        try:
+            while True:
+                if self._is_closed:
+                    raise RewardError(NOT_OPEN)
+                if self._takers[0] is taker and (groups := self._groups_for(taker)) is not None:
+                    break
+                await taker.wake_up.wait()
+                taker.wake_up.clear()
+        except BaseException:
+            self._takers.remove(taker)
+            self.outstanding += size
+            self._wake_first()
+            raise
+        indexes = self._rest + self._hand_out(groups, size)
+        taken, self._rest = indexes[:size], indexes[size:]
+        self._takers.popleft()
+        self._wake_first()
+        return sorted(taken)
+
+    def _groups_for(self, taker: _Taker) -> list[int] | None:
+        """Return the groups that serve the first caller; None if they are not complete."""
+        count = max(0, -(-(taker.size - len(self._rest)) // self._group_size))
+        if len(self._ready) < count:
+            return None
+        if taker.order == "completion":
+            return list(islice(self._ready, count))
+        groups = list(islice(self._undelivered, count))
+        return groups if all(group in self._ready for group in groups) else None
+
+    def _hand_out(self, groups: list[int], size: int | None = None) -> list[int]:
+        """Return the indexes of ready groups and remove them; count `size` as delivered if it is not all of them."""
+        for group in groups:
+            del self._ready[group], self._undelivered[group]
+        step = self._group_size
+        self.undelivered -= len(groups) * step if size is None else size
+        return [index for group in groups for index in range(group * step, (group + 1) * step)]
+
+    def _wake_first(self) -> None:
+        if self._takers and self._groups_for(self._takers[0]) is not None:
+            self._takers[0].wake_up.set()

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from reward_kit.reward_agent.definitions import definition_of, definitions
+from reward_kit.reward_agent.sources import definition_of, definitions
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _RE_CALLS = {"compile", "search", "match", "fullmatch", "findall", "finditer", "split", "sub", "subn"}

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.code_tests import CallTest, Rules, RunTest, Stdout, Suite, show_value, shown_answer, suite_of
 from reward_kit.rewards.option_types import Closeness, Megabytes, Seconds, check_closeness
 from reward_kit.rewards.replies import Choice, block_of, last_answer, needed

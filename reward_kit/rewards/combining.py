@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
-from reward_kit.reward_calls import Caller, OpenReward
-from reward_kit.reward_options import fixed
+from reward_kit.reward_calls import Caller, OpenReward, fixed
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec, as_function, reward_spec
 
@@ -175,7 +174,7 @@ def combined(id: str, parts: Mapping[str, Reward], combine: _Combine) -> Reward:
         combine: the result of one rollout, from what the parts give when it calls them.
 
     Raises:
-        ConfigError: a part is no pointwise reward.
+        ConfigError: a part is not a pointwise reward.
     """
     specs = {name: fixed(reward_spec(reward), {}) for name, reward in parts.items()}
     for name, spec in specs.items():
@@ -193,7 +192,7 @@ def combined(id: str, parts: Mapping[str, Reward], combine: _Combine) -> Reward:
         parameters=None if any_parameters else names,
         required=frozenset[str]().union(*(spec.required - spec.resources.keys() for spec in specs.values())),
         is_async=True,
-        _shapes={},
+        _converters={},
         sandbox=max((spec.sandbox for spec in specs.values()), key=_THICKNESS.index),
     )
     return as_function(spec)

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.option_types import check_extra
 from reward_kit.rewards.replies import Part, composed, last_reply, lines_without_code, own_messages, passed
 from reward_kit.typed_interface import reward_function

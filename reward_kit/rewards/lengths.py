@@ -13,8 +13,7 @@ from pydantic import Field
 
 from reward_kit.errors import ConfigError, RewardError, RewardKitError, boundary
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.reward_calls import BATCH_NAMES, Caller, OpenReward
-from reward_kit.reward_options import checks_options, with_options
+from reward_kit.reward_calls import BATCH_NAMES, Caller, OpenReward, checks_options, with_options
 from reward_kit.rewards.combining import Call, Reward, asked, combined, copies, loads_beside
 from reward_kit.rewards.judge_questions import as_text, first_request, shown_messages
 from reward_kit.rewards.replies import Part, last_reply, passed
@@ -92,7 +91,7 @@ def measured_length(
     unit: Unit = "characters",
     of: Part = "whole",
 ) -> EvaluateResult:
-    """The length itself, as a part for combinations; it is no score in [0, 1]."""
+    """The length itself, as a part for combinations; it is not a score in [0, 1]."""
     return EvaluateResult(score=float(length_of(messages, assistant_turns, unit, of)))
 
 

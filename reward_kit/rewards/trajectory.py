@@ -15,7 +15,7 @@ import pydantic
 from reward_kit.agent.models import StepData
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult, StepOutput
-from reward_kit.reward_options import checks_options
+from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.option_types import Finite
 from reward_kit.typed_interface import reward_function
 

@@ -1,1 +1,121 @@
+"""Learning: losses, the PPO learner, trainer and pipelines, reward managers, small models and supervised training.
 
+Names load on first use; the modules below this package are not public.
+"""
+
+from typing import TYPE_CHECKING
+
+from reward_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from reward_kit.rl.checkpoint import save_batch_for_study
+    from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig
+    from reward_kit.rl.losses.base import GlobalBatch, merge_diagnostics
+    from reward_kit.rl.losses.functions import (
+        AdaptiveKLCoefficient,
+        cispo_loss,
+        decoupled_ppo_loss,
+        entropy_loss,
+        gspo_loss,
+        kl_loss,
+        ppo_clip_loss,
+        truncated_importance_weights,
+        value_loss,
+    )
+    from reward_kit.rl.model_kit.models import (
+        TERSE_TEMPLATE,
+        build_decoder,
+        build_tokenizer,
+        compose_embeddings,
+        describe,
+        load_model,
+        save_model,
+    )
+    from reward_kit.rl.model_kit.sft import (
+        DemonstratingPolicy,
+        Demonstrations,
+        SFTConfig,
+        SFTProgress,
+        episode_texts,
+        fit,
+    )
+    from reward_kit.rl.ppo import PPOLearner
+    from reward_kit.rl.reward_manager.managers import (
+        BatchRewardManager,
+        DAPORewardManager,
+        EpisodeRewardManager,
+        NaiveRewardManager,
+        PrimeRewardManager,
+        load_reward_manager,
+    )
+    from reward_kit.rl.served_policy import ServedPolicy
+    from reward_kit.rl.trainer import Trainer
+    from reward_kit.rl.training.pipelines import Pipeline
+    from reward_kit.rl.training.plan import load_plan
+    from reward_kit.rl.training.session import train
+
+__all__ = [
+    "TERSE_TEMPLATE",
+    "AdaptiveKLCoefficient",
+    "BatchRewardManager",
+    "DAPORewardManager",
+    "DemonstratingPolicy",
+    "Demonstrations",
+    "EpisodeRewardManager",
+    "GlobalBatch",
+    "LoRAOptions",
+    "NaiveRewardManager",
+    "OffPolicyLimits",
+    "PPOConfig",
+    "PPOLearner",
+    "Pipeline",
+    "PrimeRewardManager",
+    "SFTConfig",
+    "SFTProgress",
+    "ServedPolicy",
+    "Trainer",
+    "build_decoder",
+    "build_tokenizer",
+    "cispo_loss",
+    "compose_embeddings",
+    "decoupled_ppo_loss",
+    "describe",
+    "entropy_loss",
+    "episode_texts",
+    "fit",
+    "gspo_loss",
+    "kl_loss",
+    "load_model",
+    "load_plan",
+    "load_reward_manager",
+    "merge_diagnostics",
+    "ppo_clip_loss",
+    "save_batch_for_study",
+    "save_model",
+    "train",
+    "truncated_importance_weights",
+    "value_loss",
+]
+
+_MANAGERS = ("BatchRewardManager", "DAPORewardManager", "EpisodeRewardManager", "NaiveRewardManager")
+_MODELS = ("build_decoder", "build_tokenizer", "compose_embeddings", "describe", "load_model", "save_model")
+_SFT = ("DemonstratingPolicy", "Demonstrations", "SFTConfig", "SFTProgress", "episode_texts", "fit")
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {name: "losses" for name in __all__ if name.endswith("_loss")}
+    | dict.fromkeys(["AdaptiveKLCoefficient", "GlobalBatch", "merge_diagnostics"], "losses")
+    | dict.fromkeys(["LoRAOptions", "OffPolicyLimits", "PPOConfig", "PPOLearner"], "ppo")
+    | dict.fromkeys([*_MANAGERS, "PrimeRewardManager", "load_reward_manager"], "reward_manager")
+    | dict.fromkeys(["TERSE_TEMPLATE", *_MODELS], "model_kit.models")
+    | dict.fromkeys(_SFT, "model_kit.sft")
+    | {
+        "Pipeline": "training.pipelines",
+        "ServedPolicy": "served_policy",
+        "Trainer": "trainer",
+        "load_plan": "training.plan",
+        "save_batch_for_study": "checkpoint",
+        "train": "training.session",
+        "truncated_importance_weights": "losses",
+    },
+)

@@ -1,36 +1,111 @@
-"""The PPO learner: epochs of mini-batches over the rows of one batch of episodes, each in parts that fit."""
+"""PPO over token rows, in reading order: the learner, one optimizer step, the loss of a micro-batch, diagnostics.
+
+An update makes epochs of mini-batches over the rows of one batch of episodes, each mini-batch in micro-batches that fit
+in memory. `_N` counts the tokens that take part, `_M` actions.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from reward_kit.errors import ConfigError, RewardKitError, TrainingError, boundary
-from reward_kit.rl.learner.columns import Place, prepared, score_rows
-from reward_kit.rl.learner.config import PPOConfig, lr_factor
-from reward_kit.rl.learner.forward import Scorer
-from reward_kit.rl.learner.lora import LoRAOptions, add_adapters, has_adapters
-from reward_kit.rl.learner.loss import StepCounts, micro_batch_loss
-from reward_kit.rl.learner.off_policy import OffPolicyLimits, explained_variance, version_lag
-from reward_kit.rl.learner.optimizer import adamw, check_critic, clip_gradients, in_order_of, rates, set_lr, widen
-from reward_kit.rl.learner.sharding import load_module, load_optimizer, whole
-from reward_kit.rl.learner.summary import StepRecord, summary_of
+from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig, lr_factor
+from reward_kit.rl.learner.forward import LogprobModel, Scores
+from reward_kit.rl.learner.optimizer import (
+    adamw,
+    add_adapters,
+    check_critic,
+    clip_gradients,
+    has_adapters,
+    in_order_of,
+    rates,
+    set_lr,
+    widen,
+    without_adapters,
+)
+from reward_kit.rl.learner.sharding import Processes, load_module, load_optimizer, whole
 from reward_kit.rl.learner.training_rows import CHOICE, MicroBatch, TrainingRows
-from reward_kit.rl.losses import AdaptiveKLCoefficient, Diagnostics, GlobalBatch
-from reward_kit.rl.losses.diagnostics import Statistic, mean_of
-from reward_kit.tokens import TokenBatch
-from reward_kit.tokens.columns import Array, Ints
-from reward_kit.torch_cpu import no_denormals
+from reward_kit.rl.losses import (
+    AdaptiveKLCoefficient,
+    Aggregation,
+    Diagnostics,
+    GlobalBatch,
+    Loss,
+    cispo_loss,
+    decoupled_ppo_loss,
+    entropy_loss,
+    gspo_loss,
+    kl_loss,
+    merge_diagnostics,
+    ppo_clip_loss,
+    truncated_importance_weights,
+    value_loss,
+    within_cap,
+)
+from reward_kit.rl.losses.base import Statistic, mean_of
+from reward_kit.tokens import TokenBatch, micro_batches
+from reward_kit.tokens.columns import Array, Floats, Ints
+from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 
 __all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
-"""Is given the batch that an update failed on, and what is known of the failure."""
+"""Called with the batch that an update failed on, and with facts about the failure."""
+
+
+class DeviceContext(NamedTuple):
+    """The device of a module, the type of real numbers, a micro-batch's budget, and the processes that share parts."""
+
+    device: torch.device
+    dtype: torch.dtype
+    budget: int
+    processes: Processes
+
+    @classmethod
+    def of(cls, module: nn.Module, config: PPOConfig, device: torch.device | str) -> DeviceContext:
+        """Make the context of a module; on a CPU the process keeps the memory that it frees."""
+        found = torch.device(device)
+        if found.type == "cpu":
+            keep_freed_memory()
+        first = next(module.parameters(), torch.empty(0))
+        budget = config.max_tokens_per_micro_batch or (1_024 if found.type == "cpu" else 16_384)
+        return cls(found, torch.promote_types(first.dtype, torch.float32), budget, Processes.current())
+
+    def parts_of(self, rows: TrainingRows, chosen: Ints) -> list[Ints]:
+        """Split rows into this process's micro-batches, of like lengths and within the budget."""
+        lengths = rows.lengths_B[chosen]
+        # A row longer than the budget goes alone, since rows are not split.
+        parts = micro_batches(lengths, max(self.budget, int(lengths.max(initial=1))), padded=True)
+        return self.processes.share([chosen[part] for part in parts])
+
+
+class _StepRecord(NamedTuple):
+    """One optimizer step: its loss, the gradient's norm before clipping, and the diagnostics of its micro-batches."""
+
+    loss: float
+    grad_norm: float
+    parts: Sequence[Diagnostics]
+
+
+class _StepCounts(NamedTuple):
+    """The counts that the losses of one optimizer step are divided by.
+
+    Attributes:
+        policy: of the policy loss; "decoupled" leaves tokens out.
+        tokens: of losses over all tokens.
+        actions: of the critic's loss, where an action counts once.
+    """
+
+    policy: GlobalBatch
+    tokens: GlobalBatch
+    actions: GlobalBatch
 
 
 class PPOLearner:
@@ -39,18 +114,18 @@ class PPOLearner:
     Args:
         module: the weights in training, changed in place: a causal language model of `transformers`, a
             `PolicyWithValue`, or anything that maps (ids_BT, attention_mask_BT) to logits_BTV. It runs without dropout,
-            as the sampler does. Weights in half precision that are to be trained become float32.
+            as the sampler does. Trained weights in half precision become float32.
         config: the options.
-        reference: what the divergence is measured to, where the options or the diagnostics want it; another module than
-            the one in training. None with adapters: the module without them.
-        seed: orders the mini-batches, and makes new adapters.
-        device: where to; the module is moved there.
+        reference: the module that the divergence is measured to, if options or diagnostics need one; not the one in
+            training. None with adapters: the module without them.
+        seed: orders the mini-batches, and initialises new adapters.
+        device: where to train; the module is moved there.
         total_steps: how many updates there will be, for schedules that end.
-        on_failure: called with the rows and the facts before a `TrainingError` for a loss or gradient that is not
-            finite, to keep the batch for study. `facts["rows"]` are the numbers of the mini-batch's rows.
+        on_failure: called with the rows and facts before a `TrainingError` for a loss or gradient that is not finite,
+            to keep the batch for study. `facts["rows"]` are the numbers of the mini-batch's rows.
 
     Raises:
-        ConfigError: the module cannot be trained so.
+        ConfigError: the module cannot be trained with these options.
     """
 
     def __init__(
@@ -66,56 +141,56 @@ class PPOLearner:
     ) -> None:
         self.module, self.total_steps, self.on_failure = module, total_steps, on_failure
         self.config = config = config.for_weights(next(module.parameters(), torch.empty(0)).dtype)
-        self._place = Place.of(module, config, device)
-        module.to(self._place.device)
+        self._context = DeviceContext.of(module, config, device)
+        module.to(self._context.device)
         if config.lora is not None:
             add_adapters(module, config.lora, seed)
         widen(module)
-        self._scorer = Scorer(module, config)
-        self._reference = self._reference_scorer(reference)
-        self._check()
-        self._set_mode()
-        self._place.processes.shard(module, torch.bfloat16 if config.precision == "bfloat16" else torch.float32)
+        self._model = LogprobModel(module, config)
+        self._reference = self._reference_model(reference)
+        if config.kl_coefficient and self._reference is None:
+            raise ConfigError("kl_coefficient needs a reference to measure the divergence to; give reference=…")
+        check_critic(config, has_values=self._model.has_values)
+        if config.schedule != "constant" and total_steps is None:
+            raise ConfigError(f"schedule {config.schedule!r} ends with the last update; give total_steps")
+        module.eval()  # no dropout
+        if config.gradient_checkpointing:
+            self._enable_checkpointing()
+        self._context.processes.shard(module, torch.bfloat16 if config.precision == "bfloat16" else torch.float32)
         self.optimizer = adamw(module, config)
         self._parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
         self._generator = torch.Generator().manual_seed(seed)
-        self._kl = _adaptive(config)
+        self._kl: AdaptiveKLCoefficient | None = None
+        if config.kl_target is not None:
+            self._kl = AdaptiveKLCoefficient(config.kl_coefficient, target=config.kl_target, horizon=config.kl_horizon)
         self.updates = self.optimizer_steps = 0
 
-    def _reference_scorer(self, reference: nn.Module | None) -> Scorer | None:
+    def _reference_model(self, reference: nn.Module | None) -> LogprobModel | None:
         if reference is self.module:
             raise ConfigError("the reference is the module in training; give it a copy, copy.deepcopy(module)")
         if reference is not None:
-            self._place.processes.same_weights(reference.to(self._place.device))
-            return Scorer(reference.eval().requires_grad_(False), self.config)
-        # Adapters leave the weights that they are beside as they were.
-        return self._scorer if self.config.kl_coefficient and has_adapters(self.module) else None
+            self._context.processes.same_weights(reference.to(self._context.device))
+            return LogprobModel(reference.eval().requires_grad_(False), self.config)
+        # Without its adapters the module is what it was before training.
+        return self._model if self.config.kl_coefficient and has_adapters(self.module) else None
 
-    def _check(self) -> None:
-        config = self.config
-        if config.kl_coefficient and self._reference is None:
-            raise ConfigError("kl_coefficient needs a reference to measure the divergence to; give reference=…")
-        check_critic(config, has_values=self._scorer.has_values)
-        if config.schedule != "constant" and self.total_steps is None:
-            raise ConfigError(f"schedule {config.schedule!r} ends with the last update; give total_steps")
-
-    def _set_mode(self) -> None:
-        """No dropout anywhere; layers that recompute their activations look whether they are in training."""
-        self.module.eval()
-        if not self.config.gradient_checkpointing:
-            return
+    def _enable_checkpointing(self) -> None:
         base: Any = getattr(self.module, "policy", self.module)
         if not getattr(base, "supports_gradient_checkpointing", False):
             raise ConfigError(f"{type(base).__name__} has no gradient checkpointing; leave gradient_checkpointing out")
-        # The newer of its two names, where the model has it.
+        # The newer of its two names, if the model has it.
         enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
         enable({"use_reentrant": False})
         for layer in base.modules():
             if getattr(layer, "gradient_checkpointing", False):
-                layer.training = True  # of this layer alone: what lies inside keeps its dropout off
+                layer.training = True  # these layers recompute only in training; what lies inside keeps dropout off
+
+    @property
+    def _kl_coefficient(self) -> float:
+        return self._kl.value if self._kl is not None else self.config.kl_coefficient
 
     def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
-        """All epochs over one batch.
+        """Make all epochs over one batch.
 
         Args:
             rows: of `build_rows`.
@@ -123,84 +198,87 @@ class PPOLearner:
 
         Returns:
             The diagnostics; see `docs/reference/ppo.md`. Without a token that takes part only `tokens` and
-            `optimizer_steps`, 0.
+            `optimizer_steps`, both 0.
 
         Raises:
-            TrainingError: a log-probability that takes part is unknown, or a loss or gradient is not finite. The step
-                in question is not made; those before it are. The update does not count, and the same rows would come in
-                the same order again.
+            TrainingError: a needed log-probability is unknown, or a loss or gradient is not finite. That optimizer step
+                is not made; those before it are. The update does not count, and the same rows would come in the same
+                order again.
         """
         flat, order = self._learned_from(rows), self._generator.get_state()
+        found = {"tokens": 0.0, "optimizer_steps": 0.0}
         try:
-            with no_denormals():
-                found = self._updated(flat, rows, version) if flat.count else {"tokens": 0.0, "optimizer_steps": 0.0}
+            if flat.count:
+                with no_denormals():
+                    found = self._make_epochs(flat, rows, version)
         except BaseException:
             self._generator.set_state(order)
             raise
         self.updates += 1
         return found
 
-    def _updated(self, flat: TrainingRows, rows: TokenBatch, version: int) -> dict[str, float]:
-        """The epochs over rows of which at least one token takes part."""
-        update, flat = self.updates, prepared(flat, self._scorer, self._reference, self.config, self._place)
-        factor = lr_factor(self.config, update, self.total_steps)
+    def _make_epochs(self, flat: TrainingRows, rows: TokenBatch, version: int) -> dict[str, float]:
+        flat = self._prepared(flat)
+        factor = lr_factor(self.config, self.updates, self.total_steps)
         set_lr(self.optimizer, factor)
-        steps: list[StepRecord] = []
+        steps: list[_StepRecord] = []
         for chosen in self._minibatches(flat):
-            # The gap is to the module before its first change; where it was recomputed, it is known already.
-            is_first = not steps and "recomputed" not in flat.columns
-            learns_policy = update >= self.config.critic_warmup
-            steps.append(
-                self._gradients(flat, chosen, policy=learns_policy, gap=is_first, limit=self.config.max_grad_norm)
+            record = self._gradients(
+                flat,
+                chosen,
+                policy=self.updates >= self.config.critic_warmup,
+                # The gap is to the module before its first change; recomputed log-probabilities show it already.
+                gap=not steps and "recomputed" not in flat.columns,
+                limit=self.config.max_grad_norm,
             )
-            self._check_finite(steps[-1], rows, chosen, version)
+            self._check_finite(record, rows, chosen, version)
             self.optimizer.step()
             self.optimizer_steps += 1
-        found = summary_of(steps, self.config.epochs, self._place.processes) | self._described(flat, version)
+            steps.append(record)
+        found = _summary(steps, self.config.epochs, self._context.processes) | self._described(flat, version)
         found |= {"tokens": float(flat.choices), "optimizer_steps": float(len(steps))} | rates(self.config, factor)
         if self._kl is not None and "kl_sequence" in found:
             self._kl.update(found["kl_sequence"], int((flat.counts_B > 0).sum()))
         return found | self.config.limits.alarms(found)
 
     def gradients(self, rows: TokenBatch) -> dict[str, float]:
-        """The gradient of the loss of all rows as one optimizer step, left in the parameters' `grad`; no step is made.
+        """Compute the gradient of the loss of all rows, left in the parameters' `grad`; make no optimizer step.
 
         Returns:
-            The diagnostics; `grad_norm` is the norm before anything is cut, and nothing is.
+            The diagnostics; `grad_norm` is the norm without clipping.
 
         Raises:
-            TrainingError: no token takes part, or a log-probability that takes part is unknown.
+            TrainingError: no token takes part, or a needed log-probability is unknown.
         """
         flat = self._learned_from(rows)
         if not flat.count:
             forced = f", and a constraint forced {flat.forced}" if flat.forced else ""
             raise TrainingError(f"no token of these rows takes part{forced}; there is no gradient")
-        flat = prepared(flat, self._scorer, self._reference, self.config, self._place)
+        flat = self._prepared(flat)
         gap = "recomputed" not in flat.columns
         with no_denormals():
             record = self._gradients(flat, np.flatnonzero(flat.counts_B), policy=True, gap=gap, limit=None)
-        return summary_of([record], 1, self._place.processes)
+        return _summary([record], 1, self._context.processes)
 
     def logprobs(self, rows: TokenBatch) -> Array:
-        """(B,T) float32 log-probabilities of the module now on the axis of `input_ids`, 0 off the actions."""
+        """(B,T) float32 log-probabilities under the module now, on the axis of `input_ids`, 0 off the actions."""
         flat = TrainingRows.of(rows, "action_mask")
         laid: Array = np.zeros(rows.batch["input_ids"].shape, dtype=np.float32)
         with no_denormals():
-            found = score_rows(self._scorer, flat, self._place)
-        laid.reshape(-1)[flat.flat_N] = found.logprobs_N
+            logprobs_N, _ = score_rows(self._model, flat, self._context)
+        laid.reshape(-1)[flat.flat_N] = logprobs_N
         return laid
 
     def state_dict(self, *, keep: bool = True) -> dict[str, Any]:
-        """All that a learner like this one needs to go on as if nothing had happened.
+        """Everything that an equal learner needs to continue exactly.
 
         Args:
-            keep: False where another of several processes keeps it: all of them have to call this, and put shards
-                together, but then the tensors are None.
+            keep: False in a process that only takes part in gathering shards; the tensors are then None.
         """
         return {
             "module": whole(self.module.state_dict(), keep=keep),
             "optimizer": whole(self.optimizer.state_dict(), keep=keep),
-            "parameters": self._names(),
+            "parameters": self._parameter_names(),
             "generator": self._generator.get_state(),
             "kl": self._kl.state_dict() if self._kl is not None else {},
             "updates": self.updates,
@@ -208,30 +286,89 @@ class PPOLearner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave.
-
-        Options are those of this learner: rates, betas and the like may have been changed, and an adaptive coefficient
-        begins anew where there was none.
+        """Continue from a state. Options stay this learner's; an adaptive coefficient without a state starts again.
 
         Raises:
-            ConfigError: the state is of a module with other weights, or of one with others of them trainable.
+            ConfigError: the state is of a module with other weights, or with other weights trainable.
         """
         with boundary(ConfigError, "the state is not of a module like this one, with the same weights trainable"):
             load_module(self.module, state["module"])
-            moments = in_order_of(self._names(), state.get("parameters"), self.optimizer, state["optimizer"])
+            names = self._parameter_names()
+            moments = in_order_of(names, state.get("parameters"), self.optimizer, state["optimizer"])
             load_optimizer(self.optimizer, moments)
         self._generator.set_state(state["generator"])
         if self._kl is not None and state["kl"]:
             self._kl.load_state_dict(state["kl"])
         self.updates, self.optimizer_steps = state["updates"], state["optimizer_steps"]
 
-    def _names(self) -> list[str]:
-        """Of the optimizer's parameters, in its order."""
+    def _parameter_names(self) -> list[str]:
         names = {one: name for name, one in self.module.named_parameters()}
         return [names[one] for one in self._parameters]
 
     def _learned_from(self, rows: TokenBatch) -> TrainingRows:
-        return TrainingRows.of(rows).without_forced(keep_firsts=self._scorer.has_values)
+        return TrainingRows.of(rows).without_forced(keep_firsts=self._model.has_values)
+
+    def _prepared(self, flat: TrainingRows) -> TrainingRows:
+        """Add the columns that the losses read besides the recorded ones.
+
+        `old`: the denominator of the ratio. `recomputed`: the module's log-probabilities before the update.
+        `reference`, `weights`, `is_within`, `old_values`: if the options use them.
+
+        Raises:
+            TrainingError: a sampled token has no log-probability, or an action of a critic no return or recorded value.
+            ConfigError: an array is missing.
+        """
+        config, recorded = self.config, flat.columns
+        for key in ("logprobs", "advantages"):
+            if key not in recorded:
+                raise ConfigError(f"PPO needs {key!r} in the rows; make them with build_rows")
+        if config.uses_sampler and not np.isfinite(recorded["logprobs"]).all():
+            raise TrainingError(
+                "a sampled token has no log-probability; PPO needs a policy that records `logprobs`, or "
+                "old_logprobs='recomputed'"
+            )
+        columns: dict[str, Array] = {"old": recorded["logprobs"]}
+        learns_values = self._model.has_values and config.value_coefficient > 0.0
+        has_values = learns_values and config.old_values == "recorded" and "values" in recorded
+        if config.recomputes or (learns_values and not has_values):
+            logprobs_N, values_N = score_rows(self._model, flat, self._context)
+            if config.recomputes:
+                columns |= {"old": logprobs_N, "recomputed": logprobs_N}
+            if values_N is not None:
+                columns["old_values"] = values_N
+        if has_values:
+            columns["old_values"] = recorded["values"]
+        if learns_values:
+            if "returns" not in recorded:
+                raise ConfigError(
+                    "a critic learns from 'returns' in the rows; make them with build_rows, of steps with credit"
+                )
+            if not np.isfinite(columns["old_values"][flat.is_first_N]).all():
+                raise TrainingError(
+                    "an action has no recorded value; say old_values='recomputed', or record value estimates"
+                )
+        if self._reference is not None:
+            is_own = self._reference is self._model
+            with without_adapters(self.module) if is_own else nullcontext():
+                columns["reference"] = score_rows(self._reference, flat, self._context)[0]
+        # In the type of the loss, so that the cap is the same number in both.
+        old, sampler = (
+            torch.from_numpy(one.astype(columns["old"].dtype))[None] for one in (columns["old"], recorded["logprobs"])
+        )
+        everything = torch.ones(1, flat.count, dtype=torch.long)
+        if config.importance is not None:
+            found = truncated_importance_weights(
+                old,
+                sampler,
+                everything,
+                level=config.importance,
+                cap=config.importance_cap,
+                sequence_ids_BT=torch.from_numpy(flat.rows_N)[None],
+            )
+            columns["weights"] = found.weights_BT[0].numpy()
+        elif config.loss == "decoupled" and config.beyond_cap == "exclude":
+            columns["is_within"] = within_cap(old, sampler, everything, config.decoupled_cap)[0].numpy()
+        return flat.with_columns(columns)
 
     def _minibatches(self, flat: TrainingRows) -> Iterator[Ints]:
         # Rows without a token that takes part would cost a forward pass and change nothing.
@@ -245,35 +382,35 @@ class PPOLearner:
 
     def _gradients(
         self, flat: TrainingRows, chosen: Ints, *, policy: bool, gap: bool, limit: float | None
-    ) -> StepRecord:
-        """Accumulate the gradient of a mini-batch, and look at the loss and the norm: the one wait for the device.
+    ) -> _StepRecord:
+        """Accumulate the gradient of a mini-batch, then read the loss and the norm: the only wait for the device.
 
         Args:
             flat: all rows.
             chosen: those of the mini-batch.
-            policy: False where the value head alone learns.
-            gap: measure how far the module's log-probabilities are from the sampler's.
-            limit: the norm to cut the gradient to; None leaves it.
+            policy: False if only the value head learns.
+            gap: measure the distance of the module's log-probabilities from the sampler's.
+            limit: clip the gradient to this norm; None leaves it.
         """
         self.optimizer.zero_grad(set_to_none=True)
         counts = self._counts(flat, chosen)
         losses: list[Tensor] = []
-        found: list[Diagnostics] = []
-        for rows in self._place.parts_of(flat, chosen):
-            part = flat.part(rows, self._place.device, self._place.dtype)
-            scores = self._scorer(part, values_only=not policy)
-            coefficient = self._kl.value if self._kl is not None else self.config.kl_coefficient
-            loss, told = micro_batch_loss(scores, part, self.config, counts, kl_coefficient=coefficient, policy=policy)
-            loss.backward()  # type: ignore[no-untyped-call]
+        diagnostics: list[Diagnostics] = []
+        for rows in self._context.parts_of(flat, chosen):
+            part = flat.part(rows, self._context.device, self._context.dtype)
+            scores = self._model(part, values_only=not policy)
+            loss, found = micro_batch_loss(
+                scores, part, self.config, counts, kl_coefficient=self._kl_coefficient, policy=policy
+            )
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation for it
             losses.append(loss.detach())
-            found.append(told | _gap(scores.logprobs_N, part) if gap else told)
+            diagnostics.append(found | _gap(scores.logprobs_N, part) if gap else found)
         norm = clip_gradients(self._parameters, limit)
         measured = torch.stack([torch.stack(losses).sum(), norm.to(losses[0].dtype)]).tolist()
-        total = self._place.processes.added(np.array(measured[0]))
-        return StepRecord(float(total), measured[1], found)
+        total = self._context.processes.added(np.array(measured[0]))
+        return _StepRecord(float(total), measured[1], diagnostics)
 
-    def _counts(self, flat: TrainingRows, chosen: Ints) -> StepCounts:
-        """What the losses of this mini-batch are divided by."""
+    def _counts(self, flat: TrainingRows, chosen: Ints) -> _StepCounts:
         tokens, length = flat.tokens_of(chosen), self.config.norm_length
         firsts = tokens[flat.is_first_N[tokens]]
         actions = GlobalBatch(len(firsts), len(chosen))
@@ -281,18 +418,19 @@ class PPOLearner:
             tokens = tokens[flat.columns[CHOICE][tokens]]
         everything = GlobalBatch(len(tokens), len(np.unique(flat.rows_N[tokens])), length)
         if "is_within" not in flat.columns:
-            return StepCounts(everything, everything, actions)
+            return _StepCounts(everything, everything, actions)
         within = tokens[flat.columns["is_within"][tokens]]
-        return StepCounts(GlobalBatch(len(within), len(np.unique(flat.rows_N[within])), length), everything, actions)
+        return _StepCounts(GlobalBatch(len(within), len(np.unique(flat.rows_N[within])), length), everything, actions)
 
-    def _check_finite(self, record: StepRecord, rows: TokenBatch, chosen: Ints, version: int) -> None:
+    def _check_finite(self, record: _StepRecord, rows: TokenBatch, chosen: Ints, version: int) -> None:
         if math.isfinite(record.loss) and math.isfinite(record.grad_norm):
             return
+        gradients = {name: one.grad for name, one in self.module.named_parameters() if one.grad is not None}
         facts = {
             "loss": record.loss,
             "grad_norm": record.grad_norm,
             "rows": chosen.tolist(),
-            "parameters": _not_finite(self.module),
+            "parameters": [name for name, gradient in gradients.items() if not torch.isfinite(gradient).all()],
             "version": version,
             "update": self.updates,
             "optimizer_step": self.optimizer_steps,
@@ -301,22 +439,19 @@ class PPOLearner:
         what = f"the loss is {record.loss:g}"
         if math.isfinite(record.loss):
             what = f"the gradient's norm is {record.grad_norm:g} at a loss of {record.loss:g}"
-        found = summary_of([record], 1, self._place.processes)
-        least, most = (found.get(name, math.nan) for name in ("ratio_min", "ratio_max"))
-        raise TrainingError(f"{what}, ratios from {least:g} to {most:g}; the step is not made{self._kept(rows, facts)}")
-
-    def _kept(self, rows: TokenBatch, facts: Mapping[str, Any]) -> str:
-        """Where `on_failure` has kept the rows, for the end of a message."""
-        if self.on_failure is None or not self._place.processes.is_first:
-            return ""
-        try:
-            kept = self.on_failure(rows, facts)
-        except (RewardKitError, OSError) as error:  # a full disk does not hide why training stops
-            return f"; the batch could not be kept: {error}"
-        return f"; the batch is kept in {kept}" if kept is not None else ""
+        found = _summary([record], 1, self._context.processes)
+        low, high = (found.get(name, math.nan) for name in ("ratio_min", "ratio_max"))
+        kept = ""
+        if self.on_failure is not None and self._context.processes.is_first:
+            try:
+                path = self.on_failure(rows, facts)
+                kept = f"; the batch is kept in {path}" if path is not None else ""
+            except (RewardKitError, OSError) as error:  # a full disk must not hide the reason
+                kept = f"; the batch could not be kept: {error}"
+        raise TrainingError(f"{what}, ratios from {low:g} to {high:g}; the step is not made{kept}")
 
     def _described(self, flat: TrainingRows, version: int) -> dict[str, float]:
-        """What is known of the rows as a whole."""
+        """Diagnostics of the rows as a whole."""
         found: dict[str, float] = {}
         columns = flat.columns
         if flat.forced:
@@ -325,22 +460,136 @@ class PPOLearner:
             found |= version_lag(columns["policy_versions"], version)
         if "recomputed" in columns:
             gap = np.abs(columns["recomputed"] - columns["logprobs"])
-            # Where nothing was recorded, nothing uses it here.
+            # Unrecorded log-probabilities are not used here.
             gap = gap[np.isfinite(columns["logprobs"]) & columns.get(CHOICE, np.True_)]
             found |= {"logprob_gap": float(gap.max()), "logprob_gap_mean": float(gap.mean())} if len(gap) else {}
         if "old_values" in columns:
             firsts = flat.is_first_N
             found |= explained_variance(columns["old_values"][firsts], columns["returns"][firsts])
         if self._reference is not None:
-            found["kl_coefficient"] = self._kl.value if self._kl is not None else self.config.kl_coefficient
+            found["kl_coefficient"] = self._kl_coefficient
         return found
 
 
-def _not_finite(module: nn.Module) -> list[str]:
-    """The names of the parameters whose gradient is not finite."""
-    return [
-        name for name, one in module.named_parameters() if one.grad is not None and not torch.isfinite(one.grad).all()
-    ]
+@torch.no_grad()
+def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) -> tuple[Array, Array | None]:
+    """Score all tokens that take part.
+
+    Returns:
+        (N,) log-probabilities; and (N,) values on each action's first token, 0 elsewhere, or None without a critic.
+    """
+    parts = context.parts_of(rows, np.flatnonzero(rows.counts_B))
+    logprobs: list[Tensor] = []
+    values: list[Tensor] = []
+    for chosen in parts:
+        scores = model(rows.part(chosen, context.device, context.dtype), entropies=False)
+        logprobs.append(scores.logprobs_N)
+        values += [] if scores.values_M is None else [scores.values_M]
+    order = np.concatenate([np.zeros(0, dtype=np.int64), *(rows.tokens_of(chosen) for chosen in parts)])
+
+    def laid(found: list[Tensor], indices: Ints) -> Array:
+        flat = torch.cat(found or [torch.zeros(0)]).cpu().numpy()  # the only wait for the device
+        result = np.zeros(rows.count, dtype=flat.dtype)
+        result[indices] = flat
+        return context.processes.added(result)
+
+    logprobs_N = laid(logprobs, order)
+    return logprobs_N, laid(values, order[rows.is_first_N[order]]) if model.has_values else None
+
+
+class _Over(TypedDict):
+    """The tokens that a loss is over, and how they become one number."""
+
+    loss_mask_BT: Tensor
+    aggregation: Aggregation
+    global_batch: GlobalBatch
+    sequence_ids_BT: Tensor
+
+
+def micro_batch_loss(
+    scores: Scores, part: MicroBatch, config: PPOConfig, counts: _StepCounts, *, kl_coefficient: float, policy: bool
+) -> Loss:
+    """The share of a micro-batch in the loss of its optimizer step.
+
+        loss = policy + kl_coefficient · KL(π, reference) - entropy_coefficient · entropy + value_coefficient · value
+
+    Args:
+        scores: of the module in training.
+        part: its tokens, with the columns `old`, `advantages`, and those that the options need.
+        config: the options.
+        counts: of the optimizer step.
+        kl_coefficient: as it is now.
+        policy: False in the critic's warm-up, in which only the value head learns.
+    """
+    row_ids, chosen = _row(part.rows_N), part.columns.get(CHOICE)
+    # All tokens at which there was a choice, as one row; `row_ids` tell sequences apart.
+    over = _Over(
+        loss_mask_BT=torch.ones_like(row_ids) if chosen is None else _row(chosen > 0),
+        aggregation=config.reduction,
+        global_batch=counts.tokens,
+        sequence_ids_BT=row_ids,
+    )
+    terms: dict[str, tuple[float, Loss]] = {}
+    if policy:
+        over_policy: _Over = {**over, "global_batch": counts.policy}
+        terms["policy_loss"] = (1.0, _policy_loss(scores.logprobs_N, part, config, over_policy))
+    if policy and "reference" in part.columns:
+        reference_BT = _row(part.columns["reference"])
+        term = kl_loss(_row(scores.logprobs_N), reference_BT, estimator=config.kl_kind, **over)
+        terms["kl_loss"] = (kl_coefficient, term)
+    if scores.entropies_N is not None:
+        coefficient = config.entropy_coefficient if policy else 0.0
+        terms["entropy_loss"] = (coefficient, entropy_loss(_row(scores.entropies_N), **over))
+    if scores.values_M is not None and config.value_coefficient:
+        # Each action is one token here, in the row of its episode.
+        action_rows = _row(part.rows_N.index_select(0, part.firsts_M))
+        old, returns = (_row(part.columns[key].index_select(0, part.firsts_M)) for key in ("old_values", "returns"))
+        term = value_loss(
+            _row(scores.values_M),
+            old,
+            returns,
+            torch.ones_like(action_rows),
+            clip=config.value_clip,
+            global_batch=counts.actions,
+            sequence_ids_BT=action_rows,
+        )
+        terms["value_loss"] = (config.value_coefficient, term)
+    used = {name: (weight, term) for name, (weight, term) in terms.items() if weight}
+    total = sum((weight * term.loss for weight, term in used.values()), start=scores.logprobs_N.new_zeros(()))
+    found = Diagnostics({name: Statistic("total", term.loss.detach().reshape(1)) for name, (_, term) in used.items()})
+    for _, term in terms.values():
+        found |= term.diagnostics
+    return Loss(total, found)
+
+
+def _row(values_N: Tensor) -> Tensor:
+    return values_N.unsqueeze(0)
+
+
+def _policy_loss(logprobs_N: Tensor, part: MicroBatch, config: PPOConfig, over: _Over) -> Loss:
+    clip = config.clip
+    new, old, advantages = (_row(one) for one in (logprobs_N, part.columns["old"], part.columns["advantages"]))
+    low, high = clip.low, clip.high
+    if config.loss == "decoupled":
+        return decoupled_ppo_loss(
+            new,
+            old,
+            _row(part.columns["logprobs"]),
+            advantages,
+            clip_low=low,
+            clip_high=high,
+            dual_clip=clip.dual,
+            cap=config.decoupled_cap,
+            beyond_cap=config.beyond_cap,
+            **over,
+        )
+    weights = _row(part.columns["weights"]) if config.importance else None
+    if config.loss == "ppo":
+        return ppo_clip_loss(
+            new, old, advantages, clip_low=low, clip_high=high, dual_clip=clip.dual, weights_BT=weights, **over
+        )
+    loss = gspo_loss if config.loss == "gspo" else cispo_loss
+    return loss(new, old, advantages, clip_low=low, clip_high=high, weights_BT=weights, **over)
 
 
 def _gap(logprobs_N: Tensor, part: MicroBatch) -> Diagnostics:
@@ -351,7 +600,65 @@ def _gap(logprobs_N: Tensor, part: MicroBatch) -> Diagnostics:
     return Diagnostics({"logprob_gap": most, "logprob_gap_mean": mean_of(gap)})
 
 
-def _adaptive(config: PPOConfig) -> AdaptiveKLCoefficient | None:
-    if config.kl_target is None:
-        return None
-    return AdaptiveKLCoefficient(config.kl_coefficient, target=config.kl_target, horizon=config.kl_horizon)
+def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) -> dict[str, float]:
+    """Reduce the diagnostics of an update to numbers for a log, read from the device once.
+
+    Args:
+        steps: the optimizer steps in order; their `parts` are this process's, all else is of all.
+        epochs: over how many passes they are.
+        processes: those that the micro-batches were dealt to.
+
+    Returns:
+        Means over the optimizer steps of `loss`, its terms and `grad_norm`; `grad_norm_max`; and the merged diagnostics
+        of all parts. `effective_sample_size` is that of one epoch, `effective_share` its share of what it counts.
+    """
+    if not steps:
+        return {}
+    parts = [part for step in steps for part in step.parts]
+    if statistics := [statistic for part in parts for statistic in part.statistics.values()]:
+        # In float64 on the host, by one copy.
+        flat = torch.cat([statistic.parts for statistic in statistics]).cpu().double()
+        pieces = iter(torch.split(flat, [len(statistic.parts) for statistic in statistics]))
+        parts = [
+            Diagnostics({name: Statistic(one.kind, next(pieces)) for name, one in part.statistics.items()})
+            for part in parts
+        ]
+    merged = merge_diagnostics(processes.merged(parts))
+    found = merged.floats()
+    for name in ("policy_loss", "entropy_loss", "kl_loss", "value_loss"):
+        if name in found:
+            found[name] /= len(steps)
+    for name in ("tokens", "value_tokens"):
+        found.pop(name, None)
+    if "effective_sample_size" in found:
+        found["effective_sample_size"] /= epochs
+        counted = float(merged.statistics["ratio_mean"].parts[1])
+        found["effective_share"] = found["effective_sample_size"] * epochs / counted
+    norms = [step.grad_norm for step in steps]
+    return found | {
+        "loss": sum(step.loss for step in steps) / len(steps),
+        "grad_norm": sum(norms) / len(norms),
+        "grad_norm_max": max(norms),
+    }
+
+
+def version_lag(versions_N: Array, version: int) -> dict[str, float]:
+    """The age of tokens: `lag_mean` and `lag_max` in versions, and `lag_share`, the share of older tokens.
+
+    Args:
+        versions_N: the version of the policy that sampled each token; -1 if unknown. Without a known one: no figures.
+        version: of the policy before the update.
+    """
+    lag = version - versions_N[versions_N >= 0].astype(np.int64)
+    if not len(lag):
+        return {}
+    return {"lag_mean": float(lag.mean()), "lag_max": float(lag.max()), "lag_share": float((lag > 0).mean())}
+
+
+def explained_variance(values: Floats, returns: Floats) -> dict[str, float]:
+    """`explained_variance`: 1 - Var(returns - values) / Var(returns); absent where the returns are all equal.
+
+    1 is a perfect critic, 0 one that always gives the mean; below 0 it is worse than that.
+    """
+    spread = float(np.var(returns)) if len(returns) else 0.0
+    return {"explained_variance": 1.0 - float(np.var(returns - values)) / spread} if spread > 0.0 else {}

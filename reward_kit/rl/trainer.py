@@ -1,11 +1,12 @@
-"""One update, top to bottom: collect, score, align, advantages, batch, update, publish.
+"""One update in reading order: collect, score, align, advantages, batch, update, publish.
 
-The pipelines of `rl.training.pipelines` are other orders of the same calls.
+The pipelines of `rl.training.pipelines` make the same calls in other orders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import anyio
@@ -18,36 +19,34 @@ from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.rl.reward_manager import RewardManager
-from reward_kit.rl.training.collecting import Collector, TrainingWorker
-from reward_kit.rl.training.kept import KeptUpdate
-from reward_kit.rl.training.meter import SCORING, WAIT, Meter
-from reward_kit.rl.training.placed_scores import placed_scores
+from reward_kit.rl.training.figures import SCORING, WAIT, KeptUpdate, Meter
+from reward_kit.rl.training.rollouts import Collector, GroupRequest, TrainingWorker
 from reward_kit.rl_processing import CreditAssigner, CreditBatch
 from reward_kit.tokens import TokenBatch, build_rows
 
 
 @runtime_checkable
 class TrainablePolicy(Protocol):
-    """What an `AgentPolicy` has besides, so that it can be trained. It acts with a copy of the weights in training."""
+    """An `AgentPolicy` that can be trained. It acts with a copy of the weights in training."""
 
     module: torch.nn.Module  # the weights in training: a causal LM, or (ids_BT, attention_mask_BT) -> logits_BTV
     pad_token_id: int
 
     async def publish(self, version: int) -> None:
-        """Act with the weights that `module` has now, from the next forward pass on, under the name `version`."""
+        """Act with the weights that `module` has now, from the next forward pass on, as version `version`."""
 
 
 class Learner(Protocol):
-    """What changes the weights; `rl.ppo.PPOLearner` is one."""
+    """Changes the weights; `rl.ppo.PPOLearner` is one."""
 
     def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
-        """Learn from rows that were collected for the policy of this version; the diagnostics."""
+        """Learn from rows that were collected for the policy of this version; return the diagnostics."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that goes on from here depends on, weights included."""
+        """Everything that later updates depend on, weights included."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a state."""
 
 
 class Trainer:
@@ -59,14 +58,14 @@ class Trainer:
         credit: turns scores into advantages.
         learner: over the policy's `module`.
         group_size: episodes per sample.
-        run_seed: everything random derives from it.
+        run_seed: seeds everything random.
         reward_manager: changes scores before they become advantages, such as by normalization; None leaves them.
-        max_concurrency: episodes in flight; None is all of a batch.
+        max_concurrency: episodes in flight; None: all of a batch.
 
     Attributes:
         version: of the weights that act; each update makes the next.
-        meter: what is measured meanwhile.
-        kept: takes what becomes of the episodes of the update at hand, where they are kept; None else.
+        meter: figures of the update at hand.
+        kept: collects the records of this update's episodes, if they are kept.
 
     Raises:
         ConfigError: the worker's policy cannot be trained.
@@ -92,7 +91,7 @@ class Trainer:
         self.kept: KeptUpdate | None = None
 
     async def train_step(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Once around; the diagnostics of the update, with the mean `score` and the number of `unscored` episodes."""
+        """Make one update; return its diagnostics, the mean `score` and the number of `unscored` episodes."""
         episodes = await self.collect(samples)
         scored = await self.score(episodes)
         aligned = self.align(episodes, scored)
@@ -103,41 +102,51 @@ class Trainer:
         return diagnostics | credited.summary()
 
     async def collect(self, samples: Sequence[Sample]) -> list[SingleAgentEpisode]:
-        """A group per sample, all at once, in the samples' order. Ids and draws are new for every group of a run."""
+        """Collect a group per sample, all at once, in the samples' order; ids and draws are new for every group."""
         with self.meter.time("collect"):
-            groups = await self.collector.collect(self.worker, self.asked(samples))
+            groups = await self.collector.collect(self.worker, self.requests(samples))
         episodes = [episode for group in groups for episode in group]
         self.meter.add_collected(episodes)
         return episodes
 
-    def asked(self, samples: Sequence[Sample]) -> list[tuple[Sample, int]]:
+    def requests(self, samples: Sequence[Sample]) -> list[GroupRequest]:
         """The samples of the next groups, each with the seed of its group."""
-        # The number of a group counts: a sample that stands in a batch twice is two groups.
+        # Seeds count groups: a sample that stands in a batch twice is two groups.
         first, self.collected = self.collected, self.collected + len(samples)
-        return [(one, derive_seed("collect", self.run_seed, first + place)) for place, one in enumerate(samples)]
+        return [(one, derive_seed("collect", self.run_seed, first + index)) for index, one in enumerate(samples)]
 
     async def score(self, episodes: Sequence[SingleAgentEpisode]) -> list[Scored]:
-        """A score, or a failure, per episode, in the order in which they came."""
+        """Score the episodes, in order; a failure stands in place of a missing score."""
         with self.meter.time(SCORING), self.meter.time(WAIT):
             requests = [ScoringRequest.of(episode, self.worker.task_definition) for episode in episodes]
             return await self.reward_agent.score_all(requests, self.group_size)
 
     def align(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
-        """The steps with their rewards, and the scores as the reward manager leaves them."""
+        """Join steps, rewards and scores; apply the reward manager to the scores."""
         with self.meter.time("credit"):
             aligned = self.credit.align(episodes, scored)
             self.meter.add_scored(episodes, aligned)
             if self.reward_manager is None:
                 return aligned
-            return placed_scores(self.reward_manager, episodes, aligned, self.policy.pad_token_id)
+            rows = build_rows(episodes, aligned.steps, scores=aligned.scores, pad_token_id=self.policy.pad_token_id)
+            if not len(rows):
+                return aligned
+            placed = rewards_by_episode(self.reward_manager, rows)
+            # An episode without sampled tokens bears no reward and keeps its score: none of its rows is trained on,
+            # but the others of its group are compared with it.
+            scores = [
+                placed.get(rollout_id, score) if score is not None else None
+                for rollout_id, score in zip(aligned.rollout_ids, aligned.scores, strict=True)
+            ]
+            return replace(aligned, scores=scores)
 
     def advantages(self, aligned: CreditBatch) -> CreditBatch:
-        """What each step was worth."""
+        """Compute each step's advantage."""
         with self.meter.time("credit"):
             return self.credit.advantages(aligned)
 
     def batch(self, episodes: Sequence[SingleAgentEpisode], credited: CreditBatch) -> TokenBatch:
-        """Rows of tokens with their advantages."""
+        """Build rows of tokens with their advantages."""
         with self.meter.time("batch"):
             self.meter.add_credit(credited)
             if self.kept is not None:
@@ -145,7 +154,7 @@ class Trainer:
             return build_rows(episodes, credited.steps, scores=credited.scores, pad_token_id=self.policy.pad_token_id)
 
     async def update(self, rows: TokenBatch) -> dict[str, float]:
-        """Learn from the rows, in a thread: others go on acting with the weights that were published."""
+        """Learn from the rows in a thread, while sessions go on with the published weights."""
         with self.meter.time("update"):
             found = await anyio.to_thread.run_sync(lambda: self.learner.update(rows, version=self.version))
         if (kept := self.kept) is not None:
@@ -159,14 +168,21 @@ class Trainer:
             await self.policy.publish(self.version)
 
 
+def rewards_by_episode(manager: RewardManager, rows: TokenBatch) -> dict[str, float]:
+    """Return the reward that a manager places on each episode, by rollout id; episodes without one are absent."""
+    found = manager(rows, return_dict=True)["reward_extra_info"]["score"].tolist()
+    ids = rows.non_tensor_batch["rollout_id"].tolist()
+    return {rollout_id: score for rollout_id, score in zip(ids, found, strict=True) if score == score}
+
+
 def trainable(policy: object) -> TrainablePolicy:
-    """The policy, if it can be trained.
+    """Return the policy if it can be trained.
 
     Raises:
-        ConfigError: it cannot, and why.
+        ConfigError: it cannot, with the reason.
     """
     if not isinstance(policy, TrainablePolicy):
-        raise ConfigError(f"{type(policy).__name__} is no TrainablePolicy")
+        raise ConfigError(f"{type(policy).__name__} is not a TrainablePolicy")
     if reason := getattr(policy, "untrainable_reason", None):
         raise ConfigError(f"{type(policy).__name__} cannot be trained as it samples: {reason}")
     return policy

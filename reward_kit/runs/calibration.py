@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reward_kit.agreement import cohens_kappa, kendall_tau_b, spearman
+from reward_kit.display_text import truncate
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.agent import AsyncRewardAgent
@@ -59,7 +60,7 @@ class Figure(NamedTuple):
     meaning: str
 
 
-class Scale(NamedTuple):
+class LabelScale(NamedTuple):
     """The levels of labels, lowest first; the ends of five bins where labels take more than ten values."""
 
     levels: tuple[float, ...]
@@ -116,7 +117,7 @@ class Pairwise:
     clusters: Sequence[Hashable]
 
 
-def scale_of(labels: Sequence[float], given: tuple[float, ...] | None = None) -> Scale:
+def scale_of(labels: Sequence[float], given: tuple[float, ...] | None = None) -> LabelScale:
     """The scale of labels.
 
     Raises:
@@ -127,7 +128,7 @@ def scale_of(labels: Sequence[float], given: tuple[float, ...] | None = None) ->
         raise ConfigError(f"the label {odd[0]:g} is not among the levels {', '.join(f'{level:g}' for level in found)}")
     if len(found) < 2:
         raise ConfigError("all labels are the same, and nothing can be said of agreement; give --levels, or more rows")
-    return Scale(tuple(found), given is None and len(found) > _MOST_LEVELS)
+    return LabelScale(tuple(found), given is None and len(found) > _MOST_LEVELS)
 
 
 _POINTWISE = {
@@ -142,7 +143,7 @@ _POINTWISE = {
 }
 
 
-def pointwise_figures(rows: Pointwise, scale: Scale, settings: Settings) -> list[Figure]:
+def pointwise_figures(rows: Pointwise, scale: LabelScale, settings: Settings) -> list[Figure]:
     """The figures of single answers, in the order of a report."""
     shares, scores = scale.shares(np.array(rows.labels, float)), np.array(rows.scores, float)
     said, judged = scale.categories(shares), scale.categories(scores, settings.threshold)
@@ -278,7 +279,7 @@ class Calibration:
     unscored: Mapping[str, int]
     first_error: str | None
     clipped: int
-    scale: Scale | None
+    scale: LabelScale | None
     figures: Sequence[Figure]
     worst: Sequence[Disagreement]
 
@@ -390,7 +391,7 @@ def _first(result: EvaluateResult) -> float:
     return (first.score + 1.0 - second.score) / 2.0
 
 
-def _worst(kept: Sequence[_Row], scale: Scale | None, count: int) -> list[Disagreement]:
+def _worst(kept: Sequence[_Row], scale: LabelScale | None, count: int) -> list[Disagreement]:
     found = []
     for scored in kept:
         row, score = scored.row, scored.score
@@ -411,5 +412,4 @@ def _last(request: ScoringRequest, role: str = "assistant") -> str:
 def _cut(text: str) -> str:
     """An untrusted text on one short line, for a terminal."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * _LONGEST_SHOWN])
-    line = " ".join(line.split())
-    return line if len(line) <= _LONGEST_SHOWN else f"{line[: _LONGEST_SHOWN - 1]}…"
+    return truncate(" ".join(line.split()), _LONGEST_SHOWN)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError, StoreError, boundary, did_you_mean
 from reward_kit.runs.header import RunHeader
-from reward_kit.runs.results import Result, read_results
+from reward_kit.runs.results import read_results
 from reward_kit.runs.statistics import (
     PairedFigures,
     benjamini_hochberg,
@@ -94,126 +94,88 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
     """
     if len({run.resolve() for run in runs}) < len(runs):
         raise ConfigError("a run is named twice; a comparison of a run with itself says nothing")
-    found = [_Run.read(run) for run in runs]
-    known = {name for run in found for name in run.rows}
+    found = [_sides_of(run) for run in runs]
+    known = {name for of_run in found for name in of_run}
     if unknown := [name for name in policies if name not in known]:
         raise ConfigError(f"--policy {unknown[0]}: no run has it{did_you_mean(unknown[0], known)}")
-    asked = list(dict.fromkeys(policies))
-    sides = [run.side(name) for run in found for name in run.chosen(asked, is_alone=len(runs) == 1)]
+    sides: list[Side] = []
+    for run, of_run in zip(runs, found, strict=True):
+        chosen = [name for name in dict.fromkeys(policies) if name in of_run] or sorted(of_run)
+        if len(of_run) > 1 and len(runs) > 1 and not of_run.keys() & set(policies):
+            raise ConfigError(f"{run} has several policies: {', '.join(chosen)}; choose one with --policy")
+        sides += [of_run[name] for name in chosen]
     if len(sides) < 2:
         raise ConfigError(f"{runs[0]} is one run of one policy; name another run to compare it with")
     return _labelled(sides)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A run that was read: by policy its rows, its scorers, and the states in which each sample began."""
-
-    path: Path
-    header: RunHeader
-    rows: Mapping[str, Sequence[EpisodeRow]]
-    scorers: Mapping[str, frozenset[str]]
-    starts: Mapping[str, Mapping[str, frozenset[str]]]
-
-    @classmethod
-    def read(cls, path: Path) -> _Run:
-        header = _header(path)
-        rows: dict[str, list[EpisodeRow]] = defaultdict(list)
-        scorers: dict[str, set[str]] = defaultdict(set)
-        starts: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)
-        for result in read_results(path):
-            with boundary(StoreError, f"{path}: episode {result.episode['rollout_id']} cannot be read"):
-                row = _checked(result.row(), path)
-            row.error_traceback = None
-            rows[row.policy].append(row)
-            scorers[row.policy] |= _scorer(result)
-            if began := _start(result):
-                of_policy = starts[row.policy]
-                of_policy[row.sample_id] = of_policy.get(row.sample_id, frozenset()) | began
-        if not rows:
-            raise ConfigError(f"{path} has no episodes yet, so there is nothing to compare")
-        return cls(path, header, rows, {policy: frozenset(names) for policy, names in scorers.items()}, starts)
-
-    def chosen(self, policies: Sequence[str], *, is_alone: bool) -> Sequence[str]:
-        """The policies that are compared."""
-        names = sorted(self.rows)
-        if taken := [name for name in policies if name in self.rows]:
-            return taken
-        if len(names) == 1 or (is_alone and not policies):
-            return names
-        raise ConfigError(f"{self.path} has several policies: {', '.join(names)}; choose one with --policy")
-
-    def side(self, policy: str) -> Side:
-        """One of its policies."""
-        rows, threshold = self.rows[policy], self.header.pass_threshold
-        (summary,) = summarise(rows, threshold)
-        rollouts = _by_sample(rows)
-        samples = {name: scores_of_sample(found, threshold) for name, of in rollouts.items() if (found := _scores(of))}
-        return Side(
-            path=self.path,
-            header=self.header,
-            policy=policy,
-            label=policy,
-            pass_threshold=threshold,
-            summary=summary,
-            samples=samples,
-            unscored=frozenset(rollouts.keys() - samples.keys()),
-            rollouts=rollouts,
-            starts=self.starts.get(policy, {}),
-            is_unit=all(0.0 <= row.score <= 1.0 for row in rows if row.score is not None),
-            scorers=self.scorers[policy],
-            unfinished=max(0, self.header.total - sum(map(len, self.rows.values()))),
-        )
-
-
-def _header(path: Path) -> RunHeader:
+def _sides_of(path: Path) -> dict[str, Side]:
+    """A side for each policy of a run, with the policy as its label."""
     header = RunHeader.of_folder(path)
     if header.training is not None:
         raise ConfigError(
             f"{path} is a training run, whose metrics.jsonl has means and no scores of single samples: nothing can be "
             "paired; run the trained model with `reward-kit run`, and compare those runs"
         )
-    return header
+    rows: dict[str, list[EpisodeRow]] = defaultdict(list)
+    scorers: dict[str, set[str]] = defaultdict(set)
+    starts: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)
+    for result in read_results(path):
+        with boundary(StoreError, f"{path}: episode {result.episode['rollout_id']} cannot be read"):
+            row = result.row()
+        if row.score is not None and abs(row.score) > _LARGEST:
+            raise ConfigError(f"{path}: the score of {row.rollout_id} is beyond 1e99, and its differences say nothing")
+        row.error_traceback = None
+        rows[row.policy].append(row)
+        scorer, start = (result.score or {}).get("scorer") or {}, result.episode.get("start")
+        if scorer.get("id"):
+            scorers[row.policy].add(f"{scorer['id']} {str(scorer.get('hash'))[:12]}…")
+        key = start.get("state_key") if isinstance(start, Mapping) else None
+        if key is not None:
+            of_policy = starts[row.policy]
+            of_policy[row.sample_id] = of_policy.get(row.sample_id, frozenset()) | {str(key)}
+    if not rows:
+        raise ConfigError(f"{path} has no episodes yet, so there is nothing to compare")
+    threshold, unfinished = header.pass_threshold, max(0, header.total - sum(map(len, rows.values())))
+    sides = {}
+    for policy, own in rows.items():
+        (summary,) = summarise(own, threshold)
+        rollouts: dict[str, dict[str, float | None]] = defaultdict(dict)
+        for row in sorted(own, key=lambda row: row.rollout_id):
+            rollouts[row.sample_id][row.rollout_id] = row.score
+        samples = {name: scores for name, of in rollouts.items() if (scores := _sample_scores(of, threshold))}
+        sides[policy] = Side(
+            path=path,
+            header=header,
+            policy=policy,
+            label=policy,
+            pass_threshold=threshold,
+            summary=summary,
+            samples=samples,
+            unscored=frozenset(rollouts.keys() - samples.keys()),
+            rollouts=dict(rollouts),
+            starts=starts[policy],
+            is_unit=all(0.0 <= row.score <= 1.0 for row in own if row.score is not None),
+            scorers=frozenset(scorers[policy]),
+            unfinished=unfinished,
+        )
+    return sides
 
 
-def _checked(row: EpisodeRow, path: Path) -> EpisodeRow:
-    """The row, if its score is one that differences can be made of."""
-    if row.score is not None and abs(row.score) > _LARGEST:
-        raise ConfigError(f"{path}: the score of {row.rollout_id} is beyond 1e99, and its differences say nothing")
-    return row
-
-
-def _scorer(result: Result) -> set[str]:
-    scorer = (result.score or {}).get("scorer") or {}
-    return {f"{scorer['id']} {str(scorer.get('hash'))[:12]}…"} if scorer.get("id") else set()
-
-
-def _start(result: Result) -> frozenset[str]:
-    """The state in which an episode began, if its environment reported one."""
-    start = result.episode.get("start")
-    key = start.get("state_key") if isinstance(start, Mapping) else None
-    return frozenset() if key is None else frozenset({str(key)})
-
-
-def _by_sample(rows: Iterable[EpisodeRow]) -> dict[str, dict[str, float | None]]:
-    rollouts: dict[str, dict[str, float | None]] = defaultdict(dict)
-    for row in sorted(rows, key=lambda row: row.rollout_id):
-        rollouts[row.sample_id][row.rollout_id] = row.score
-    return dict(rollouts)
-
-
-def _scores(rollouts: Mapping[str, float | None]) -> list[float]:
-    return [score for score in rollouts.values() if score is not None]
-
-
-def scores_of_sample(scores: Sequence[float], threshold: float) -> SampleScores:
-    """The scores of one sample's rollouts, of which there is at least one."""
-    return SampleScores(mean_of(scores), len(scores), sum(score >= threshold for score in scores))
+def _sample_scores(rollouts: Mapping[str, float | None], threshold: float) -> SampleScores | None:
+    """The scores of one sample's rollouts; None if all are unscored."""
+    scores = [score for score in rollouts.values() if score is not None]
+    return SampleScores(mean_of(scores), len(scores), sum(score >= threshold for score in scores)) if scores else None
 
 
 def _labelled(sides: Sequence[Side]) -> list[Side]:
     """The sides with the shortest names that tell them apart."""
-    runs = _without_common_start([side.path.resolve().name for side in sides])
+    folders = [side.path.resolve().name for side in sides]
+    words, common = [name.split("-") for name in folders], 0
+    # Without the words, such as the task's, that the names of all folders begin with.
+    while all(len(parts) > common + 1 and parts[common] == words[0][common] for parts in words):
+        common += 1
+    runs = ["-".join(parts[common:]) for parts in words] if len(set(folders)) > 1 else folders
     names = (
         [side.policy for side in sides],
         runs,
@@ -222,18 +184,6 @@ def _labelled(sides: Sequence[Side]) -> list[Side]:
     )
     chosen = next(labels for labels in names if len(set(labels)) == len(sides))
     return [replace(side, label=label) for side, label in zip(sides, chosen, strict=True)]
-
-
-def _without_common_start(names: Sequence[str]) -> list[str]:
-    """Names of folders without the words, such as the task's, that all of them begin with."""
-    words = [name.split("-") for name in names]
-    common = 0
-    while all(len(parts) > common + 1 and parts[common] == words[0][common] for parts in words):
-        common += 1
-    return ["-".join(parts[common:]) for parts in words] if len(set(names)) > 1 else list(names)
-
-
-_Rollouts = Mapping[str, float | None]
 
 
 class SamplePair(NamedTuple):
@@ -284,41 +234,30 @@ def paired(baseline: Side, side: Side) -> Pairing:
     one of them scored would else count in that one's mean alone.
     """
     common = sorted(baseline.samples.keys() & side.samples.keys())
-    is_rescoring = _is_rescoring(baseline, side)
-    if not is_rescoring and not _have_same_rollouts(baseline, side):
+    sources = [(each.header.rescored_from or {}).get("run_id") for each in (baseline, side)]
+    is_rescoring = baseline.policy == side.policy and (
+        sources[1] == baseline.run_id
+        or sources[0] == side.run_id
+        or (sources[0] is not None and sources[0] == sources[1])
+    )
+    # Names of rollouts come from the seed, the sample and the policy.
+    shared = baseline.rollouts.keys() & side.rollouts.keys()
+    is_paired = all(baseline.rollouts[name].keys() == side.rollouts[name].keys() for name in shared)
+    if not is_rescoring and not is_paired:
         return Pairing([SamplePair(name, baseline.samples[name], side.samples[name]) for name in common])
     pairs, rollouts, single = [], 0, 0
     for name in common:
-        one, other = baseline.rollouts[name], side.rollouts[name]
-        both = sorted(_scored(one) & _scored(other))
+        before, after = (
+            {key: score for key, score in each.rollouts[name].items() if score is not None} for each in (baseline, side)
+        )
+        both = before.keys() & after.keys()
         rollouts += len(both)
-        single += len(_scored(one) ^ _scored(other))
-        if both:
-            before, after = _of(one, both, baseline.pass_threshold), _of(other, both, side.pass_threshold)
-            pairs.append(SamplePair(name, before, after))
+        single += len(before.keys() ^ after.keys())
+        one = _sample_scores({key: before[key] for key in sorted(both)}, baseline.pass_threshold)
+        other = _sample_scores({key: after[key] for key in sorted(both)}, side.pass_threshold)
+        if one is not None and other is not None:
+            pairs.append(SamplePair(name, one, other))
     return Pairing(pairs, "rollout", is_rescoring, rollouts, single, len(common) - len(pairs))
-
-
-def _is_rescoring(baseline: Side, side: Side) -> bool:
-    """True if one run has the episodes of the other, or both have those of a third."""
-    if baseline.policy != side.policy:
-        return False
-    one, other = ((each.header.rescored_from or {}).get("run_id") for each in (baseline, side))
-    return other == baseline.run_id or one == side.run_id or (one is not None and one == other)
-
-
-def _have_same_rollouts(baseline: Side, side: Side) -> bool:
-    """True if every sample of both has rollouts of the same names; names come from the seed, sample and policy."""
-    common = baseline.rollouts.keys() & side.rollouts.keys()
-    return all(baseline.rollouts[name].keys() == side.rollouts[name].keys() for name in common)
-
-
-def _scored(rollouts: _Rollouts) -> set[str]:
-    return {name for name, score in rollouts.items() if score is not None}
-
-
-def _of(rollouts: _Rollouts, names: Sequence[str], threshold: float) -> SampleScores:
-    return scores_of_sample([score for name in names if (score := rollouts[name]) is not None], threshold)
 
 
 _COMPARED = {"name", "policy", "reward_function_path", "reward_options", "dataset_path", "pass_threshold"}
@@ -515,7 +454,9 @@ def _difference(baseline: Side, side: Side, seed: int) -> Difference:
     pairs = pairing.samples
     if not pairs:
         raise ConfigError(_why_nothing_is_common(baseline, side))
-    figures = paired_figures([pair.difference for pair in pairs], reach=_reach(baseline, side), seed=seed)
+    figures = paired_figures(
+        [pair.difference for pair in pairs], reach=1.0 if baseline.is_unit and side.is_unit else None, seed=seed
+    )
     flips = [pair.flip for pair in pairs]
     return Difference(
         side=side,
@@ -529,11 +470,6 @@ def _difference(baseline: Side, side: Side, seed: int) -> Difference:
         p_bh=figures.permutation.p,
         mismatches=mismatches(baseline, side),
     )
-
-
-def _reach(baseline: Side, side: Side) -> float | None:
-    """The largest possible difference of two scores: 1 if all lie between 0 and 1; None if unknown."""
-    return 1.0 if baseline.is_unit and side.is_unit else None
 
 
 def _left_out(baseline: Side, side: Side, pairing: Pairing) -> LeftOut:

@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from reward_kit.blocking import run_blocking
 from reward_kit.display_text import counted
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, ProviderError, RewardKitError, StoreError, boundary, kind_of
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.report.run_page import write_report
-from reward_kit.reward_agent.levels import run_to_end
 from reward_kit.runs import events
 from reward_kit.runs.credit import assign_credit, write_section
 from reward_kit.runs.finished import FinishedRun
@@ -63,7 +63,7 @@ def evaluate(task: str | Path | RunnableTask, **options: Any) -> FinishedRun:
         RewardKitError: the run itself failed.
     """
     inspect.signature(evaluate_async).bind(task, **options)  # what is misspelt is told before a coroutine is made
-    finished: FinishedRun = run_to_end(evaluate_async(task, **options))
+    finished: FinishedRun = run_blocking(evaluate_async(task, **options))
     return finished
 
 
@@ -170,7 +170,7 @@ def score_transcripts(
     with given_in_python():
         ready = ready_to_score(origin, reward, changes, pass_threshold, Path(folder) if folder is not None else None)
     run = scoring_run(data, ready, reward, Path(log_dir))
-    finished: FinishedRun = run_to_end(_carried_out(run.plan, run.store, run.title, None, run.episodes))
+    finished: FinishedRun = run_blocking(_carried_out(run.plan, run.store, run.title, None, run.episodes))
     return replace(finished, notes=ready.notes)
 
 

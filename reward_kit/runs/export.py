@@ -64,7 +64,8 @@ class Selection:
     left_out: Counter[str] = field(default_factory=Counter)
     seen: set[str] = field(default_factory=set)
 
-    def _why_not(self, result: Result) -> str | None:
+    def why_left_out(self, result: Result) -> str | None:
+        """The reason why an episode is not taken; None if it is."""
         if self.policies and result.episode.get("policy") not in self.policies:
             return "of another policy"
         if self.min_score is None and not self.only_passed:
@@ -85,7 +86,7 @@ def selected(run: Path, selection: Selection) -> Iterator[Result]:
     """
     for result in read_results(run):
         selection.seen.add(str(result.episode.get("policy")))
-        if why := selection._why_not(result):
+        if why := selection.why_left_out(result):
             selection.left_out[why] += 1
         else:
             yield result
@@ -142,7 +143,7 @@ class CreditLines:
 # Tables
 
 
-class Column(NamedTuple):
+class ExportColumn(NamedTuple):
     """A column, and the kind of its cells."""
 
     name: str
@@ -153,14 +154,14 @@ class Table(NamedTuple):
     """A table: its name, which is that of its file, and its columns in order."""
 
     name: str
-    columns: Sequence[Column]
+    columns: Sequence[ExportColumn]
 
 
 def _table(name: str, columns: str) -> Table:
     """A table of `name` or `name:kind` columns, by default texts."""
     pairs = (column.partition(":") for column in columns.split())
     kinds: dict[str, Kind] = {"": "text", "n": "number", "c": "count", "f": "flag"}
-    return Table(name, tuple(Column(column, kinds[kind]) for column, _, kind in pairs))
+    return Table(name, tuple(ExportColumn(column, kinds[kind]) for column, _, kind in pairs))
 
 
 _WHOSE = "rollout_id sample_id group_id rollout_index policy"

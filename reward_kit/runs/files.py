@@ -8,7 +8,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,7 +16,6 @@ import pydantic_core
 
 from reward_kit.errors import StoreError
 from reward_kit.private_files import private_opener
-from reward_kit.undoing import undone_on_error
 
 STATES = "states"
 _STATE_NAME = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_-]{1,64}")
@@ -162,9 +161,11 @@ def open_part(part: Path, path: Path, *, is_private: bool) -> IO[bytes]:
         OSError: it cannot be made.
     """
     file = open(part, "xb", opener=private_opener if is_private else None)  # noqa: SIM115 - takes an opener
-    with undone_on_error(file.close):
+    with ExitStack() as undo:
+        undo.callback(file.close)
         if is_private and path.is_file() and not path.is_symlink():
             part.chmod(stat.S_IMODE(path.stat().st_mode))
+        undo.pop_all()
     return file
 
 

@@ -52,7 +52,6 @@ class RunHeader(pydantic.BaseModel):
         run_limits: those in force, where each may have been raised since the run began; null is no limit.
         digests: SHA-256 of each file that decides what its episodes and scores are.
         versions: of the software that began it.
-        reward_environment: the packages of a reward that has an environment of its own.
         max_concurrency: episodes in flight when it began.
         task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the run's `Request`;
             `task_path` is None where transcripts are scored and nothing is run.
@@ -90,7 +89,6 @@ class RunHeader(pydantic.BaseModel):
     total: int = 0
     max_concurrency: int | None = None
     versions: Mapping[str, str] = pydantic.Field(default_factory=this_software)
-    reward_environment: Mapping[str, Any] | None = None
     status: str = "running"
     timing: RunTiming = pydantic.Field(
         default_factory=lambda: RunTiming(started_at=datetime.datetime.now(datetime.UTC))

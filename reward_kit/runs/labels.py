@@ -36,7 +36,7 @@ _WINNERS: dict[str, float] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class LabelColumns:
     """The names of the columns of the file."""
 
     id: str = "id"
@@ -71,7 +71,7 @@ class LabelledRow:
 
 
 def read_labels(
-    path: Path, columns: Columns | None = None, *, data: Path | None = None, pairs: Pairs = "scores"
+    path: Path, columns: LabelColumns | None = None, *, data: Path | None = None, pairs: Pairs = "scores"
 ) -> list[LabelledRow]:
     """The rows of a CSV (or JSONL, YAML) of labels.
 
@@ -88,7 +88,8 @@ def read_labels(
     Raises:
         ConfigError: a row lacks something; the message names file, line and column.
     """
-    reader = _Reader(columns or Columns(), _episodes(data), pairs)
+    episodes = {} if data is None else {episode.id_: episode for episode in read_transcripts(data)}
+    reader = _LabelReader(columns or LabelColumns(), episodes, pairs)
     rows = [reader.row(where, index, row) for index, (where, row) in enumerate(read_rows(path))]
     if not rows:
         raise ConfigError(f"{path} has no rows")
@@ -102,13 +103,9 @@ def read_labels(
     return rows
 
 
-def _episodes(data: Path | None) -> dict[str, SingleAgentEpisode]:
-    return {} if data is None else {episode.id_: episode for episode in read_transcripts(data)}
-
-
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    columns: Columns
+class _LabelReader:
+    columns: LabelColumns
     episodes: Mapping[str, SingleAgentEpisode]
     pairs: Pairs
 
@@ -142,7 +139,8 @@ class _Reader:
         both = [self._messages(row, f"{names.messages}_{x}", f"{names.response}_{x}", where) for x in "ab"]
         truths = [row.get("ground_truth")] * 2
         if self.pairs == "judge":
-            truths = [_answer(messages) for messages in reversed(both)]
+            answers = ([m.text for m in messages if m.role == "assistant"] for messages in reversed(both))
+            truths = [texts[-1] if texts else "" for texts in answers]
         made = [
             self._request(row, f"{row_id}-{where.rpartition(':')[2]}-{x}", row_id, messages, truth)
             for x, messages, truth in zip("ab", both, truths, strict=True)
@@ -165,14 +163,7 @@ class _Reader:
         self, row: Mapping[str, Any], rollout_id: str, sample_id: str, messages: Sequence[Message], truth: Any
     ) -> ScoringRequest:
         names = self.columns
-        taken = {
-            names.label,
-            names.winner,
-            names.messages,
-            f"{names.messages}_a",
-            f"{names.messages}_b",
-            "ground_truth",
-        }
+        taken = {names.label, names.winner, *(f"{names.messages}{x}" for x in ("", "_a", "_b")), "ground_truth"}
         episode = episode_of(rollout_id, list(messages))
         facts = EpisodeFacts(
             sample_id=sample_id,
@@ -221,10 +212,6 @@ def _conversation(given: Any, where: str) -> list[Message]:
         return [Message.model_validate(message) for message in given]
     except pydantic.ValidationError as error:
         raise ConfigError(f"{where}: {'; '.join(describe_validation_error(error, Message))}") from None
-
-
-def _answer(messages: Sequence[Message]) -> str:
-    return next((message.text for message in reversed(messages) if message.role == "assistant"), "")
 
 
 def _missing(where: str, row: Mapping[str, Any], column: str, otherwise: str) -> str:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.confined import ConfinedReward
-from reward_kit.reward_agent.scoring import Reward
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.inputs import differences
 from reward_kit.runs.plan import Plan
@@ -103,23 +101,9 @@ def header_of(
         max_concurrency=plan.max_concurrency,
         **({"from_python": of_python} if of_python else {}),
         **asked,
-        **environment_of(task.reward),
     )
 
 
-def environment_of(reward: Reward | None) -> dict[str, Any]:
-    """What `run.json` says of the packages of a reward that has an environment of its own."""
-    if isinstance(reward, ConfinedReward) and reward.environment is not None:
-        return {"reward_environment": reward.environment.to_json()}
-    return {}
-
-
 def changes_since(path: Path, header: RunHeader, task: LoadedTask) -> list[str]:
-    """How what a run came from differs now, its files and the packages of its reward; a text for each that does."""
-    changes = differences(path, header.digests, task.digests, task.inputs)
-    told = (header.reward_environment, environment_of(task.reward).get("reward_environment"))
-    before, now = (set((environment or {}).get("packages", ())) for environment in told)
-    if before != now:
-        lines = sorted(f"    {'-' if package in before else '+'}{package}" for package in before ^ now)
-        changes.append("\n".join(["the packages of the reward changed:", *lines]))
-    return changes
+    """Return a text for each file of the run that is different now."""
+    return differences(path, header.digests, task.digests, task.inputs)

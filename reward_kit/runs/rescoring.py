@@ -177,7 +177,7 @@ class Moved(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ScoreChanges:
     """The changes from scoring again: for each policy, and the episodes that moved most."""
 
     policies: Sequence[PolicyChange]
@@ -198,7 +198,7 @@ def scores_of(source: Source) -> dict[str, float | None]:
     return scores
 
 
-def changes_of(before: Mapping[str, float | None], rows: Iterable[EpisodeRow], pass_threshold: float) -> Changes:
+def changes_of(before: Mapping[str, float | None], rows: Iterable[EpisodeRow], pass_threshold: float) -> ScoreChanges:
     """Set the scores of the same episodes side by side.
 
     Args:
@@ -217,7 +217,7 @@ def changes_of(before: Mapping[str, float | None], rows: Iterable[EpisodeRow], p
         if row.score is not None and abs(row.score - earlier) > _SAME
     ]
     moved.sort(key=lambda one: (-abs(one.after - one.before), one.rollout_id))
-    return Changes(changes, moved[:_MOST_EXAMPLES])
+    return ScoreChanges(changes, moved[:_MOST_EXAMPLES])
 
 
 def _paired(before: Mapping[str, float | None], rows: Iterable[EpisodeRow]) -> list[tuple[EpisodeRow, float]]:

@@ -19,7 +19,6 @@ from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.overrides import as_given, given_by, overlaid
 from reward_kit.runs.plan import Plan
 from reward_kit.runs.redaction import Redaction, redaction_of
-from reward_kit.runs.request import environment_of
 from reward_kit.runs.store import RunStore, new_run_path
 from reward_kit.runs.tasks import load_tasks_reward
 from reward_kit.runs.transcripts import read_transcripts
@@ -126,7 +125,6 @@ def scoring_run(data: Path, ready: Ready, reward: str, log_dir: Path) -> Scoring
         reward=reward,
         task={"pass_threshold": ready.definition.pass_threshold},
         total=plan.total,
-        **environment_of(ready.reward),
     )
     store = RunStore.create(new_run_path(log_dir, ready.definition.name), header, ready.redaction)
     return ScoringRun(plan, store, episodes, f"{data.name}  ({counted(len(episodes), 'transcript')})")

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Literal, NamedTuple
@@ -103,7 +103,12 @@ def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], 
         # To at most a half, since 0 and 1 have bounds of their own.
         scaled = mean_interval([None if s is None else s / largest / 2.0 for s in scores], clusters, confidence)
         return scaled.times(2.0).times(largest)
-    mean, sums = _mean_and_cluster_sums(values, [cluster for _, cluster in pairs])
+    is_constant = bool((values == values[0]).all())
+    mean = float(values[0]) if is_constant else mean_of(values)
+    deviations: dict[Hashable, list[float]] = defaultdict(list)
+    for value, (_, cluster) in zip(values.tolist(), pairs, strict=True):
+        deviations[cluster].append(0.0 if is_constant else value - mean)
+    sums = [math.fsum(items) for items in deviations.values()]
     counts = {"n": len(values), "n_clusters": len(sums), "n_unscored": len(scores) - len(values)}
     if len(sums) < 2:
         return Interval(mean, None, None, None, **counts)
@@ -112,17 +117,6 @@ def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], 
         return Interval(mean, *wilson_bounds(mean, len(sums), confidence), error, **counts)
     half = t_quantile((1.0 + confidence) / 2.0, len(sums) - 1) * error
     return Interval(mean, mean - half, mean + half, error, **counts)
-
-
-def _mean_and_cluster_sums(values: np.ndarray, clusters: Sequence[Hashable]) -> tuple[float, list[float]]:
-    """The mean, and the sum of the deviations from it in each cluster; exactly 0 where all values are equal."""
-    if (values == values[0]).all():
-        return float(values[0]), [0.0] * len(set(clusters))
-    mean = mean_of(values)
-    deviations: dict[Hashable, list[float]] = defaultdict(list)
-    for value, cluster in zip(values.tolist(), clusters, strict=True):
-        deviations[cluster].append(value - mean)
-    return mean, [math.fsum(items) for items in deviations.values()]
 
 
 def wilson_bounds(share: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:
@@ -350,7 +344,10 @@ def bootstrap_bounds(
         For each figure its bounds. None where it is not defined, or in no more than half of the draws, or where all
         draws give the same: the rows are then too few or too much alike to say how sure it is.
     """
-    members = _members(clusters)
+    places: dict[Hashable, list[int]] = {}
+    for position, cluster in enumerate(clusters):
+        places.setdefault(cluster, []).append(position)
+    members = [np.array(found, dtype=np.int64) for found in places.values()]
     everyone = np.arange(len(clusters))
     value_F = figures(everyone)
     if len(members) < 2:
@@ -358,8 +355,12 @@ def bootstrap_bounds(
     chance = np.random.default_rng(seed)
     drawn = (chance.integers(0, len(members), len(members)) for _ in range(resamples))
     replicate_RF = np.stack([figures(np.concatenate([members[at] for at in draw])) for draw in drawn])
-    blocks = _blocks(members) if method == "bca" else ()
-    left_out_JF = np.stack([figures(np.setdiff1d(everyone, block)) for block in blocks]) if blocks else None
+    left_out_JF = None
+    if method == "bca":
+        count = min(len(members), _MOST_LEFT_OUT)
+        cuts = [round(at * len(members) / count) for at in range(count + 1)]
+        blocks = [np.concatenate(members[start:end]) for start, end in itertools.pairwise(cuts)]
+        left_out_JF = np.stack([figures(np.setdiff1d(everyone, block)) for block in blocks])
     return [
         _bounds(float(value), replicate_RF[:, at], left_out_JF[:, at] if left_out_JF is not None else None, confidence)
         for at, value in enumerate(value_F)
@@ -391,51 +392,25 @@ def bootstrap_mean(
     value_N = np.asarray(values, dtype=np.float64)
     if not np.isfinite(value_N).all():
         raise ValueError("a value is not finite")
-    sum_G, count_G = _sums(value_N, clusters)
+    sum_G, count_G = value_N, np.ones(len(value_N))
+    if clusters is not None:
+        if len(clusters) != len(value_N):
+            raise ValueError(f"{len(value_N)} values have {len(clusters)} clusters")
+        places: dict[Hashable, int] = {}
+        place_N = np.array([places.setdefault(cluster, len(places)) for cluster in clusters], dtype=np.int64)
+        sum_G = np.bincount(place_N, value_N, len(places)).astype(np.float64)
+        count_G = np.bincount(place_N, minlength=len(places)).astype(np.float64)
     if len(sum_G) < 2:
         return Bounds(None, None)
-    replicate_R = _replicated_means(sum_G, count_G, resamples, seed)
-    left_out_G = (sum_G.sum() - sum_G) / (count_G.sum() - count_G) if method == "bca" else None
-    return _bounds(float(sum_G.sum() / count_G.sum()), replicate_R, left_out_G, confidence)
-
-
-def _sums(value_N: Floats, clusters: Sequence[Hashable] | None) -> tuple[Floats, Floats]:
-    """The sum and the number of the values of each cluster."""
-    if clusters is None:
-        return value_N, np.ones(len(value_N))
-    if len(clusters) != len(value_N):
-        raise ValueError(f"{len(value_N)} values have {len(clusters)} clusters")
-    places: dict[Hashable, int] = {}
-    place_N = np.array([places.setdefault(cluster, len(places)) for cluster in clusters], dtype=np.int64)
-    size = len(places)
-    return np.bincount(place_N, value_N, size).astype(np.float64), np.bincount(place_N, minlength=size).astype(
-        np.float64
-    )
-
-
-def _replicated_means(sum_G: Floats, count_G: Floats, resamples: int, seed: int) -> Floats:
-    """(R,) the mean of each draw; in parts, so that memory does not grow with the number of clusters."""
     chance, size, alike = np.random.default_rng(seed), len(sum_G), bool((count_G == count_G[0]).all())
-    at_once = max(1, _DRAWN_AT_ONCE // size)
-    means = []
-    for begin in range(0, resamples, at_once):
+    at_once, means = max(1, _DRAWN_AT_ONCE // size), []
+    for begin in range(0, resamples, at_once):  # in parts, so that memory does not grow with the number of clusters
         drawn_RG = chance.integers(0, size, (min(at_once, resamples - begin), size))
         counted = size * count_G[0] if alike else count_G[drawn_RG].sum(axis=1)
         means.append(sum_G[drawn_RG].sum(axis=1) / counted)
-    return np.concatenate(means)
-
-
-def _members(clusters: Sequence[Hashable]) -> list[Integers]:
-    places: dict[Hashable, list[int]] = {}
-    for position, cluster in enumerate(clusters):
-        places.setdefault(cluster, []).append(position)
-    return [np.array(found, dtype=np.int64) for found in places.values()]
-
-
-def _blocks(members: Sequence[Integers]) -> list[Integers]:
-    count = min(len(members), _MOST_LEFT_OUT)
-    cuts = [round(at * len(members) / count) for at in range(count + 1)]
-    return [np.concatenate(members[start:end]) for start, end in itertools.pairwise(cuts)]
+    replicate_R = np.concatenate(means)
+    left_out_G = (sum_G.sum() - sum_G) / (count_G.sum() - count_G) if method == "bca" else None
+    return _bounds(float(sum_G.sum() / count_G.sum()), replicate_R, left_out_G, confidence)
 
 
 def _bounds(value: float, replicates_R: Floats, left_out_J: Floats | None, confidence: float) -> Bounds:
@@ -588,17 +563,16 @@ def sign_flip_test(differences: Sequence[float] | Floats, *, draws: int = 19_999
     if least <= 0.0:
         return SignFlipTest(1.0, True)
     if len(moved_G) <= _MOST_ENUMERATED:
-        return SignFlipTest(_share_as_large(moved_G, least), True)
-    as_large = sum(int((np.abs(sums) >= least).sum()) for sums in _drawn_sums(moved_G, draws, seed))
+        half = len(moved_G) // 2
+        one, other = np.sort(_signed_sums(moved_G[:half])), _signed_sums(moved_G[half:])
+        pairs = int((len(one) - np.searchsorted(one, least - other)).sum())  # those whose sum is `least` > 0 or more
+        return SignFlipTest(min(1.0, 2.0 * pairs / 2.0 ** len(moved_G)), True)
+    chance, total, as_large = np.random.default_rng(seed), float(moved_G.sum()), 0
+    at_once = max(1, _DRAWN_AT_ONCE // len(moved_G))
+    for begin in range(0, draws, at_once):  # in parts, so that memory does not grow with the number of samples
+        heads = chance.integers(0, 2, (min(at_once, draws - begin), len(moved_G)), dtype=np.int8)
+        as_large += int((np.abs(2.0 * (heads.astype(np.float64) @ moved_G) - total) >= least).sum())
     return SignFlipTest((as_large + 1) / (draws + 1), False)
-
-
-def _share_as_large(moved_G: Floats, least: float) -> float:
-    """The share of all choices of signs whose sum is `least` > 0 or more, or -`least` or less."""
-    half = len(moved_G) // 2
-    one, other = np.sort(_signed_sums(moved_G[:half])), _signed_sums(moved_G[half:])
-    as_large = int((len(one) - np.searchsorted(one, least - other)).sum())
-    return min(1.0, 2.0 * as_large / 2.0 ** len(moved_G))
 
 
 def _signed_sums(values: Floats) -> Floats:
@@ -607,14 +581,6 @@ def _signed_sums(values: Floats) -> Floats:
     for value in values:
         sums = np.concatenate([sums - value, sums + value])
     return sums
-
-
-def _drawn_sums(moved_G: Floats, draws: int, seed: int) -> Iterator[Floats]:
-    """The sums under signs by chance; in parts, so that memory does not grow with the number of samples."""
-    chance, at_once, total = np.random.default_rng(seed), max(1, _DRAWN_AT_ONCE // len(moved_G)), float(moved_G.sum())
-    for begin in range(0, draws, at_once):
-        heads = chance.integers(0, 2, (min(at_once, draws - begin), len(moved_G)), dtype=np.int8)
-        yield 2.0 * (heads.astype(np.float64) @ moved_G) - total
 
 
 def paired_t_test(differences: Sequence[float] | Floats) -> float | None:

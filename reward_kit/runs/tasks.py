@@ -24,7 +24,7 @@ from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.loading import is_built_in, load_module, load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
-from reward_kit.reward_agent.remote_client import check_named_by_file, is_address
+from reward_kit.reward_agent.remote import check_named_by_file, is_address
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.datasets import check_dataset, read_samples
@@ -200,7 +200,6 @@ def _refuse_looser_sandbox(located: LocatedYaml, definition: TaskDefinitionModel
     is_built_in_reward = is_built_in(definition.reward_function_path or "")
     looser: dict[tuple[str, ...], Any] = {
         ("level",): sandbox.level if sandbox.level == "in_process" and not is_built_in_reward else None,
-        ("install_requirements",): sandbox.install_requirements or None,
         ("read_paths",): [one for one in sandbox.read_paths if not (folder / one).resolve().is_relative_to(folder)],
     }
     for name, value in sandbox.limits.model_dump(exclude_none=True, exclude={"cpu_s"}).items():
@@ -230,7 +229,6 @@ def load_tasks_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedRe
         read_paths=tuple(asked.read_paths),
         preload=tuple(asked.preload),
         reward_time_s=definition.limits.reward_time_s,
-        install_requirements=asked.install_requirements,
     )
     return load_reward(definition.reward_function_path, folder, choice, definition.reward_options)
 

@@ -12,7 +12,7 @@ HELD_OUT_SCORE: Final = "held_out/score"
 EPISODES: Final = "episodes"
 """The folder of the episodes that were kept, a file for each update of which they were."""
 TRAINING: Final = "training"
-"""The key of a kept episode's line under which stands what the update made of it; see `rl/training/kept.py`."""
+"""The key of a kept episode's line under which stands what the update made of it; see `rl/training/figures.py`."""
 
 
 def kept_file(run: Path, update: int) -> Path:

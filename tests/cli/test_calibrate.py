@@ -176,7 +176,6 @@ def right(messages: list[Message], ground_truth: str) -> EvaluateResult:
         (("--reward", "truthful.py:right"), "asks for ground_truth, and no row has it"),
         (("--reward", "own.py:length", "--threshold", "5"), "5.0 is not in the range 0<=x<=1"),
         (("--reward", "own.py:length", "--pairs", "judge"), "--pairs judge compares two answers"),
-        (("--reward", "reward_kit.rewards:exact_answer", "--install-requirements"), "has no effect"),
     ],
 )
 def test_what_would_be_without_effect_or_sense_is_refused(

@@ -45,7 +45,7 @@ def own(tmp_path: Path) -> Project:
 def test_two_runs_of_one_task(project: Project) -> None:
     done = project.call("compare", "runs/wrong", "runs/done")
     assert (done.returncode, done.stderr) == (0, ""), "no warning: only the policy differs"
-    lines = {line[:23].strip(): line[23:].split() for line in done.stdout.splitlines()}
+    lines = {line[:21].strip(): line[21:].split() for line in done.stdout.splitlines()}
     assert lines["mean score"] == ["0.000", "[0.000,", "0.324]", "0.500", "[0.053,", "0.947]"]
     assert lines["difference"] == ["+0.500", "[+0.053,", "+0.947]"]
     assert lines["p (permutation)"] == ["0.12"]

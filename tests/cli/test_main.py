@@ -221,14 +221,13 @@ def without_chance(text: str) -> str:
     return re.sub(r"\b\d+\.\d+(/s|s| s)?\b|\b[0-9.]+e-\d+", "N", text)
 
 
-@pytest.mark.parametrize("verb", ["train", "explain"])
-def test_learning_without_its_extra_says_how_to_install_it(verb: str) -> None:
-    missing = f"import sys; sys.modules['torch'] = None; sys.argv[1:] = [{verb!r}, 'train.yaml']"
+def test_learning_without_its_extra_says_how_to_install_it() -> None:
+    missing = "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['train', 'train.yaml']"
     code = f"{missing}; from reward_kit.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {verb} needs torch; install the extra 'train'")
+    assert done.stderr.startswith("error: train needs torch; install the extra 'train'")
     helped = subprocess.run(
         [sys.executable, "-c", code.replace("train.yaml", "--help")], capture_output=True, text=True
     )
-    assert helped.returncode == 0 and f"reward-kit {verb} train.yaml" in helped.stdout
+    assert helped.returncode == 0 and "reward-kit train train.yaml" in helped.stdout

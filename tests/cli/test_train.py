@@ -1,4 +1,4 @@
-"""`reward-kit train` and `explain`: as a user calls them, and as they stop and go on."""
+"""`reward-kit train`, as a user calls it, and as it stops and goes on."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def a_resume_is_refused_where_something_changed_unless_forced(folder: Path) -> N
     assert forced.returncode == 0 and metrics_of(run_path(folder))[-1]["update"] == 3
 
 
-def test_a_dry_run_explains_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_describes_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     lake_folder(tmp_path)
     done = command_line.call("train", "train.yaml", "--dry-run", "-T", "ppo.loss=gspo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -77,18 +77,18 @@ def test_a_dry_run_explains_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     lake_folder(tmp_path, ppo={"clip_hi": 1})
-    for verb in ("train", "explain"):
-        done = command_line.call(verb, "train.yaml", cwd=tmp_path)
+    for flags in ([], ["--dry-run"]):
+        done = command_line.call("train", "train.yaml", *flags, cwd=tmp_path)
         assert done.returncode == 2 and done.stdout == ""
         assert done.stderr.startswith("error: train.yaml:") and "did you mean 'clip_high'?" in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_train_refuses_explain_refuses_too_and_no_run_is_left(tmp_path: Path) -> None:
+def test_a_dry_run_refuses_what_training_refuses(tmp_path: Path) -> None:
     lake_folder(tmp_path, policy="random")
-    for verb in ("train", "explain"):
-        done = command_line.call(verb, "train.yaml", cwd=tmp_path)
-        assert done.returncode == 2 and "RandomPolicy is no TrainablePolicy" in done.stderr
+    for flags in ([], ["--dry-run"]):
+        done = command_line.call("train", "train.yaml", *flags, cwd=tmp_path)
+        assert done.returncode == 2 and "RandomPolicy is not a TrainablePolicy" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -110,10 +110,9 @@ def test_a_run_that_is_refused_once_its_weights_are_there_leaves_no_folder_to_re
 def test_a_task_file_and_a_train_file_are_told_apart(tmp_path: Path) -> None:
     lake_folder(tmp_path)
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(TRAIN["task"]))
-    for verb in ("train", "explain"):
-        done = command_line.call(verb, "task.yaml", cwd=tmp_path)
-        assert done.returncode == 2 and "task.yaml is a task file, for `reward-kit run`" in done.stderr
-        assert "task: task.yaml" in done.stderr and len(done.stderr.splitlines()) == 1
+    done = command_line.call("train", "task.yaml", cwd=tmp_path)
+    assert done.returncode == 2 and "task.yaml is a task file, for `reward-kit run`" in done.stderr
+    assert "task: task.yaml" in done.stderr and len(done.stderr.splitlines()) == 1
     for verb in ("run", "check"):
         done = command_line.call(verb, "train.yaml", cwd=tmp_path)
         assert done.returncode == 2 and "train.yaml is a train file, for `reward-kit train`" in done.stderr
@@ -122,12 +121,13 @@ def test_a_task_file_and_a_train_file_are_told_apart(tmp_path: Path) -> None:
 
 def test_an_estimator_over_the_batch_is_told_that_it_sees_parts(tmp_path: Path) -> None:
     lake_folder(tmp_path, pipeline="both", credit="reinforce_plus_plus")
-    done = command_line.call("explain", "train.yaml", cwd=tmp_path)
+    done = command_line.call("train", "train.yaml", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0
     assert "note: reinforce_plus_plus measures its mean and its scale over the batch, and pipeline both" in done.stderr
     assert "gives it 1 of 2 groups at a time" in done.stderr
     for fine in ("rollout.samples_per_minibatch=2", "credit=gigpo", "pipeline=one_step_off"):
-        assert "note:" not in command_line.call("explain", "train.yaml", "-T", fine, cwd=tmp_path).stderr
+        done = command_line.call("train", "train.yaml", "--dry-run", "-T", fine, cwd=tmp_path)
+        assert "note:" not in done.stderr
 
 
 @pytest.mark.campaign
@@ -196,11 +196,11 @@ def test_there_is_nothing_to_resume(tmp_path: Path) -> None:
         ({"early_stop": {"at_least": 0.9, "times": 2}}, ["once held_out/score is at least 0.9 2 times in a row"]),
     ],
 )
-def test_explain_says_what_counts_with_its_values(tmp_path: Path, changes: dict[str, object], told: list[str]) -> None:
-    from reward_kit.rl.training.explain import explained
+def test_the_description_of_a_plan_has_its_values(tmp_path: Path, changes: dict[str, object], told: list[str]) -> None:
+    from reward_kit.rl.training.description import describe_plan
     from reward_kit.rl.training.plan import load_plan
 
-    text = " ".join(explained(load_plan(lake_folder(tmp_path, **changes))).split())
+    text = " ".join(describe_plan(load_plan(lake_folder(tmp_path, **changes))).split())
     for part in told:
         assert part in text
     assert f"{TRAIN['updates']} updates of 2 samples × 2 episodes = 4 episodes" in text

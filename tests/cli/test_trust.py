@@ -92,7 +92,6 @@ def answered(project: Project, answer: str, *arguments: str) -> tuple[int, str]:
         ("serve", "reward.py:right"),
         ("train", "train.yaml"),
         ("train", "train.yaml", "--dry-run"),
-        ("explain", "train.yaml"),
     ],
 )
 def test_code_of_an_untrusted_folder_does_not_run(tmp_path: Path, state: Path, arguments: tuple[str, ...]) -> None:
@@ -312,7 +311,6 @@ class TestSandboxKeys:
             ({"read_paths": ["/etc"]}, "sandbox.read_paths"),
             ({"read_paths": ["../secret"]}, "sandbox.read_paths"),
             ({"read_paths": ["link"]}, "sandbox.read_paths"),
-            ({"install_requirements": True}, "sandbox.install_requirements"),
             ({"limits": {"memory_mb": 4096}}, "sandbox.limits.memory_mb"),
             ({"limits": {"processes": 1}}, "sandbox.limits.processes"),
         ],

@@ -1,4 +1,4 @@
-"""The makers of the site's generated pages, as the build finds them."""
+"""The factories of the site's generated pages, as the build finds them."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ from reward_kit.credit.group_filter import DropReason
 from reward_kit.credit.step_credit import StepCredit
 from reward_kit.errors import FAILURE_CLASSES, Failure
 from reward_kit.reward_agent.stats import AgentStats
-from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.learner.off_policy import OffPolicyLimits
+from reward_kit.rl.learner.config import OffPolicyLimits, PPOConfig
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.training.config import DECIDING
 from reward_kit.rl.training.figures import prefixed, score_figures

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from reward_kit.rl.learner.columns import Place
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.sharding import Processes
 from reward_kit.rl.learner.training_rows import TrainingRows
-from reward_kit.rl.ppo import PPOLearner
+from reward_kit.rl.ppo import DeviceContext, PPOLearner
 from reward_kit.tokens import TokenBatch
 from tests.integrations.peers import PYTHON, Deviations, Peer
 from tests.rl.learner.sharded_learning import VOCABULARY, model, rows
@@ -201,7 +200,8 @@ def budget_for(batch: TokenBatch, count: int) -> int:
     fitting = (
         budget
         for budget in range(int(flat.lengths_B.max()), 10_000)
-        if len(Place(torch.device("cpu"), torch.float32, budget, Processes()).parts_of(flat, everything)) == count
+        if len(DeviceContext(torch.device("cpu"), torch.float32, budget, Processes()).parts_of(flat, everything))
+        == count
     )
     return next(fitting)
 

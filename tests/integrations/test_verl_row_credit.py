@@ -13,7 +13,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.integrations.verl.data_proto import verl_rows
 from reward_kit.integrations.verl.estimators import estimator_for_verl, options_of, rows_beside
 from reward_kit.integrations.verl.row_credit import ROW_ESTIMATORS, row_credit
-from reward_kit.rl.batch import to_tensors
+from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.rl_helpers import ESTIMATORS, system_apply_gigpo_to_batch_steps, with_credit
 from reward_kit.rl_processing import CreditAssigner
 from tests.integrations.verl_episodes import Collected, collected

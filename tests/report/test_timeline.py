@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reward_kit.report.timeline import (
     MOST_BARS,
     Bar,
-    Call,
+    RewardCall,
     Span,
     _placed,
     crossed,
@@ -70,12 +70,12 @@ def test_lanes_are_as_few_as_can_be_and_nothing_overlaps_in_one(spans: list[Span
 
 
 def test_a_call_waits_before_its_first_attempt_and_between_attempts() -> None:
-    call = Call(["r"], 1.0, 9.0, [Span(2.0, 3.0), Span(5.0, 9.0)], is_unscored=False)
+    call = RewardCall(["r"], 1.0, 9.0, [Span(2.0, 3.0), Span(5.0, 9.0)], is_unscored=False)
     assert call.waits == [Span(1.0, 2.0), Span(3.0, 5.0)]
 
 
 def test_what_was_known_already_waits_and_is_not_called() -> None:
-    assert Call(["r"], 1.0, 4.0, [], is_unscored=False).waits == [Span(1.0, 4.0)]
+    assert RewardCall(["r"], 1.0, 4.0, [], is_unscored=False).waits == [Span(1.0, 4.0)]
 
 
 def test_bars_say_what_was_done_to_whom_and_when(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ class TestRefusals:
             await scorer.submit(batch(0))
             with pytest.raises(ConfigError, match=r"chunk_size is a whole number; got 1\.5"):
                 await scorer.get(1.5)
-            with pytest.raises(ConfigError, match="ticket is what submit gave; got a str"):
+            with pytest.raises(ConfigError, match="ticket is the result of submit; got a str"):
                 await scorer.get(1, ticket="the first")
             assert (await scorer.get(1)).data_idxs == [0]
 
@@ -366,7 +366,7 @@ class TestWalls:
             assert scored.sandbox == {"level": "in_process"}
         await score_one(reward_spec(walled), batch(0)[0])
         (told,) = caplog.messages
-        assert told.startswith("reward 'asks for walls' asks for isolated and runs in_process, without walls")
+        assert told.startswith("reward 'asks for walls' asks for isolated and runs in_process, without a sandbox")
 
     @pytest.mark.parametrize("level", [None, "in_process"])
     async def test_a_function_that_asks_for_none_is_scored_without_a_word(self, level, caplog):

@@ -11,7 +11,7 @@ import weakref
 import anyio
 import pytest
 
-from reward_kit.reward_agent.call_threads import CallThreads, OverdueError
+from reward_kit.reward_agent.in_process import CallThreads, OverdueError
 
 WAIT_S = 30.0  # for what must happen; a test that waits this long has failed
 

@@ -19,7 +19,7 @@ from reward_kit.reward_agent import ScoringRequest
 from reward_kit.reward_agent.confined import ConfinedScorer
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
 from reward_kit.sandbox import host
-from reward_kit.sandbox.host import Availability, Session
+from reward_kit.sandbox.host import Availability, ChildSession
 from tests.agent.worlds import WORLD, call, calls, worker_of
 from tests.profiles import examples
 
@@ -209,13 +209,13 @@ async def test_a_warm_worker_is_closed_in_good_order(tmp_path, monkeypatch):
     )
     loaded = await asyncio.to_thread(load, tmp_path, "Reward")
     outcomes = []
-    call = Session.call
+    call = ChildSession.call
 
     async def watched(self, *arguments):
         outcomes.append(await call(self, *arguments))
         return outcomes[-1]
 
-    monkeypatch.setattr(Session, "call", watched)
+    monkeypatch.setattr(ChildSession, "call", watched)
     await score_all(loaded.reward, ScoringRequest("r1", CHAT), ScoringRequest("r2", CHAT))
     assert [outcome.stdout for outcome in outcomes] == ["", "", "closed\n"]
 
@@ -254,14 +254,14 @@ class TestLoading:
         write(tmp_path, text.format("in_process"))
         loaded = load(tmp_path, "reward", None)
         assert loaded.reward.level == "warm"
-        assert "code cannot take down its own walls" in loaded.notes[0]
+        assert "code cannot lower its own sandbox level" in loaded.notes[0]
 
     async def test_declared_paths_can_be_read_and_what_it_prints_at_import_belongs_to_no_call(self, tmp_path):
         data = write(tmp_path, "7", "data.json")
         text = "import json, pathlib\nprint('loading')\n"
         text += "X = json.loads((pathlib.Path(__file__).parent / 'data.json').read_text())\n"
         write(tmp_path, text + "def reward(messages): print('called'); return {'score': X}\n")
-        with pytest.raises(ConfigError, match=r"not shown in the sandbox: name it in sandbox.read_paths|Permission"):
+        with pytest.raises(ConfigError, match=r"hidden in the sandbox: name it in sandbox.read_paths|Permission"):
             await asyncio.to_thread(load, tmp_path, "reward")
         loaded = await asyncio.to_thread(load, tmp_path, "reward", "warm", read_paths=(data.name,))
         assert loaded.notes == ("loading",)
@@ -297,7 +297,7 @@ class TestLoading:
         monkeypatch.setattr(host, "_known", none)
         write(tmp_path, "def reward(messages): return {'score': 1.0}\n")
         loaded = load(tmp_path, "reward", level)
-        assert len(loaded.notes) == 1 and "runs in_process, without walls" in loaded.notes[0]
+        assert len(loaded.notes) == 1 and "runs in_process, without a sandbox" in loaded.notes[0]
         (scored,) = asyncio.run(score_all(loaded.reward, ScoringRequest("r1", CHAT)))
         assert (scored.score, scored.sandbox) == (1.0, {"level": "in_process", "asked": "warm"})
         with pytest.raises(ConfigError, match=r"there are none.*reward-kit doctor"):

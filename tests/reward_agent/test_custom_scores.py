@@ -19,11 +19,9 @@ from reward_kit.models import Message
 from reward_kit.providers.request_queue import Rates
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, ScoringRequest
 from reward_kit.reward_agent.confined import ConfinedReward
-from reward_kit.reward_agent.custom.answers import Answer, read_answer
-from reward_kit.reward_agent.custom.loading import load_custom_reward
-from reward_kit.reward_agent.custom.scorer import GroupScorer
-from reward_kit.reward_agent.custom.specs import spec_of
-from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
+from reward_kit.reward_agent.custom_rewards import Answer, read_answer, spec_of
+from reward_kit.reward_agent.custom_scorer import GroupScorer
+from reward_kit.reward_agent.levels import SandboxChoice, load_custom_reward, scorer_of
 from reward_kit.task_parts import SandboxLevel
 from tests import command_line
 from tests.cli.project import Project, lines

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from reward_kit.reward_agent.definitions import definition_of, definitions
+from reward_kit.reward_agent.sources import definition_of, definitions
 
 TEXT = """
 def early(): ...

@@ -8,8 +8,7 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.confined import ConfinedReward
-from reward_kit.reward_agent.given import reward_given
-from reward_kit.reward_agent.levels import SandboxChoice
+from reward_kit.reward_agent.levels import SandboxChoice, reward_given
 from reward_kit.typed_interface import reward_function, reward_spec
 
 REWARD = """

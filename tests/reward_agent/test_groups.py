@@ -335,9 +335,9 @@ class TestTheAgent:
         (
             "batch",
             "rollouts_messages, ground_truth",
-            "'ground_truth', which nobody gives; did you mean 'ground_truths'",
+            "unknown parameter 'ground_truth'; did you mean 'ground_truths'",
         ),
-        ("pointwise", "messages, ground_truths", "'ground_truths', which nobody gives; did you mean 'ground_truth'"),
+        ("pointwise", "messages, ground_truths", "unknown parameter 'ground_truths'; did you mean 'ground_truth'"),
     ],
 )
 def test_a_reward_that_asks_for_values_of_the_other_mode_is_refused(mode: Any, names: str, near: str) -> None:

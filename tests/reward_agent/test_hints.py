@@ -114,8 +114,3 @@ def test_none_is_no_ground_truth_to_compare_with(tmp_path, level):
 def test_a_parameter_that_nobody_gives_is_said_to_be_an_option(tmp_path, level):
     with pytest.raises(ConfigError, match=r"-O model=…, or reward_options: \{model: …\}"):
         check_parameters(load(tmp_path, "optioned", level))
-
-
-def test_what_installs_nothing_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"install_requirements has no effect for reward_kit\.rewards:exact_answer"):
-        load_reward("reward_kit.rewards:exact_answer", tmp_path, SandboxChoice(install_requirements=True))

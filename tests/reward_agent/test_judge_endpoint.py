@@ -25,8 +25,7 @@ from aiohttp import web
 
 from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, ScoringRequest, load_reward
-from reward_kit.reward_agent.custom.loading import load_custom_reward
-from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
+from reward_kit.reward_agent.levels import SandboxChoice, load_custom_reward, scorer_of
 from tests import command_line
 from tests.chat_server import Behaviour, ChatServer, answer, dropped, slow, status
 from tests.cli.project import lines

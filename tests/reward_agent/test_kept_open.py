@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from reward_kit.errors import RewardError
-from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.kept_open import KeptOpenAgent
+from reward_kit.reward_agent.agent import AsyncRewardAgent, KeptOpenAgent
 from tests.reward_agent.held_scorer import HeldScorer, requests, scored
 from tests.reward_agent.virtual_time import settled
 

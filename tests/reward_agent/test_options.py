@@ -49,7 +49,7 @@ def test_an_option_that_does_not_fit_is_told_when_the_reward_is_loaded(tmp_path,
 
 def test_an_option_that_has_no_json_form_cannot_pass_the_walls(tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
-    with pytest.raises(ConfigError, match="through its walls"):
+    with pytest.raises(ConfigError, match="to the sandbox"):
         load_reward("mine.py:short", tmp_path, SandboxChoice("warm"), {"words": {"a"}})
 
 

@@ -23,13 +23,18 @@ from reward_kit.integrations.reward_server.keys import Keys
 from reward_kit.integrations.reward_server.options import ServerOptions
 from reward_kit.integrations.reward_server.served import Named
 from reward_kit.integrations.reward_server.server import serving
+from reward_kit.integrations.reward_server.wire import answer_of
 from reward_kit.models import EvaluateResult, Message, StepOutput
 from reward_kit.providers.keys import ORIGINS_VARIABLE
 from reward_kit.reward_agent import AsyncRewardAgent, InProcessScorer, Scored, ScoringRequest, load_reward
 from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
-from reward_kit.reward_agent.remote import RemoteReward, notes_on
-from reward_kit.reward_agent.remote_client import KEY_VARIABLE, check_named_by_file
-from reward_kit.reward_agent.remote_wire import AboutBody, answer_of
+from reward_kit.reward_agent.remote import (
+    KEY_VARIABLE,
+    AboutBody,
+    RemoteReward,
+    check_named_by_file,
+    notes_on,
+)
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.tasks import load_task
 from reward_kit.typed_interface import reward_function, reward_spec
@@ -274,15 +279,15 @@ class TestItsName:
     @pytest.mark.parametrize(
         ("url", "why"),
         [
-            ("http://host/v1/reward/x", "is no reward's address"),
-            ("http://host/v1/rewards/x?a=1", "is no reward's address"),
-            ("http://host/v1/rewards/x/score", "is no reward's address"),
-            ("http://host:99999/v1/rewards/x", "is no reward's address"),
-            ("http:///v1/rewards/x", "is no reward's address"),
-            ("ftp://host/v1/rewards/x", "is no reward's address"),
+            ("http://host/v1/reward/x", "is not a reward's address"),
+            ("http://host/v1/rewards/x?a=1", "is not a reward's address"),
+            ("http://host/v1/rewards/x/score", "is not a reward's address"),
+            ("http://host:99999/v1/rewards/x", "is not a reward's address"),
+            ("http:///v1/rewards/x", "is not a reward's address"),
+            ("ftp://host/v1/rewards/x", "is not a reward's address"),
             ("https://me:hunter2@host/v1/rewards/x", "no user name and no password"),
-            ("https://host/v1/rewards/x?api_key=hunter2", "'https://host/v1/rewards/x…' is no reward's address;"),
-            ("https://host/v1/rewards/x#hunter2", "is no reward's address; nothing follows its path"),
+            ("https://host/v1/rewards/x?api_key=hunter2", "'https://host/v1/rewards/x…' is not a reward's address;"),
+            ("https://host/v1/rewards/x#hunter2", "is not a reward's address; nothing follows its path"),
         ],
     )
     async def test_what_is_no_address_of_a_reward_is_refused(self, url: str, why: str) -> None:
@@ -309,7 +314,6 @@ class TestItsName:
         ("choice", "options", "named"),
         [
             (SandboxChoice("warm"), {}, "sandbox.level"),
-            (SandboxChoice(install_requirements=True), {}, "sandbox.install_requirements"),
             (SandboxChoice(read_paths=("x",)), {}, "sandbox.read_paths"),
             (SandboxChoice(limits={"memory_mb": 64}), {}, "sandbox.limits"),
             (SandboxChoice(), {"a": 1}, "reward_options"),

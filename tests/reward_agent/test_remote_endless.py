@@ -8,8 +8,8 @@ from tests.endless import endless, peak
 
 REWARD = """
 import aiohttp
+from reward_kit.reward_agent.remote import Patience, RewardEndpoint
 from reward_kit.providers.request_queue import RetryPolicy
-from reward_kit.reward_agent.remote_client import Patience, RewardEndpoint
 """
 ASK_REWARD = """
 patience = Patience(policy=RetryPolicy(max_attempts=2, base_s=0.01))

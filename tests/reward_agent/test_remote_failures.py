@@ -14,12 +14,11 @@ import pytest
 from aiohttp import web
 
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError
+from reward_kit.integrations.reward_server.wire import answer_of
 from reward_kit.models import EvaluateResult
 from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent import Scored, ScoringRequest
-from reward_kit.reward_agent.remote import RemoteReward
-from reward_kit.reward_agent.remote_client import Patience
-from reward_kit.reward_agent.remote_wire import AboutBody, answer_of
+from reward_kit.reward_agent.remote import AboutBody, Patience, RemoteReward
 
 KEY = "the-key-that-nobody-reads"
 SCORED = Scored("r", EvaluateResult(score=0.5))
@@ -219,7 +218,7 @@ class TestWhenItIsLoaded:
     async def test_what_is_no_reward_server_is_told(self) -> None:
         for value, problem in (({}, "name: missing"), ({**about().model_dump(), "mode": "x"}, "mode: "), ([], "")):
             async with scripted([says(value)]) as (url, _):
-                with pytest.raises(ProviderError, match=f"{url} is no reward of a reward server: .*{problem}"):
+                with pytest.raises(ProviderError, match=f"{url} is not a reward of a reward server: .*{problem}"):
                     await RemoteReward.at(url, api_key=KEY, patience=patience())
 
     async def test_what_does_not_answer_or_does_not_know_it_is_told(self) -> None:

@@ -15,7 +15,7 @@ from reward_kit.models import Message
 from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward
 from reward_kit.reward_agent.scoring import ScoringRequest
-from reward_kit.reward_options import with_options
+from reward_kit.reward_calls import with_options
 from reward_kit.rewards.code import LANGUAGES, CodeSandboxes, missing_tool, program_code, python_code
 from reward_kit.sandbox import Limits, Program, Sandbox
 from reward_kit.sandbox.outcome import Outcome
@@ -116,8 +116,8 @@ async def test_the_reason_hides_what_is_expected_where_it_is_told_to() -> None:
     ("truth", "says"),
     [
         (None, "the sample has none"),
-        (3, "no tests"),
-        ("def f(): pass", "no JSON"),
+        (3, "not tests"),
+        ("def f(): pass", "not JSON"),
         ({}, "no tests"),
         ({"tests_": []}, "did you mean 'tests'"),
         ({"function": "f", "tests": []}, "no test"),
@@ -125,7 +125,7 @@ async def test_the_reason_hides_what_is_expected_where_it_is_told_to() -> None:
         ({"function": "f", "tests": [{"args": [1]}]}, "neither expected nor stdout"),
         ({"function": "f", "tests": [{"args": 1, "expected": 1}]}, "args is a list"),
         ({"function": "f", "tests": [{"arg": [1], "expected": 1}]}, "did you mean 'args'"),
-        ({"function": "f()", "tests": [{"args": [1], "expected": 1}]}, "no name of a function"),
+        ({"function": "f()", "tests": [{"args": [1], "expected": 1}]}, "not the name of a function"),
         ({"tests": [{"args": [1], "expected": 1}]}, "names no function"),
         ({"function": "f", "tests": [{"args": [1], "expected": 1}, {"stdout": ""}]}, "calls and runs together"),
         ({"tests": [{"stdin": 1, "stdout": "1"}]}, "tests[0].stdin is an int"),

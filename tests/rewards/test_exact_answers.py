@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError, RewardError
-from reward_kit.reward_options import with_options
+from reward_kit.reward_calls import with_options
 from reward_kit.rewards.answers import SQUAD, exact_answer
 from tests.profiles import examples
 from tests.rewards.answers import MEGABYTE, ask, histories, wild_text

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError, RewardError
-from reward_kit.reward_options import with_options
+from reward_kit.reward_calls import with_options
 from reward_kit.rewards.answers import truth_text
 from reward_kit.rewards.math_answers import math_answer, number_answer
 from reward_kit.typed_interface import reward_spec

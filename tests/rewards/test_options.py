@@ -10,7 +10,7 @@ import pytest
 from reward_kit import EvaluateResult, Message, rewards, with_options
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward
-from reward_kit.reward_options import checks_options, fixed
+from reward_kit.reward_calls import checks_options, fixed
 from reward_kit.rewards.answers import normalised
 from reward_kit.typed_interface import reward_function, reward_spec
 
@@ -23,8 +23,8 @@ REFUSED = [
     ("choice_answer", {"letters": ""}, "option 'letters'"),
     ("json_answer", {"tolerance": 1}, "option 'tolerance': must be below 1"),
     ("json_answer", {"tolerance": 0.1, "arrays": "any_order"}, "option 'tolerance': .*leave out arrays"),
-    ("json_schema_answer", {"schema": {"type": "objct"}}, "option 'schema': it is no JSON schema: .*objct"),
-    ("tool_calls_match", {"tools": [{"nme": "search"}]}, r"option 'tools': tools\[0\] is no tool; write"),
+    ("json_schema_answer", {"schema": {"type": "objct"}}, "option 'schema': it is not a JSON schema: .*objct"),
+    ("tool_calls_match", {"tools": [{"nme": "search"}]}, r"option 'tools': tools\[0\] is not a tool; write"),
     ("tool_calls_match", {"tools": [{"name": "search", "parameters": {1: 2}}]}, r"option 'tools': tools\[0\]"),
     ("python_code", {"time_s": 0}, "option 'time_s': must be above 0"),
     ("python_code", {"wall_s": 0}, "option 'wall_s'"),
@@ -45,9 +45,9 @@ REFUSED = [
     ("milestones", {"reach": [{"name": "a", "tool": "x"}, {"name": "a", "tool": "y"}]}, "option 'reach': two"),
     ("length_within", {}, "option 'at_most': neither"),
     ("length_within", {"at_least": 5, "at_most": 3}, "option 'at_least': 5 is above at_most, 3"),
-    ("tag_format", {"tags": ["<think>"]}, "option 'tags': '<think>' is no name; write names without brackets"),
+    ("tag_format", {"tags": ["<think>"]}, "option 'tags': '<think>' is not a name; write names without brackets"),
     ("tag_format", {"tags": ["a", "a"]}, "option 'tags'"),
-    ("regex_format", {"pattern": "("}, "option 'pattern': .*no regular expression"),
+    ("regex_format", {"pattern": "("}, "option 'pattern': .*not a regular expression"),
     ("contains_all", {"keywords": []}, "option 'keywords'"),
     ("contains_none", {"keywords": [" "]}, "option 'keywords'"),
     ("same_language", {"language": "xx"}, "option 'language': 'xx' is unknown"),

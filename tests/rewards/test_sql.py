@@ -15,7 +15,7 @@ from reward_kit.environments.base import StateSnapshot
 from reward_kit.environments.snapshots import SqliteState, compose, open_snapshot
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult
-from reward_kit.reward_options import with_options
+from reward_kit.reward_calls import with_options
 from reward_kit.rewards.sql import Result, has_order, same_rows, sql_result, with_tie_break
 from reward_kit.typed_interface import reward_spec
 from tests.profiles import examples
@@ -234,15 +234,15 @@ def test_the_database_may_stand_in_the_sample_or_in_a_file(tmp_path: Path) -> No
     ("truth", "says"),
     [
         (None, "the sample has none"),
-        (3, "an int in the place of a query"),
-        ([], "in the place of a query"),
-        ({"query": "", "seed_sql": ""}, "in the place of a query"),
+        (3, "an int instead of a query"),
+        ([], "instead of a query"),
+        ({"query": "", "seed_sql": ""}, "instead of a query"),
         ({"sql": NAMES}, "unknown key 'sql'"),
         (NAMES, "needs a database"),
         ({"query": "SELECT nothing", "seed_sql": SEED}, "the gold query fails"),
         ({"query": NAMES, "seed_sql": "CREATE"}, "seed_sql cannot be run"),
         ({"query": NAMES, "database": "/nowhere.sqlite"}, "cannot be read"),
-        ({"query": NAMES, "database": __file__}, "no SQLite database"),
+        ({"query": NAMES, "database": __file__}, "not a SQLite database"),
         ({"query": BY_AGE + " LIMIT 1", "seed_sql": SEED}, "may return other rows too"),
         ({"query": NAMES + " LIMIT 2", "seed_sql": SEED}, "may return other rows too"),
     ],

@@ -24,7 +24,7 @@ from reward_kit.rl.losses import (
     value_loss,
     within_cap,
 )
-from reward_kit.rl.losses.kl import KLEstimator
+from reward_kit.rl.losses.functions import KLEstimator
 
 Case = dict[str, Tensor]
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)

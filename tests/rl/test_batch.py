@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, collect_group
 from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError
-from reward_kit.rl.batch import to_tensors
+from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.tokens import TokenBatch, build_rows, pack_rows, row_columns
 from tests.rl.test_trainer import TASK
 from tests.tiny_policy import PAD, TinyPolicy

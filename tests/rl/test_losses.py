@@ -25,7 +25,7 @@ from reward_kit.rl.losses import (
     truncated_importance_weights,
     value_loss,
 )
-from reward_kit.rl.losses.importance import Level
+from reward_kit.rl.losses.functions import Level
 from tests.rl.loss_cases import CAP, EVERY_LOSS_AND_AGGREGATION, LOSSES, NORM_LENGTH, Case, random_case, whole_of
 
 Token = dict[str, float]

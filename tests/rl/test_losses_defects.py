@@ -20,7 +20,7 @@ from reward_kit.rl.losses import (
     value_loss,
     within_cap,
 )
-from reward_kit.rl.losses.kl import KLEstimator
+from reward_kit.rl.losses.functions import KLEstimator
 from tests.rl.loss_cases import AGGREGATIONS, NORM_LENGTH, random_case
 
 

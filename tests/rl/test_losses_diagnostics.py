@@ -21,7 +21,7 @@ from reward_kit.rl.losses import (
     ppo_clip_loss,
     value_loss,
 )
-from reward_kit.rl.losses.diagnostics import Kind, Statistic, effective_size_of, mean_of, spread_of
+from reward_kit.rl.losses.base import Kind, Statistic, effective_size_of, mean_of, spread_of
 from tests.rl.loss_cases import LOSSES, random_case
 
 

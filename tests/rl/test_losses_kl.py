@@ -13,7 +13,7 @@ from torch import Tensor
 
 from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.losses import AdaptiveKLCoefficient, kl_estimate, kl_loss, penalised_rewards
-from reward_kit.rl.losses.kl import KLEstimator
+from reward_kit.rl.losses.functions import KLEstimator
 from tests.rl.loss_cases import ESTIMATORS, random_case
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from reward_kit.agent.models import steps_of
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardError
-from reward_kit.rl.batch import to_tensors
+from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.rl.losses import ppo_clip_loss
 from reward_kit.rl.reward_manager import EpisodeRewardManager
 from reward_kit.rl.reward_manager import batches as reward_batches

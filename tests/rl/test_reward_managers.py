@@ -24,8 +24,7 @@ from reward_kit.rl.reward_manager import (
     PrimeRewardManager,
     load_reward_manager,
 )
-from reward_kit.rl.reward_manager.registry import REWARD_MANAGERS
-from reward_kit.rl.reward_manager.reports import columns_of
+from reward_kit.rl.reward_manager.managers import REWARD_MANAGERS, columns_of
 from reward_kit.typed_interface import reward_function
 from tests.profiles import examples
 from tests.rl.reward_cases import WordTokenizer, answers

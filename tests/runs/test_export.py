@@ -18,8 +18,8 @@ from reward_kit.runs.export import (
     SCORES,
     STEPS,
     TABLES,
-    Column,
     CreditLines,
+    ExportColumn,
     Row,
     Selection,
     Table,
@@ -134,7 +134,7 @@ def test_no_text_is_a_formula_and_each_can_be_had_again(text: str) -> None:
 
 
 def test_raw_csv_leaves_texts_as_they_are() -> None:
-    table, file = Table("t", [Column("a", "text"), Column("b", "number")]), io.BytesIO()
+    table, file = Table("t", [ExportColumn("a", "text"), ExportColumn("b", "number")]), io.BytesIO()
     for is_raw in (False, True):
         writer = TableWriter(file, "csv", table, {}, is_raw=is_raw)
         writer.write(["=1", -1.5])

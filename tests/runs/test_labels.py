@@ -8,7 +8,7 @@ import json
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.runs.labels import Columns, read_labels
+from reward_kit.runs.labels import LabelColumns, read_labels
 
 TALK = json.dumps([{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}])
 
@@ -100,7 +100,7 @@ def test_winners(write, text, label):
 
 def test_columns_may_have_other_names(write):
     path = write(["key", "stars", "question", "reply"], ["q", "3", "2+2", "4"])
-    names = Columns(id="key", label="stars", prompt="question", response="reply")
+    names = LabelColumns(id="key", label="stars", prompt="question", response="reply")
     (row,) = read_labels(path, names)
     assert (row.id, row.label) == ("q", 3.0) and "stars" not in row.requests[0].sample
 

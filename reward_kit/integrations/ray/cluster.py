@@ -114,7 +114,7 @@ def _arguments(address: str | None, ship: Path | None, home: Path | None) -> dic
     # What workers print is theirs: on this side it would mix with the result on standard output.
     arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of Ray's reports to its makers
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of Ray's reports to its factories
         # "local" is a cluster of our own, also where RAY_ADDRESS names another.
         arguments |= {"address": "local", "include_dashboard": False}
         arguments |= {"_temp_dir": str(home)} if home is not None else {}

@@ -26,12 +26,11 @@ from reward_kit.integrations.ray.process import Process
 from reward_kit.integrations.ray.rewards import RayScorer
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.deliveries import Order
+from reward_kit.reward_agent.calling import Turn
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats
-from reward_kit.reward_agent.tickets import ScoredChunk
-from reward_kit.reward_agent.turns import Turn
+from reward_kit.reward_agent.tickets import Order, ScoredChunk
 
 Requests = Callable[[Any], Sequence[ScoringRequest]]
 """Makes the requests of a trainer's batch, in its order."""

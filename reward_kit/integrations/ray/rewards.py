@@ -22,10 +22,10 @@ from reward_kit.integrations.ray.cluster import ClusterError, ray_module
 from reward_kit.integrations.ray.process import Process, unpacked
 from reward_kit.integrations.ray.task_workers import RATES
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
+from reward_kit.reward_agent.calling import Turn
 from reward_kit.reward_agent.confined import ConfinedReward
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest
-from reward_kit.reward_agent.turns import Turn
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import Mode, RewardSpec
 

@@ -22,7 +22,7 @@ from reward_kit.errors import PolicyError, RewardKitError, boundary
 from reward_kit.integrations.ray.messages import Assignment, Reply, Rest, Setup, SharedBudget, Spent
 from reward_kit.integrations.ray.process import CollectedLogs, Process, unpacked
 from reward_kit.providers.session import ProviderSession
-from reward_kit.reward_agent.turns import Turn
+from reward_kit.reward_agent.calling import Turn
 
 _CLOSE_SECONDS = 10.0
 logger = logging.getLogger("reward_kit.integrations.ray")

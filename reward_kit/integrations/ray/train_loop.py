@@ -15,15 +15,12 @@ import anyio
 
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.integrations.ray.training import on_cluster
-from reward_kit.rl.learner.crew import Crew, crew_of_processes
-from reward_kit.rl.training.carry_out import Outcome, carry_out
-from reward_kit.rl.training.display import TrainingDisplay
-from reward_kit.rl.training.plan import TrainingPlan, load_plan
-from reward_kit.rl.training.policy_checks import check_policy
-from reward_kit.rl.training.resuming import changes_since
-from reward_kit.rl.training.run_folder import RunFolder, header_of
-from reward_kit.rl.training.setup import Makers
-from reward_kit.rl.training.together import help_to_train, sharded_by
+from reward_kit.rl.learner.sharding import ProcessGroup, open_process_group
+from reward_kit.rl.training.logs import TrainingDisplay
+from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
+from reward_kit.rl.training.run_folder import RunFolder, changes_since, header_of
+from reward_kit.rl.training.session import Outcome, train
+from reward_kit.rl.training.setup import Factories, help_to_train, sharded_by
 from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.plan import Control
 
@@ -44,14 +41,14 @@ def train_loop(config: Mapping[str, Any]) -> None:
         raise ConfigError(f"train_loop_config: unknown key {unknown[0]!r}{did_you_mean(unknown[0], _KEYS)}")
     if missing := [key for key in _KEYS[:2] if key not in config]:
         raise ConfigError(f"train_loop_config: {missing[0]} is missing")
-    with crew_of_processes() as crew:
-        if crew is not None and not crew.processes.is_first:
-            help_to_train(crew)
+    with open_process_group() as group:
+        if group is not None and not group.processes.is_first:
+            help_to_train(group)
             return
         plan = load_plan(Path(config["train_file"]), config.get("overrides"))
         check_policy(plan)
         with _opened(plan, Path(config["run"])) as folder:
-            anyio.run(_train, plan, folder, crew)
+            anyio.run(_train, plan, folder, group)
 
 
 def _opened(plan: TrainingPlan, run: Path) -> RunFolder:
@@ -62,11 +59,11 @@ def _opened(plan: TrainingPlan, run: Path) -> RunFolder:
     return RunFolder(run, plan.redaction)
 
 
-async def _train(plan: TrainingPlan, folder: RunFolder, crew: Crew | None) -> Outcome:
-    makers = Makers() if crew is None else Makers(sharded_by(crew))
+async def _train(plan: TrainingPlan, folder: RunFolder, group: ProcessGroup | None) -> Outcome:
+    factories = Factories() if group is None else Factories(sharded_by(group))
     if plan.config.engine.type == "ray":
-        makers = on_cluster(plan, makers)
-    return await carry_out(plan, folder, TrainingDisplay("none", plan.config.updates), _uninterrupted, makers)
+        factories = on_cluster(plan, factories)
+    return await train(plan, folder, TrainingDisplay("none", plan.config.updates), _uninterrupted, factories)
 
 
 @asynccontextmanager

@@ -35,29 +35,29 @@ from reward_kit.models import Message
 from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.scoring import Scorer
 from reward_kit.rl.trainer import trainable
-from reward_kit.rl.training.evaluation import acting_as
 from reward_kit.rl.training.plan import TrainingPlan
-from reward_kit.rl.training.setup import Actors, Makers, make_worker, use_threads
+from reward_kit.rl.training.rollouts import acting_as
+from reward_kit.rl.training.setup import Factories, Workers, make_worker, use_threads
 from reward_kit.runs.tasks import LoadedTask, load_tools
 from reward_kit.task_parts import PolicyModel
 
 TRAINED, HELD_OUT = "policy", "held_out"
 
 
-def on_cluster(plan: TrainingPlan, makers: Makers) -> Makers:
-    """Makers whose episodes are collected on a cluster, and whose rewards are called there where the file says so.
+def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
+    """Factories whose episodes are collected on a cluster, and whose rewards are called there where the file says so.
 
     Args:
         plan: what is trained.
-        makers: of the rest.
+        factories: of the rest.
 
     Raises:
         ConfigError: Ray is not installed, or a variable for the processes is not set.
     """
     ray_module()
     cluster = _Cluster(plan)
-    scorer = cluster.scorer if plan.config.engine.reward_workers else makers.scorer
-    return replace(makers, actors=cluster.actors, scorer=scorer)
+    scorer = cluster.scorer if plan.config.engine.reward_workers else factories.scorer
+    return replace(factories, actors=cluster.actors, scorer=scorer)
 
 
 class _Cluster:
@@ -69,8 +69,8 @@ class _Cluster:
         self._env = environment_for(plan.task.definition, self._options.env)
 
     @asynccontextmanager
-    async def actors(self, plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterator[Actors]:
-        """As `Makers`: connected, with processes that start meanwhile.
+    async def actors(self, plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterator[Workers]:
+        """As `Factories`: connected, with processes that start meanwhile.
 
         Raises:
             ConfigError: not one process fits on the cluster, or one lacks something.
@@ -87,7 +87,7 @@ class _Cluster:
             await publishing.publish(publishing.version)  # nobody trusts seeds to give the same weights
             async with pool.open():
                 held_out = _held_out_pool(pool, plan)
-                yield Actors(
+                yield Workers(
                     ClusterWorker(pool, TRAINED, publishing),
                     None if held_out is None else ClusterWorker(held_out, HELD_OUT, publishing),
                 )
@@ -100,7 +100,7 @@ class _Cluster:
         return size if self._options.workers is not None else min(size, most)
 
     def scorer(self, task: LoadedTask) -> Scorer:
-        """As `Makers`, in processes of their own."""
+        """As `Factories`, in processes of their own."""
         assert task.reward is not None and task.definition.reward_function_path is not None
         return RayScorer(
             task.reward,

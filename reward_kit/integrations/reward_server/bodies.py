@@ -17,7 +17,7 @@ from aiohttp import web
 
 from reward_kit.errors import EpisodeError
 from reward_kit.integrations.reward_server.options import MIB, RefusedError, ServerOptions, busy
-from reward_kit.reward_agent.remote_wire import (
+from reward_kit.integrations.reward_server.wire import (
     MOST_PARTS,
     Codec,
     RolloutBody,

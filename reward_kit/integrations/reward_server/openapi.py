@@ -11,15 +11,8 @@ import pydantic
 from pydantic.json_schema import models_json_schema
 
 from reward_kit.integrations.reward_server.options import ServerOptions
-from reward_kit.reward_agent.remote_wire import (
-    MOST_PARTS,
-    AboutBody,
-    AnswerBody,
-    BatchAnswerBody,
-    BatchBody,
-    ListBody,
-    ScoreBody,
-)
+from reward_kit.integrations.reward_server.wire import MOST_PARTS, BatchAnswerBody, BatchBody, ListBody, ScoreBody
+from reward_kit.reward_agent.remote import AboutBody, AnswerBody
 
 _ERRORS = {
     400: "The body is no JSON as RFC 8259 has it.",

@@ -16,8 +16,7 @@ from reward_kit.loading import split_reference
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.confined import ConfinedReward
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
-from reward_kit.reward_agent.remote_client import checked_address
-from reward_kit.reward_agent.remote_wire import AboutBody
+from reward_kit.reward_agent.remote import AboutBody, checked_address
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.runs.inputs import scorer_hash
 

@@ -19,7 +19,7 @@ from reward_kit.integrations.reward_server.metrics import CONTENT_TYPE, Metrics
 from reward_kit.integrations.reward_server.openapi import openapi_of
 from reward_kit.integrations.reward_server.options import RefusedError, ServerOptions, json_response, plain_response
 from reward_kit.integrations.reward_server.served import Named, ServedReward
-from reward_kit.reward_agent.remote_wire import answer_of
+from reward_kit.integrations.reward_server.wire import answer_of
 
 _READS = ("GET", "HEAD")
 

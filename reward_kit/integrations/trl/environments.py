@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 from reward_kit.agent.actions import as_text
 from reward_kit.agent.samples import derive_seed
 from reward_kit.agent.starts import close_quietly, environment_call
+from reward_kit.blocking import LoopThread
 from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec, canonical_json
-from reward_kit.environments.config import merged_config
-from reward_kit.environments.registry import resource_class
+from reward_kit.environments.config import merged_config, resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, RewardKitError, ToolError, boundary, kind_of
-from reward_kit.integrations.loop_thread import LoopThread
 from reward_kit.integrations.trl.tool_methods import tool_method
-from reward_kit.undoing import closed_on_error
 
 _LIMIT = "time_limit_s"
 _OVER = "the episode is over; no tool can be called any more"
@@ -157,21 +156,25 @@ class Starts:
             self._key = await self._base.state_key()
         with self._call("fork"):
             world = await self._base.fork()
-        async with closed_on_error(close_quietly, world):
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(close_quietly, world)
             if (key := await world.state_key()) != self._key:
                 raise EnvironmentFailure(f"{self.kind.__name__}: a fork has state key {key}, its origin {self._key}")
             with self._call("reseed_noise"):
                 await world.reseed_noise(derive_seed("noise", self._run_seed, wanted, self._count))
+            undo.pop_all()
         return world
 
     async def _made(self, config: Mapping[str, Any], seed: int) -> ForkableResource:
         with boundary(EnvironmentFailure, f"making a {self.kind.__name__}"):
             world = self.kind()
-        async with closed_on_error(close_quietly, world):
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(close_quietly, world)
             with self._call("setup"):
                 await world.setup(config)
             with self._call("reset"):
                 await world.reset(seed)
+            undo.pop_all()
         return world
 
     def _call(self, what: str) -> environment_call:

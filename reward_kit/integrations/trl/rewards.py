@@ -19,10 +19,9 @@ import anyio.to_thread
 from reward_kit.errors import ConfigError, Failure, did_you_mean
 from reward_kit.integrations.trl.conversations import Conversation, conversation_of, validated
 from reward_kit.integrations.trl.rows import ADVANTAGES
-from reward_kit.reward_agent.given import reward_given
-from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
+from reward_kit.reward_agent.agent import SyncRewardAgent
+from reward_kit.reward_agent.levels import SandboxChoice, reward_given, scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
-from reward_kit.reward_agent.sync_agent import SyncRewardAgent
 from reward_kit.reward_calls import BATCH_NAMES
 from reward_kit.task_parts import SandboxLevel
 

@@ -21,21 +21,20 @@ from reward_kit.agent.policies.hf.model import merged_state_dict
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, derive_seed
+from reward_kit.blocking import LoopThread
 from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
-from reward_kit.integrations.loop_thread import LoopThread
 from reward_kit.integrations.trl.rows import Outcome, Segments, rollout_output
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.custom.specs import spec_of
+from reward_kit.reward_agent.custom_rewards import spec_of
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.rl.trainer import TrainablePolicy, trainable
-from reward_kit.rl.training.collecting import Collector
-from reward_kit.rl.training.start_together import StartTogether
+from reward_kit.rl.training.rollouts import Collector, LockstepBarrier
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.tasks import LoadedTask, assigner_of, load_task
 from reward_kit.runs.users import make_user
@@ -345,6 +344,6 @@ def plain_weights(state: Mapping[str, Any]) -> dict[str, Any]:
 def _worker(
     loaded: LoadedTask | TaskDefinitionModel, definition: TaskDefinitionModel, policy: AgentPolicy
 ) -> RLRolloutWorker:
-    acting = StartTogether(policy) if getattr(policy, "lockstep", False) else policy
+    acting = LockstepBarrier(policy) if getattr(policy, "lockstep", False) else policy
     tools, user = (loaded.tools, make_user(loaded)) if isinstance(loaded, LoadedTask) else (None, None)
     return RLRolloutWorker(definition, acting, tools=tools, user=user, policy_label="policy")

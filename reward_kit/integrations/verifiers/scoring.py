@@ -15,10 +15,8 @@ from typing import Any
 from reward_kit.errors import ConfigError, RewardError, did_you_mean
 from reward_kit.integrations.verifiers.traces import episode_of_trace
 from reward_kit.models import EvaluateResult
-from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.given import reward_given
-from reward_kit.reward_agent.kept_open import KeptOpenAgent
-from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
+from reward_kit.reward_agent.agent import AsyncRewardAgent, KeptOpenAgent
+from reward_kit.reward_agent.levels import SandboxChoice, reward_given, scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest, check_parameters
 
 RewardOfTrace = Callable[[Any, Any], Awaitable[float]]

@@ -29,7 +29,7 @@ from reward_kit.integrations.verifiers.messages import is_same, to_verifiers
 from reward_kit.integrations.verifiers.scoring import kept_open, record_metrics, score_or_raise
 from reward_kit.integrations.verifiers.traces import episode_of_trace
 from reward_kit.models import Message
-from reward_kit.reward_agent.kept_open import KeptOpenAgent
+from reward_kit.reward_agent.agent import KeptOpenAgent
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.runs.tasks import LoadedTask, load_task
 

@@ -23,6 +23,7 @@ from reward_kit.agent.actions import as_text
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.starts import GroupStart, close_quietly, environment_call
 from reward_kit.agent.tool_execution import Execution, Toolbox
+from reward_kit.blocking import run_blocking
 from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, RewardKitError, did_you_mean
@@ -34,7 +35,6 @@ from reward_kit.integrations.verifiers.tasksets import (
     loaded,
     refuse_unused,
 )
-from reward_kit.reward_agent.levels import run_to_end
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.runs.tasks import LoadedTask
 
@@ -203,7 +203,7 @@ class WorldTaskset(TaskFileTaskset, vf.Taskset[WorldTask, TaskFileConfig]):
         if task.definition.resource_type is None and task.tools is None:
             raise ConfigError(f"{task.path}: resource_type: missing; without a world or tools, use TaskFileTaskset")
         refuse_unused(task, {})
-        for sample, observation in zip(task.samples, run_to_end(_first_observations(task)), strict=True):
+        for sample, observation in zip(task.samples, run_blocking(_first_observations(task)), strict=True):
             yield WorldTask(self._data(task, sample, observation), self.config.task)
 
 

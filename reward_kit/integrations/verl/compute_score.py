@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from reward_kit.integrations.loop_thread import LoopThread
+from reward_kit.blocking import LoopThread
 from reward_kit.integrations.verl.held_reward import HeldReward, RewardOptions, told
 from reward_kit.models import Message
 from reward_kit.reward_agent import ScoringRequest

@@ -14,7 +14,7 @@ from reward_kit.credit.options import check_choice
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.verl.step_columns import step_columns
-from reward_kit.rl.batch import to_tensors
+from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.rl.reward_manager import EpisodeRewardManager
 from reward_kit.tokens import TokenBatch, pad_rows, row_columns, verl_batch
 from reward_kit.tokens.batch import axis_of, joined, widths_of

@@ -11,9 +11,8 @@ from typing import Any, Literal, get_args
 from reward_kit.credit.options import check_choice
 from reward_kit.errors import ConfigError, RewardError, did_you_mean
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, Scorer, ScoringRequest
-from reward_kit.reward_agent.given import reward_given
-from reward_kit.reward_agent.kept_open import KeptOpenAgent
-from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
+from reward_kit.reward_agent.agent import KeptOpenAgent
+from reward_kit.reward_agent.levels import SandboxChoice, reward_given, scorer_of
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec
 

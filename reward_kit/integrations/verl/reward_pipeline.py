@@ -20,7 +20,7 @@ from reward_kit.integrations.verl.held_reward import RewardOptions, scorer_maker
 from reward_kit.integrations.verl.row_requests import RowRequests
 from reward_kit.integrations.verl.step_columns import objects
 from reward_kit.reward_agent import ScoredChunk, SyncRewardAgent, Ticket
-from reward_kit.reward_agent.deliveries import Order
+from reward_kit.reward_agent.tickets import Order
 from reward_kit.rl.reward_manager.batches import Ints, RewardBatch
 from reward_kit.task_parts import SandboxLevel
 

@@ -9,9 +9,8 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.integrations.verl.step_columns import EPISODE
 from reward_kit.reward_agent import ScoringRequest
 from reward_kit.rl.reward_manager import NaiveRewardManager
-from reward_kit.rl.reward_manager.base import RewardManager
 from reward_kit.rl.reward_manager.batches import RewardBatch
-from reward_kit.rl.reward_manager.reports import Tokenizer, check_tokenizer
+from reward_kit.rl.reward_manager.managers import RewardManager, Tokenizer, check_tokenizer
 
 
 class RowRequests(NaiveRewardManager):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, get_args
 
@@ -10,12 +12,10 @@ import torch
 
 from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError
-from reward_kit.rl.learner.lora import LoRAOptions
-from reward_kit.rl.learner.off_policy import OffPolicyLimits
 from reward_kit.rl.losses import Aggregation
-from reward_kit.rl.losses.importance import Level
-from reward_kit.rl.losses.kl import KLEstimator
-from reward_kit.rl.losses.policy import BeyondCap, ClipRange
+from reward_kit.rl.losses.functions import BeyondCap, ClipRange, KLEstimator, Level
+
+log = logging.getLogger(__name__)
 
 LossName = Literal["ppo", "gspo", "cispo", "decoupled"]
 OldLogprobs = Literal["sampler", "recomputed"]
@@ -32,6 +32,85 @@ _CLIPS: dict[str, tuple[float, float]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoRAOptions:
+    """Which matrices get an adapter, and how large.
+
+    Attributes:
+        rank: of an adapter's two matrices.
+        alpha: an adapter's output is multiplied by alpha / rank.
+        targets: names of linear layers, by the end of their path; "all-linear" is every one but the head.
+
+    Raises:
+        ConfigError: a number is out of range, or there are no targets.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] | str = "all-linear"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ConfigError(f"lora.rank is a whole number from 1; got {self.rank!r}")
+        check_number("lora.alpha", self.alpha, 0.0)
+        if not self.targets:
+            raise ConfigError("lora.targets names at least one layer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicyLimits:
+    """Where an alarm is raised; None: never.
+
+    Attributes:
+        logprob_gap_mean: of |the module's log-probability before the update - the sampler's|, the mean over tokens.
+            Two implementations in float32 differ by 1e-5, a bfloat16 sampler by 1e-2.
+        approx_kl: the mean estimate of how far the policy has moved.
+        clip_fraction: the share of tokens that the clip leaves without a gradient.
+        ratio_max: the greatest probability ratio.
+        effective_share: the least effective sample size, as a share of the tokens (of sequences with "gspo").
+        lag_max: how many versions older than the policy in training a token's sampler is.
+        grad_norm: before it is cut.
+
+    Raises:
+        ConfigError: a limit is negative or not finite.
+    """
+
+    logprob_gap_mean: float | None = 0.1
+    approx_kl: float | None = 0.5
+    clip_fraction: float | None = 0.5
+    ratio_max: float | None = 1e4
+    effective_share: float | None = 0.2
+    lag_max: float | None = 8.0
+    grad_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if (limit := getattr(self, one.name)) is not None:
+                check_number(f"limits.{one.name}", limit, 0.0)
+
+    def alarms(self, found: Mapping[str, float]) -> dict[str, float]:
+        """`alarm/<name>`: what was measured, for each limit that it is beyond; each is logged as a warning.
+
+        Args:
+            found: the diagnostics of an update.
+        """
+        beyond = {}
+        for one in fields(self):
+            limit, measured = getattr(self, one.name), found.get(one.name)
+            if limit is None or measured is None:
+                continue
+            is_least = one.name == "effective_share"
+            # NaN is beyond every limit.
+            if not (measured >= limit if is_least else measured <= limit):
+                beyond[f"alarm/{one.name}"] = measured
+                log.warning("off-policy: %s is %g, %s the limit %g", one.name, measured, _side(is_least), limit)
+        return beyond
+
+
+def _side(is_least: bool) -> str:
+    return "below" if is_least else "above"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig:
     """The hyper-parameters of an update.
 
@@ -42,7 +121,7 @@ class PPOConfig:
         max_tokens_per_micro_batch: what goes through the module at once, padding included; None: 1,024 on a CPU, whose
             caches hold no more, and 16,384 on an accelerator. A row that is longer goes alone. It changes memory and
             speed, and no gradient.
-        loss: which policy loss; see `rl.losses.policy`.
+        loss: which policy loss; see `rl.losses.functions`.
         clip_low: how far below 1 the probability ratio may be pushed; None: the loss's own default.
         clip_high: how far above.
         dual_clip: bounds the loss of tokens with a negative advantage, of "ppo" and "decoupled"; None: no bound.

@@ -1,14 +1,16 @@
 """A module's log-probabilities, entropies and values at the tokens that take part, and nowhere else.
 
-Of most tokens of an episode no logits are needed: they are observations. A hook before the module's head picks the
-hidden states from which the others are predicted, so that the head, the most expensive layer of a small model, runs on
-those alone. What a model does to its logits afterwards, such as a soft cap, it does as ever.
+Most tokens of an episode are observations, for which no logits are needed. A hook before the module's head picks the
+hidden states that predict the others, so that the head, the most expensive layer of a small model, runs on those alone.
+What a model does to its logits afterwards, such as a soft cap, stays as it is. Of the last layer only keys and values
+are needed at all tokens; `LastLayer` computes the rest at the scored tokens alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,19 +19,21 @@ from torch.utils.checkpoint import checkpoint
 
 from reward_kit.errors import ConfigError
 from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.learner.last_layer import LastLayer, last_layer_of
+from reward_kit.rl.learner.sharding import layers_of
 from reward_kit.rl.learner.training_rows import MicroBatch, Restriction
 
 AfterHead = Callable[[Tensor], Tensor]
 
 FORBIDDEN = -1e30
-"""The logit of a token that a constraint forbids: its probability is 0, and unlike -inf it makes no entropy NaN."""
+"""The logit of a token that a constraint forbids: probability 0, and unlike -inf it makes no entropy NaN."""
+_CLOSE = 0.02
+"""Share of the greatest number: more than the error of bfloat16, far less than another token's hidden state."""
 
 
 class Scores(NamedTuple):
-    """Of each token that takes part its log-probability and the entropy it was drawn with; of each action its value.
+    """The log-probability and the entropy of each token that takes part, and the value of each action.
 
-    Entropies are None where they were not asked for, values without a critic.
+    Entropies are None if they were not requested, values without a critic.
     """
 
     logprobs_N: Tensor
@@ -37,29 +41,25 @@ class Scores(NamedTuple):
     values_M: Tensor | None
 
 
-class Scorer:
+class LogprobModel:
     """Scores the tokens of a micro-batch.
 
     Args:
-        module: a causal language model of `transformers`, with adapters or a value head or not; or anything that maps
-            (ids_BT, attention_mask_BT) to logits_BTV.
-        config: of which `temperature`, `precision`, `max_logits` and the use of entropy are read.
+        module: a causal language model of `transformers`, with or without adapters or a value head; or anything that
+            maps (ids_BT, attention_mask_BT) to logits_BTV.
+        config: its `temperature`, `precision`, `max_logits` and the use of entropy count.
     """
 
     def __init__(self, module: nn.Module, config: PPOConfig) -> None:
         self.module, self._config = module, config
         self._head: nn.Module | None = getattr(module, "get_output_embeddings", lambda: None)()
         self._after_head: AfterHead | None = None
-        self._last_layer = self._found_last_layer()
-
-    def _found_last_layer(self) -> LastLayer | None:
-        """The layer that need not run on every token, where there is one."""
+        self._last_layer: LastLayer | None = None
         # A checkpointed layer runs again in the backward pass, when its hooks are gone.
-        if self._head is None or self._config.gradient_checkpointing:
-            return None
-        self.module.eval()  # as it will be scored: with dropout no two passes agree
-        with self._precision(next(self.module.parameters()).device):
-            return last_layer_of(self.module, self._head)
+        if self._head is not None and not config.gradient_checkpointing:
+            module.eval()  # as it will be scored: with dropout no two passes agree
+            with self._precision(next(module.parameters()).device):
+                self._last_layer = last_layer_of(module, self._head)
 
     @property
     def has_values(self) -> bool:
@@ -67,12 +67,12 @@ class Scorer:
         return self._head is not None and hasattr(self.module, "value_head")
 
     def __call__(self, part: MicroBatch, *, values_only: bool = False, entropies: bool = True) -> Scores:
-        """The scores of a part, with a graph behind them where gradients are on.
+        """Score a part, with a graph if gradients are on.
 
         Args:
             part: what to score.
             values_only: only values get a gradient, and it ends at the hidden state.
-            entropies: make them too; they cost as much as the log-probabilities.
+            entropies: compute them too; they cost as much as the log-probabilities.
         """
         with self._precision(part.ids_BT.device):
             if self._head is None:
@@ -88,7 +88,8 @@ class Scorer:
         return torch.autocast(device.type, dtype=torch.bfloat16)
 
     def _by_head(self, part: MicroBatch, head: nn.Module, values_only: bool, entropies: bool) -> Scores:
-        chunk = max(self._config.max_logits // _vocabulary(head), 1)
+        weight: Any = head.weight
+        chunk = max(self._config.max_logits // int(weight.shape[0]), 1)
         is_whole = len(part.before_N) <= chunk
         hidden_NH, values_M = part.mask_BT.new_zeros(0), None
         last = self._last_layer
@@ -97,7 +98,7 @@ class Scorer:
             nonlocal hidden_NH, values_M
             hidden_NH = args[0].reshape(-1, args[0].shape[-1])
             hidden_NH = hidden_NH if last is not None else hidden_NH.index_select(0, part.before_N)
-            # Inside the module's forward, where sharded weights are at hand.
+            # Inside the module's forward, where sharded weights are gathered.
             with torch.set_grad_enabled(torch.is_grad_enabled() or values_only):
                 values_M = self._values(hidden_NH, part.firsts_M)
             return ((hidden_NH if is_whole else hidden_NH[:1]).unsqueeze(0), *args[1:])
@@ -119,7 +120,7 @@ class Scorer:
             return None
         value_head: Any = self.module.value_head
         hidden_MH = hidden_NH.index_select(0, firsts_M)
-        # The head learns in float32 also where the model beside it is frozen in a narrower type.
+        # The head learns in float32 even if the model beside it is frozen in a narrower type.
         first = next(value_head.parameters(), hidden_MH)
         values: Tensor = value_head(hidden_MH.to(first.dtype))
         return _wide(values.flatten())
@@ -136,9 +137,8 @@ class Scorer:
         for start in range(0, len(part.targets_N), chunk):
             stop = min(start + chunk, len(part.targets_N))
             args = (hidden_NH[start:stop], part.targets_N[start:stop], _cut(part.restriction, start, stop))
-            # Logits are made a second time for the gradient, so that no two chunks hold theirs at once.
-            is_kept = torch.is_grad_enabled()
-            found.append(checkpoint(score, *args, use_reentrant=False) if is_kept else score(*args))
+            # Logits are computed again for the gradient, so that no two chunks hold theirs at once.
+            found.append(checkpoint(score, *args, use_reentrant=False) if torch.is_grad_enabled() else score(*args))
         made = [one for _, one in found if one is not None]
         return torch.cat([one for one, _ in found]), torch.cat(made) if made else None
 
@@ -170,13 +170,8 @@ def _entropies(logprobs_NV: Tensor) -> Tensor:
     return entropies
 
 
-def _vocabulary(head: nn.Module) -> int:
-    weight: Any = head.weight
-    return int(weight.shape[0])
-
-
 def restricted(logits_NV: Tensor, restriction: Restriction) -> Tensor:
-    """The logits with what a constraint forbade out of reach."""
+    """The logits with forbidden tokens at `FORBIDDEN`."""
     rows_KV = logits_NV.index_select(0, restriction.tokens_K)
     is_forbidden_SV = torch.ones(restriction.sets, rows_KV.shape[1], dtype=torch.bool, device=rows_KV.device)
     is_forbidden_SV[restriction.owners_A, restriction.ids_A] = False
@@ -185,7 +180,7 @@ def restricted(logits_NV: Tensor, restriction: Restriction) -> Tensor:
 
 
 def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction | None:
-    """What of it is about the tokens in [start, stop): of the sets only theirs, each of which is as wide as logits."""
+    """The part for tokens in [start, stop), with only their sets, each of which is as wide as logits."""
     if restriction is None:
         return None
     first, last = torch.searchsorted(restriction.tokens_K, restriction.tokens_K.new_tensor([start, stop])).tolist()
@@ -194,24 +189,29 @@ def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction 
     used, sets_K = torch.unique(restriction.sets_K[first:last], return_inverse=True)
     places_A = torch.searchsorted(used, restriction.owners_A).clamp(max=len(used) - 1)
     is_used_A = used[places_A] == restriction.owners_A
-    return Restriction(
-        restriction.tokens_K[first:last] - start,
-        sets_K,
-        places_A[is_used_A],
-        restriction.ids_A[is_used_A],
-        len(used),
-    )
+    tokens_K = restriction.tokens_K[first:last] - start
+    return Restriction(tokens_K, sets_K, places_A[is_used_A], restriction.ids_A[is_used_A], len(used))
 
 
 def _found_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logits_1V: Tensor) -> AfterHead:
-    """What the model does to the logits after its head, tried out on one token.
+    """Find out on one token what the model does to the logits after its head.
 
     Raises:
-        ConfigError: it is none of what is known.
+        ConfigError: none of the known operations.
     """
+    config = getattr(module, "config", None)
+    known: list[AfterHead] = []
+    # In order of the configuration: a cap leaves no trace on small logits, and matters when they grow.
+    if cap := getattr(config, "final_logit_softcapping", None):
+        known.append(lambda logits: cap * torch.tanh(logits / cap))
+    if scale := getattr(config, "logit_scale", None):
+        known.append(lambda logits: logits * scale)
+    if divisor := getattr(config, "logits_scaling", None):
+        known.append(lambda logits: logits / divisor)
+    known.append(lambda logits: logits)
     with torch.no_grad():
         plain = head(hidden_1H)
-        for after in _known_after_head(getattr(module, "config", None)):
+        for after in known:
             if torch.allclose(after(plain).float(), logits_1V.float(), rtol=1e-3, atol=1e-6):
                 return after
     raise ConfigError(
@@ -220,14 +220,90 @@ def _found_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, log
     )
 
 
-def _known_after_head(config: Any) -> list[AfterHead]:
-    """What the configuration speaks of first: of small logits a cap leaves no trace, and it counts when they grow."""
-    found: list[AfterHead] = []
-    if cap := getattr(config, "final_logit_softcapping", None):
-        found.append(lambda logits: cap * torch.tanh(logits / cap))
-    if scale := getattr(config, "logit_scale", None):
-        found.append(lambda logits: logits * scale)
-    if divisor := getattr(config, "logits_scaling", None):
-        found.append(lambda logits: logits / divisor)
-    found.append(lambda logits: logits)
-    return found
+@dataclass(frozen=True, slots=True)
+class LastLayer:
+    """The parts of a last layer `x + attention(norm(x))`, followed by operations on one token at a time.
+
+    Keys and values are computed of all tokens; the attention's output, the feed-forward part and the last norm of the
+    scored tokens alone. Of a model with two layers that saves a fifth of the work, of one with twenty-four a fiftieth.
+    Hooks do it for one forward pass; the model's code is not touched.
+
+    Attributes:
+        layer: the whole.
+        norm: before its attention.
+        out: the attention's last projection.
+    """
+
+    layer: nn.Module
+    norm: nn.Module
+    out: nn.Module
+
+    @contextmanager
+    def only_at(self, places_N: Tensor) -> Iterator[None]:
+        """Reduce hidden states after the layer to (1,N,H) in forward passes of this block.
+
+        Args:
+            places_N: of these tokens, on the flat axis (B·T) of the ids.
+        """
+        whole_BTH = places_N.new_zeros(0)
+
+        def pick(values: Tensor) -> Tensor:
+            return values.reshape(-1, values.shape[-1]).index_select(0, places_N).unsqueeze(0)
+
+        def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            nonlocal whole_BTH
+            whole_BTH = args[0]
+            return (pick(whole_BTH), *args[1:])
+
+        def see_all(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (whole_BTH, *args[1:])
+
+        def leave(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (pick(args[0]), *args[1:])
+
+        hooks = ((self.layer, enter), (self.norm, see_all), (self.out, leave))
+        handles = [part.register_forward_pre_hook(hook) for part, hook in hooks]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@torch.no_grad()
+def last_layer_of(module: nn.Module, head: nn.Module) -> LastLayer | None:
+    """Find the last layer of a causal language model; None if a trial on four tokens shows another structure.
+
+    Args:
+        module: called with `input_ids`, in the mode in which it will be scored.
+        head: computes logits from hidden states.
+    """
+    layers = layers_of(module)
+    if not layers:
+        return None
+    attention = getattr(layers[-1], "self_attn", None)
+    norm, out = getattr(layers[-1], "input_layernorm", None), getattr(attention, "o_proj", None)
+    if not (isinstance(norm, nn.Module) and isinstance(out, nn.Module)):
+        return None
+    found, device = LastLayer(layers[-1], norm, out), next(module.parameters()).device
+
+    def hidden() -> Tensor:
+        """(B,T,H) the head's input."""
+        seen: list[Tensor] = []
+        handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        try:
+            module(input_ids=torch.arange(4, device=device).unsqueeze(0), use_cache=False)
+        finally:
+            handle.remove()
+        return seen[0].float()
+
+    places = torch.tensor([1, 3], device=device)
+    expected = hidden()[:, places]
+    try:
+        with found.only_at(places):
+            reduced = hidden()
+    except (RuntimeError, TypeError, ValueError, IndexError):  # shapes do not fit
+        return None
+    if reduced.shape != expected.shape:
+        return None
+    return found if bool((reduced - expected).abs().max() <= _CLOSE * expected.abs().max()) else None

@@ -1,56 +1,41 @@
-"""AdamW over a module's trainable parameters in groups, and the norm of their gradients."""
+"""Trainable parameters: AdamW in groups, gradient norms, and low-rank adapters (Hu et al. 2022) by `peft`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from reward_kit.errors import ConfigError
-from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.errors import ConfigError, how_to_install
+from reward_kit.rl.learner.config import LoRAOptions, PPOConfig
 
 
-def is_of_value_head(name: str) -> bool:
-    """Whether a parameter, by its name, is the critic's."""
+def _is_of_value_head(name: str) -> bool:
     return "value_head" in name.split(".")
 
 
 def widen(module: nn.Module) -> None:
-    """Make weights float32, in place, that are to be trained and are in half precision.
+    """Make trainable half-precision weights float32, in place.
 
     At 0.02 the next bfloat16 is 1e-4 away, and a step of AdamW is as long as the learning rate, 1e-6 or so: nothing
-    would be learned. What adapters are beside stays as it is.
+    would be learned. Frozen weights beside adapters stay as they are.
     """
-    trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and _is_half(one)]
-    if all("lora_" in name or is_of_value_head(name) for name, _ in trained):
+    half = (torch.bfloat16, torch.float16)
+    trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and one.dtype in half]
+    if all("lora_" in name or _is_of_value_head(name) for name, _ in trained):
         for _, parameter in trained:
             parameter.data = parameter.data.float()
         return
     nn.Module.float(module)
 
 
-def _is_half(parameter: Tensor) -> bool:
-    return parameter.dtype in (torch.bfloat16, torch.float16)
-
-
-class _Kind(NamedTuple):
-    """What the parameters of one group share: the pattern that gives their rate, whose they are, and their shape."""
-
-    pattern: str | None
-    is_value: bool
-    is_matrix: bool
-
-
 def check_critic(config: PPOConfig, *, has_values: bool) -> None:
-    """Refuse options of a critic where there is none.
-
-    Raises:
-        ConfigError: see above.
-    """
+    """Raise `ConfigError` for options of a critic if there is none."""
     if config.of_critic and not has_values:
         raise ConfigError(
             f"{', '.join(config.of_critic)}: of a module with a value head, a PolicyWithValue; this one has none "
@@ -59,7 +44,7 @@ def check_critic(config: PPOConfig, *, has_values: bool) -> None:
 
 
 def adamw(module: nn.Module, config: PPOConfig) -> torch.optim.AdamW:
-    """AdamW with the groups of `parameter_groups`.
+    """Make AdamW over the groups of `parameter_groups`.
 
     Raises:
         ConfigError: as there.
@@ -68,51 +53,38 @@ def adamw(module: nn.Module, config: PPOConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(made, lr=config.lr, betas=config.betas, eps=config.adam_epsilon, fused=True)
 
 
+class _Kind(NamedTuple):
+    """The properties that the parameters of one group share."""
+
+    pattern: str | None  # of `lr_by_name`
+    is_value: bool
+    is_matrix: bool
+
+
 def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any]]:
-    """A group for each of: matrices and vectors, of the policy and of the value head, by pattern of name.
+    """Group trainable parameters: matrices and vectors, of the policy and of the value head, by pattern of name.
 
     Raises:
         ConfigError: nothing in the module is trainable, or a pattern of `lr_by_name` gives no parameter its rate.
     """
+
+    def pattern_of(name: str) -> str | None:
+        return next((pattern for pattern in config.lr_by_name if fnmatchcase(name, pattern)), None)
+
+    trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
     groups: dict[_Kind, list[nn.Parameter]] = {}
-    for name, parameter in trained(module).items():
-        kind = _Kind(_pattern_of(name, config.lr_by_name), is_of_value_head(name), parameter.dim() >= 2)
-        groups.setdefault(kind, []).append(parameter)
+    for name, parameter in trained.items():
+        groups.setdefault(_Kind(pattern_of(name), _is_of_value_head(name), parameter.dim() >= 2), []).append(parameter)
     if not groups:
         raise ConfigError("nothing in the module is trainable: no parameter requires a gradient")
-    _check_patterns(list(trained(module)), config, groups)
-    made: list[dict[str, Any]] = []
-    for kind, parameters in groups.items():
-        lr = _rate_of(kind, config)
-        decay = config.weight_decay if kind.is_matrix else 0.0
-        made.append({"params": parameters, "lr": lr, "base_lr": lr, "weight_decay": decay})
-    return made
-
-
-def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that require a gradient, by name."""
-    return {name: one for name, one in module.named_parameters() if one.requires_grad}
-
-
-def _pattern_of(name: str, patterns: Iterable[str]) -> str | None:
-    return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
-
-
-def _rate_of(kind: _Kind, config: PPOConfig) -> float:
-    if kind.pattern is not None:
-        return config.lr_by_name[kind.pattern]
-    return config.value_lr if kind.is_value and config.value_lr is not None else config.lr
-
-
-def _check_patterns(names: Sequence[str], config: PPOConfig, groups: Iterable[_Kind]) -> None:
-    """No rate is a silent no-op."""
     used = {kind.pattern for kind in groups}
     for pattern in [one for one in config.lr_by_name if one not in used]:
-        if fits := [name for name in names if fnmatchcase(name, pattern)]:
-            earlier = _pattern_of(fits[0], config.lr_by_name)
+        if fits := [name for name in trained if fnmatchcase(name, pattern)]:
             raise ConfigError(
-                f"lr_by_name: {pattern!r} comes after {earlier!r}, which fits what it fits; put it before that"
+                f"lr_by_name: {pattern!r} comes after {pattern_of(fits[0])!r}, which fits what it fits; put it before "
+                "that"
             )
+        names = list(trained)
         shown = ", ".join(names if len(names) <= 6 else [*names[:5], names[-1]])
         raise ConfigError(
             f"lr_by_name: {pattern!r} fits none of the {len(names)} parameters that are trained, such as {shown}"
@@ -120,10 +92,17 @@ def _check_patterns(names: Sequence[str], config: PPOConfig, groups: Iterable[_K
     of_value = [kind for kind in groups if kind.is_value]
     if config.value_lr is not None and of_value and all(kind.pattern is not None for kind in of_value):
         raise ConfigError("value_lr: patterns of lr_by_name fit all of the value head; leave one of them out")
+    made: list[dict[str, Any]] = []
+    for kind, parameters in groups.items():
+        lr = config.value_lr if kind.is_value and config.value_lr is not None else config.lr
+        lr = lr if kind.pattern is None else config.lr_by_name[kind.pattern]
+        decay = config.weight_decay if kind.is_matrix else 0.0
+        made.append({"params": parameters, "lr": lr, "base_lr": lr, "weight_decay": decay})
+    return made
 
 
 def rates(config: PPOConfig, factor: float) -> dict[str, float]:
-    """What the learning rates are now: `lr`, `value_lr` where it is an own one, and `lr/<pattern>`.
+    """The current learning rates for a log: `lr`, `value_lr` if it is set, and `lr/<pattern>`.
 
     Args:
         config: of the learner.
@@ -135,15 +114,21 @@ def rates(config: PPOConfig, factor: float) -> dict[str, float]:
     return {name: rate * factor for name, rate in found.items()}
 
 
+def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set every group's learning rate to its own times the schedule's factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_lr"] * factor
+
+
 def in_order_of(
     names: Sequence[str], theirs: Sequence[str] | None, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The state of an optimizer over the same parameters in other groups, as this one would have saved it.
+    """Reorder an optimizer's state over the same parameters in other groups, as `optimizer` would have saved it.
 
     Args:
         names: of this optimizer's parameters, in its order.
         theirs: of those of the one that was saved; None: in the same groups.
-        optimizer: the one that goes on.
+        optimizer: the one that continues.
         state: of the one that was saved.
 
     Raises:
@@ -153,26 +138,72 @@ def in_order_of(
         return dict(state)
     if sorted(theirs) != sorted(names):
         raise ValueError("other parameters were trained")
-    places = {name: place for place, name in enumerate(names)}
-    moments = {places[theirs[int(place)]]: moment for place, moment in state["state"].items()}
+    index_of = {name: index for index, name in enumerate(names)}
+    moments = {index_of[theirs[int(index)]]: moment for index, moment in state["state"].items()}
     return {"state": moments, "param_groups": optimizer.state_dict()["param_groups"]}
 
 
-def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """The learning rate of every group: its own times the schedule's factor."""
-    for group in optimizer.param_groups:
-        group["lr"] = group["base_lr"] * factor
-
-
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
-    """Scale the gradients down to a 2-norm.
-
-    Args:
-        parameters: those of one optimizer.
-        limit: the norm; None leaves them.
-
-    Returns:
-        The norm before, a scalar; of sharded parameters that of the whole.
-    """
+    """Scale the gradients down to a 2-norm, if one is given; return the norm before, of sharded ones that of all."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None:
+    """Add adapters to the module, in place; only they and a value head stay trainable.
+
+    They start without effect: one of an adapter's two matrices is 0, the other random.
+
+    Args:
+        module: a model of `transformers`, or a `PolicyWithValue`.
+        options: which layers.
+        seed: of the random matrices.
+
+    Raises:
+        ConfigError: `peft` is not installed, there are adapters already, or no layer has such a name.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigError(f"lora needs peft; {how_to_install('lora')}") from error
+    if has_adapters(module):
+        raise ConfigError("the module has adapters already; leave lora out to train those")
+    base: Any = getattr(module, "policy", module)  # a `PolicyWithValue` holds the model beside its head
+    targets = options.targets if isinstance(options.targets, str) else list(options.targets)
+    make: Any = peft.LoraConfig  # its annotation of lora_alpha is narrower than what it takes
+    config = make(r=options.rank, lora_alpha=options.alpha, target_modules=targets, lora_dropout=0.0)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            peft.inject_adapter_in_model(config, base)
+    except ValueError as error:
+        raise ConfigError(f"lora.targets {options.targets!r}: {error}") from error
+    for name, parameter in base.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+
+
+def has_adapters(module: nn.Module) -> bool:
+    """Whether low-rank adapters are in the module."""
+    return any(_is_adapter(layer) for layer in module.modules())
+
+
+@contextmanager
+def without_adapters(module: nn.Module) -> Iterator[None]:
+    """Switch the module's adapters off inside the block."""
+    layers: list[Any] = [layer for layer in module.modules() if _is_adapter(layer)]
+    trainable = {parameter: parameter.requires_grad for parameter in module.parameters()}
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+        # peft freezes adapters that are off.
+        for parameter, was in trainable.items():
+            parameter.requires_grad_(was)
+
+
+def _is_adapter(layer: nn.Module) -> bool:
+    # By attributes, so that peft is not imported unless it is used.
+    return hasattr(layer, "lora_A") and hasattr(layer, "enable_adapters")

@@ -1,18 +1,28 @@
-"""One module trained by several processes: FSDP2 shards it, micro-batches are dealt out, and what is summed is summed.
+"""One module trained by several processes: FSDP2 shards it, micro-batches are dealt out, results are summed.
 
-Every process is given the same rows and draws the same order, so each knows the counts of the whole mini-batch without
-asking. Only micro-batches differ. Gradients are summed over processes, not averaged: the losses of micro-batches are
-shares of the loss of the whole (`losses.participants.GlobalBatch`), and add up wherever they were computed.
+Every process gets the same rows and draws the same order, so each knows the counts of the whole mini-batch; only
+micro-batches differ. Gradients are summed over processes, not averaged: the losses of micro-batches are shares of the
+loss of the whole (`losses.base.GlobalBatch`), and add up wherever they were computed. If `torch.distributed` is not
+initialised there is one process, and everything here does nothing.
 
-Where `torch.distributed` is not initialised there is one process, and everything here does nothing.
+The first process orders, the others follow (`ShardedLearner`, `follow`). Collectives run in step, so a process that
+fails would leave the others waiting without a reason. Failures are therefore noted in the store through which the
+processes found one another (`ProcessGroup`), and whoever waits in a collective looks there.
 """
 
 from __future__ import annotations
 
+import copy
+import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,11 +33,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from reward_kit.errors import ConfigError
-from reward_kit.rl.losses.diagnostics import Diagnostics, merge_diagnostics
+from reward_kit.errors import ConfigError, RewardKitError, TrainingError
+from reward_kit.rl.learner.optimizer import add_adapters, widen
+from reward_kit.rl.losses.base import Diagnostics, merge_diagnostics
+from reward_kit.tokens import TokenBatch
 from reward_kit.tokens.columns import Array, Ints
 
 Value = TypeVar("Value")
+
+_NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
+_STARTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +50,9 @@ class Processes:
     """The processes that train a module together, as one of them sees them.
 
     Attributes:
-        rank: which of them this is.
+        rank: of this process.
         size: how many there are.
-        is_group: whether they are a process group; a group may well have one member.
+        is_group: whether they are a process group, which may have one member.
     """
 
     rank: int = 0
@@ -46,27 +61,25 @@ class Processes:
 
     @classmethod
     def current(cls) -> Processes:
-        """Those of `torch.distributed`; this one alone where it is not initialised."""
+        """Those of `torch.distributed`, or this process alone."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         return cls(dist.get_rank(), dist.get_world_size(), True)
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that collects, writes and reports."""
+        """Whether this process collects, writes and reports."""
         return self.rank == 0
 
     def shard(self, module: nn.Module, precision: torch.dtype = torch.float32) -> None:
-        """Shard a module's parameters over the processes, in place; nothing where they are no group.
+        """Shard a module's parameters over the processes, in place, before an optimizer is made.
 
-        Before an optimizer is made. Each layer that `transformers` does not split is a unit of its own, gathered for
-        its forward and its backward pass and then freed; what is left is one more. All processes begin with the
-        weights of the first.
+        Each layer that `transformers` does not split is a unit of its own, gathered for its forward and its backward
+        pass and then freed; the rest is one more. All processes start with the weights of the first.
 
         Args:
-            module: on the device where it will be; from now on called as a whole, so that its hooks run.
-            precision: bfloat16 gathers parameters in it and sums gradients in float32, beside weights that are kept as
-                they are; float32 leaves everything in the weights' own type.
+            module: on its final device; from now on it must be called as a whole, so that its hooks run.
+            precision: bfloat16 gathers parameters in it and sums gradients in float32; float32 uses the weights' type.
         """
         if not self.is_group or isinstance(module, FSDPModule):
             return
@@ -84,25 +97,24 @@ class Processes:
                 one.set_force_sum_reduction_for_comms(True)
 
     def same_weights(self, module: nn.Module) -> None:
-        """Give every process the weights that the first has; nothing where they are no group.
-
-        Args:
-            module: not sharded.
+        """Give every process the first one's weights; the module is not sharded.
 
         Raises:
             ConfigError: it is on an accelerator, and this process has none of its own.
         """
         if not self.is_group:
             return
-        _check_accelerator(_device_of(module))
+        if _device_of(module).type == "cuda" and _local_rank() >= (count := torch.cuda.device_count()):
+            raise ConfigError(
+                f"this is process {_local_rank()} of this machine, which has {count} GPUs; start as many or less"
+            )
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), 0)
 
     def share(self, parts: Sequence[Ints]) -> list[Ints]:
-        """This process's micro-batches, as many as every other process has.
+        """This process's micro-batches; every process gets equally many, since collectives run in step.
 
-        Collectives are met in step, so nobody may have one more. Parts are halved until there are enough; a part
-        without rows is for a process that has nothing to do, and goes through the module like any other.
+        Parts are halved until there are enough; a part without rows goes through the module like any other.
 
         Args:
             parts: the rows of each micro-batch, the same on every process.
@@ -116,47 +128,40 @@ class Processes:
         return found[self.rank :: self.size]
 
     def merged(self, parts: Sequence[Diagnostics]) -> Sequence[Diagnostics]:
-        """The diagnostics of all processes, the same on each.
-
-        Args:
-            parts: of this one's micro-batches.
-        """
+        """The diagnostics of all processes, from those of this one's micro-batches."""
         if self.size == 1:
             return parts
         mine = {name: one._replace(parts=one.parts.cpu()) for name, one in merge_diagnostics(parts).statistics.items()}
-        return [Diagnostics(one) for one in _gathered(mine, self.size)]
+        return [Diagnostics(one) for one in self._gathered(mine)]
 
     def added(self, values: Array) -> Array:
-        """Arrays of one shape, added up over the processes. What one has computed and all others left 0, all have."""
+        """The sum over processes of arrays of one shape."""
         if self.size == 1:
             return values
-        return np.sum(_gathered(values, self.size), axis=0, dtype=values.dtype)
+        return np.sum(self._gathered(values), axis=0, dtype=values.dtype)
 
     def from_first(self, value: Value) -> Value:
-        """What the first process gives; what others give is not looked at.
-
-        Args:
-            value: anything that can be pickled, such as the rows of a batch.
-        """
+        """The first process's value, which can be pickled; that of the others is ignored."""
         if self.size == 1:
             return value
-        box = [value if self.is_first else None]
+        box: list[Any] = [value if self.is_first else None]
         dist.broadcast_object_list(box, 0)
-        return box[0]  # type: ignore[return-value]
+        found: Value = box[0]
+        return found
 
-
-_NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
-
-
-_STARTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    def _gathered(self, value: Value) -> list[Value]:
+        """Every process's value, by rank."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
 
 
 @contextmanager
 def process_group() -> Iterator[Processes]:
-    """The processes that `torchrun` or Ray Train started, as a group until the end of the block; else this one alone.
+    """Open the group of processes that `torchrun` or Ray Train started; without them this process is alone.
 
-    What is on a CPU goes over gloo; what is on accelerators over NCCL, each process on the one of its local rank. A
-    block that ends by an error leaves the group as it is: others may be gone, or wait for this one.
+    Tensors on a CPU go over gloo, those on accelerators over NCCL, each process on the one of its local rank. A block
+    that ends by an error leaves the group as it is, since others may be gone or waiting.
     """
     if dist.is_initialized() or not os.environ.keys() >= _STARTED:
         yield Processes.current()
@@ -164,7 +169,7 @@ def process_group() -> Iterator[Processes]:
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
-        if _local_rank() < torch.cuda.device_count():  # else it may well train on the CPU
+        if _local_rank() < torch.cuda.device_count():  # otherwise it may still train on the CPU
             torch.cuda.set_device(_local_rank())
     dist.init_process_group(backend)
     yield Processes.current()
@@ -175,40 +180,26 @@ def _local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def _check_accelerator(device: torch.device) -> None:
-    if device.type == "cuda" and _local_rank() >= (count := torch.cuda.device_count()):
-        raise ConfigError(
-            f"this is process {_local_rank()} of this machine, which has {count} GPUs; start as many or less"
-        )
-
-
 def _device_of(module: nn.Module) -> torch.device:
     return next(module.parameters(), torch.empty(0)).device
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
-    """The layers that are sharded one by one: those that `transformers` names as not to be split."""
+    """The layers that are sharded one by one: those that `transformers` does not split."""
     names: set[str] = set()
     for one in module.modules():
         names.update(getattr(one, "_no_split_modules", None) or ())
     return [one for one in module.modules() if type(one).__name__ in names]
 
 
-def _gathered(value: Value, size: int) -> list[Value]:
-    """What every process gives, in the order of their ranks."""
-    found: list[Any] = [None] * size
-    dist.all_gather_object(found, value)
-    return found
-
-
 def whole(state: Any, *, keep: bool = True) -> Any:
-    """A state with the shards of all processes put together, on the CPU: what one process alone would have.
+    """A state with the shards of all processes put together, on the CPU, as one process alone would have it.
 
-    Every process calls it, with a tree of the same form, such as the `state_dict` of a module or an optimizer.
+    Every process calls it with a tree of the same form, such as the `state_dict` of a module or an optimizer.
 
     Args:
         state: tensors, and dicts, lists and tuples of them; anything else stays.
-        keep: False only takes part, for who needs no copy: the tensors are None in what comes back.
+        keep: False only takes part; tensors become None.
     """
     if isinstance(state, DTensor):
         full: Tensor = state.full_tensor()
@@ -224,10 +215,10 @@ def whole(state: Any, *, keep: bool = True) -> Any:
 
 @torch.no_grad()
 def gather_into(module: nn.Module, target: nn.Module | None) -> None:
-    """Copy the weights of a module into one that is not sharded, a tensor after the other.
+    """Copy the weights of a module, sharded or not, into one that is not sharded; every process calls it.
 
     Args:
-        module: sharded over the processes, each of which calls this, or not.
+        module: the source.
         target: has weights of the same names and shapes; None only takes part.
     """
     own = target.state_dict() if target is not None else {}
@@ -238,11 +229,7 @@ def gather_into(module: nn.Module, target: nn.Module | None) -> None:
 
 
 def load_module(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load whole weights into a module, sharded or not.
-
-    Args:
-        module: as it is trained.
-        state: `whole` of a module's `state_dict`, however many processes it was trained by.
+    """Load `whole` weights into a module, sharded or not.
 
     Raises:
         RuntimeError: names or shapes differ, as of `Module.load_state_dict`.
@@ -252,16 +239,12 @@ def load_module(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load the whole state of an optimizer into one over parameters that are sharded or not.
-
-    Args:
-        optimizer: over the parameters, in the order of the one that was saved. Its options stay its own.
-        state: `whole` of an optimizer's `state_dict`.
+    """Load the `whole` state of an optimizer into one over parameters that are sharded or not; options stay its own.
 
     Raises:
         ValueError: the groups differ, as of `Optimizer.load_state_dict`.
     """
-    parameters = _in_order(group["params"] for group in optimizer.param_groups)
+    parameters = dict(enumerate(one for group in optimizer.param_groups for one in group["params"]))
     kept = {
         index: {key: _sharded_as(value, parameters.get(int(index))) for key, value in moments.items()}
         for index, moments in state["state"].items()
@@ -272,15 +255,274 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
         group.update(options)
 
 
-def _in_order(groups: Iterable[Sequence[Tensor]]) -> dict[int, Tensor]:
-    return dict(enumerate(parameter for group in groups for parameter in group))
-
-
 def _sharded_as(value: Any, like: Any) -> Any:
-    """A copy of a whole tensor, sharded as another one is that has its shape; anything else as it is."""
+    """Copy a whole tensor, sharded like another one of its shape; return anything else as it is."""
     if not isinstance(value, Tensor):
         return value
     if not (isinstance(like, DTensor) and value.shape == like.shape):
-        return value.clone()  # an optimizer would take the tensor for its own, and change it
-    # Every process has the whole, so nothing needs to be sent.
+        return value.clone()  # the optimizer changes the tensors that it is given
+    # Every process has the whole, so nothing is sent.
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+_ORDERS_WAIT = timedelta(days=365)  # others wait for orders as long as the first process collects
+_LOOK_S = 0.1
+_GRACE_S = 10.0
+_LEAVING_S = 2.0
+_LAST_ORDER_S = 1.0
+_groups = itertools.count()
+_BROKEN, _HEARD, _OVER, _LEFT = "broken", "heard", "over", "left"
+
+
+class ProcessGroup:
+    """Orders from the first process to the others, and reports of failures. Made by `open_process_group`.
+
+    Args:
+        processes: a group.
+        store: shared notes of all processes.
+    """
+
+    def __init__(self, processes: Processes, store: Any) -> None:
+        self.processes, self._store = processes, store
+        # Over the CPU wherever the weights are, with a time limit of its own.
+        self._orders = dist.new_group(backend="gloo", timeout=_ORDERS_WAIT)
+
+    def order(self, *order: Any) -> None:
+        """Send an order, a name and arguments that can be pickled, to the others; for the first process."""
+        dist.broadcast_object_list([order], 0, group=self._orders)
+
+    def next_order(self) -> tuple[Any, ...] | None:
+        """Wait for the first process's next order; None after the last. For the others."""
+        box: list[Any] = [None]
+        dist.broadcast_object_list(box, 0, group=self._orders)
+        found: tuple[Any, ...] = box[0]
+        return found or None
+
+    def call(self, make: Callable[[], Value]) -> Value:
+        """Make a call in which the others take part; for the first process.
+
+        Raises:
+            TrainingError: another process failed, with its reason.
+        """
+        made = _in_thread(make)
+        while not wait([made], timeout=_LOOK_S).done:
+            self._raise_if_broken()
+        try:
+            return made.result()
+        except RewardKitError:
+            raise
+        except Exception as error:
+            self._raise_if_broken(within_s=2.0)  # a lost connection may be the result of another's failure
+            if isinstance(error, dist.DistError) or "gloo" in str(error):
+                raise TrainingError("another process has ended without a word; was it killed?") from error
+            raise
+
+    def _raise_if_broken(self, within_s: float = 0.0) -> None:
+        end = time.monotonic() + within_s
+        while not self._is_noted(_BROKEN):
+            if time.monotonic() >= end:
+                return
+            time.sleep(_LOOK_S)
+        self._store.set(_HEARD, "1")
+        raise TrainingError(self._store.get(_BROKEN).decode())
+
+    def end(self) -> None:
+        """Note that the run is over, and let the others leave the store, which may live in the first process."""
+        self._store.set(_OVER, "1")
+        end = time.monotonic() + _LEAVING_S
+        while self._store.add(_LEFT, 0) < self.processes.size - 1 and time.monotonic() < end:
+            time.sleep(_LOOK_S / 4)
+
+    def leave(self) -> None:
+        """Stop reading the store; for the others, at their end."""
+        with suppress(RuntimeError):  # see `_is_noted`
+            self._store.add(_LEFT, 1)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the first process has ended or is about to, and reports why itself."""
+        return self._is_noted(_OVER) or self._is_noted(_HEARD)
+
+    def _is_noted(self, what: str) -> bool:
+        try:
+            return bool(self._store.check([what]))
+        except RuntimeError:  # the store is gone, and with it the first process or the launcher
+            return what != _BROKEN
+
+    def break_off(self, error: BaseException) -> bool:
+        """Report to the first process why this one cannot continue; return whether it has heard."""
+        reason = str(error) if isinstance(error, RewardKitError) else f"{type(error).__name__}: {error}"
+        note = f"process {self.processes.rank + 1} of {self.processes.size}: {reason}"
+        with suppress(RuntimeError):  # see `_is_noted`
+            self._store.compare_set(_BROKEN, "", note)  # the first reason causes those that follow
+        return self.is_over_within(_GRACE_S)
+
+    def is_over_within(self, seconds: float) -> bool:
+        """Whether the first process ends within this time."""
+        end = time.monotonic() + seconds
+        while not self.is_over and time.monotonic() < end:
+            time.sleep(_LOOK_S)
+        return self.is_over
+
+
+@contextmanager
+def open_process_group() -> Iterator[ProcessGroup | None]:
+    """Open the group of processes that were started together; None if this one is alone.
+
+    If the block of the first process ends by an error, the others end without another order; otherwise it sends a last
+    one.
+
+    Raises:
+        ConfigError: the group was set up by other code that does not name its store.
+    """
+    with process_group() as processes:
+        if not processes.is_group:
+            yield None
+            return
+        host, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        if not (host and port):
+            raise ConfigError("torch.distributed was set up without MASTER_ADDR and MASTER_PORT; start us by torchrun")
+        stores: Any = dist
+        # A connection of its own: that of the collectives may be held by one that waits.
+        store = stores.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+        # All processes make equally many; the number keeps notes of earlier groups apart.
+        number = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_groups)}"
+        group = ProcessGroup(processes, stores.PrefixStore(f"reward-kit/{number}", store))
+        try:
+            yield group
+            if processes.is_first:
+                group.call(group.order)  # an empty order is the last
+        finally:
+            if processes.is_first:
+                group.end()
+
+
+def _in_thread(call: Callable[[], Value]) -> Future[Value]:
+    """Call in a daemon thread, which the end of the process does not wait for, on the current accelerator."""
+    made: Future[Value] = Future()
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+    def work() -> None:
+        try:
+            if device is not None:
+                torch.cuda.set_device(device)
+            made.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+            made.set_exception(error)
+
+    threading.Thread(target=work, daemon=True, name="with the other processes").start()
+    return made
+
+
+class ShardedLearner:
+    """The learner on the first of several processes. A copy of the module is sharded; the module itself stays whole,
+    and gets the new weights after each update, for the policy and for saving.
+
+    Args:
+        module: the weights in training.
+        make: makes the `PPOLearner` over a module, the same on every process.
+        group: the processes.
+        setup: the first order, from which the others make theirs; see `follow`.
+
+    Raises:
+        ConfigError: the module cannot be trained with these options.
+        TrainingError: another process failed.
+    """
+
+    def __init__(
+        self, module: nn.Module, make: Callable[[nn.Module], Any], group: ProcessGroup, setup: Sequence[Any]
+    ) -> None:
+        self.module, self._group = module, group
+        group.call(lambda: group.order(*setup))
+        self._own = group.call(lambda: make(copy.deepcopy(module)))
+        if (lora := self._own.config.lora) is not None:
+            add_adapters(module, lora)
+        widen(module)
+        group.call(lambda: gather_into(self._own.module, module))
+
+    def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
+        """As `PPOLearner.update`, each process on its parts of the rows."""
+        found: dict[str, float] = self._together("update", rows, version=version)
+        return found
+
+    def logprobs(self, rows: TokenBatch) -> Array:
+        """As `PPOLearner.logprobs`."""
+        found: Array = self._together("logprobs", rows)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as of one process; any number of them can continue from it."""
+        found: dict[str, Any] = self._together("state_dict")
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state on every process."""
+        self._together("load_state_dict", state)
+
+    def _together(self, name: str, *arguments: Any, **options: Any) -> Any:
+        def call() -> Any:
+            self._group.order(name, arguments, options)
+            found = getattr(self._own, name)(*arguments, **options)
+            if name in _CHANGING:
+                gather_into(self._own.module, self.module)
+            return found
+
+        return self._group.call(call)
+
+
+_CHANGING = ("update", "load_state_dict")
+
+
+def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
+    """Carry out the first process's orders until its last order or its end; for the other processes.
+
+    Signals are ignored, since the first process stops the others; a signal to all of them would cut off an update that
+    the first still waits for.
+
+    Args:
+        group: the processes.
+        make: makes the learner over the same module from the first order.
+
+    Returns:
+        Whether the first process gave its last order; if not, a collective may still be waited for: exit.
+
+    Raises:
+        RewardKitError: this process could not continue, and the first has not heard of it.
+    """
+
+    def obey() -> None:
+        if (order := group.next_order()) is None:
+            return
+        learner = make(*order)
+        gather_into(learner.module, None)
+        while (order := group.next_order()) is not None:
+            name, arguments, options = order
+            try:
+                extra = {"keep": False} if name == "state_dict" else {}
+                getattr(learner, name)(*arguments, **options, **extra)
+            except RewardKitError:
+                # What is refused here is refused by all, and the first process reports it.
+                if not group.is_over_within(5.0):
+                    raise
+                return
+            if name in _CHANGING:
+                gather_into(learner.module, None)
+
+    is_ending = threading.Event()
+    try:
+        if threading.current_thread() is threading.main_thread():  # elsewhere, as under Ray Train, they are not ours
+            signal.signal(signal.SIGINT, lambda *_: None)
+            signal.signal(signal.SIGTERM, lambda *_: is_ending.set())
+        work = _in_thread(obey)
+        while not wait([work], timeout=0.2).done:
+            # Without a last order it ended by an error of its own, and will not answer.
+            if group.is_over and not wait([work], timeout=_LAST_ORDER_S).done:
+                return False
+        if (error := work.exception()) is None:
+            return True
+        # A connection lost while all processes are being ended is not an error.
+        if not (is_ending.is_set() or group.break_off(error) or is_ending.is_set()):
+            raise error
+        return False
+    finally:
+        group.leave()

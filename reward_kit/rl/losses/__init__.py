@@ -4,13 +4,25 @@ What a loss is divided by is given for the whole batch (`GlobalBatch`): the loss
 of the whole, however it is split. Tokens whose mask is 0 are never read.
 """
 
-from reward_kit.rl.losses.diagnostics import Diagnostics, Loss, merge_diagnostics
-from reward_kit.rl.losses.entropy import entropies_of, entropy_loss, logprobs_of
-from reward_kit.rl.losses.importance import ImportanceWeights, truncated_importance_weights, within_cap
-from reward_kit.rl.losses.kl import AdaptiveKLCoefficient, PenalisedRewards, kl_estimate, kl_loss, penalised_rewards
-from reward_kit.rl.losses.participants import Aggregation, GlobalBatch
-from reward_kit.rl.losses.policy import cispo_loss, decoupled_ppo_loss, gspo_loss, ppo_clip_loss
-from reward_kit.rl.losses.value import value_loss
+from reward_kit.rl.losses.base import Aggregation, Diagnostics, GlobalBatch, Loss, merge_diagnostics
+from reward_kit.rl.losses.functions import (
+    AdaptiveKLCoefficient,
+    ImportanceWeights,
+    PenalisedRewards,
+    cispo_loss,
+    decoupled_ppo_loss,
+    entropies_of,
+    entropy_loss,
+    gspo_loss,
+    kl_estimate,
+    kl_loss,
+    logprobs_of,
+    penalised_rewards,
+    ppo_clip_loss,
+    truncated_importance_weights,
+    value_loss,
+    within_cap,
+)
 
 __all__ = [
     "AdaptiveKLCoefficient",

@@ -1,35 +1,324 @@
 """Supervised training on the action tokens of episodes: the warm start of a small model, before reinforcement.
 
-What other episodes' policies did is made likelier: the loss is the mean negative log-probability of the tokens where
-`action_mask` is 1, or of what label smoothing makes of it. Logits are computed at those tokens alone
-(`rl.learner.forward`).
+Actions of other policies are made likelier: the loss is the mean negative log-probability of the tokens where
+`action_mask` is 1, with label smoothing if it is on. Logits are computed at those tokens alone (`rl.learner.forward`).
+
+`Demonstrations` writes an expert's actions as the tokens that a model would have sampled. `Conversation` lays out
+prompts, and the action format writes actions, as for `HFAgentPolicy`; so a model sees in training what it will see when
+it acts.
 """
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
-from reward_kit.errors import ConfigError, TrainingError
+from reward_kit.agent.actions import assistant_message
+from reward_kit.agent.policies.hf.action_formats import FORMATS, ActionFormat, Plain, Tool, find_action_format, tools_of
+from reward_kit.agent.policies.hf.chat_layout import ChatLayout, Conversation, tools_given
+from reward_kit.agent.policies.hf.constraints import TurnConstraints
+from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, tool_calls_of
+from reward_kit.environments.base import ToolSpec
+from reward_kit.episodes.segments import REWRITTEN, EpisodeTokens
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import ConfigError, PolicyError, TrainingError, did_you_mean
+from reward_kit.models import Message
 from reward_kit.rl.learner.config import PPOConfig, Precision, lr_factor
-from reward_kit.rl.learner.forward import Scorer, restricted
+from reward_kit.rl.learner.forward import LogprobModel, restricted
 from reward_kit.rl.learner.optimizer import adamw, clip_gradients, set_lr, widen
-from reward_kit.rl.learner.training_rows import MicroBatch, Restriction, TrainingRows
+from reward_kit.rl.learner.training_rows import Restriction, TrainingRows
 from reward_kit.tokens import TokenBatch, micro_batches
 from reward_kit.tokens.columns import Array, Ints
 from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 
-OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
+logger = logging.getLogger("reward_kit.rl")
 
+OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
+Specs = Sequence[ToolSpec] | None
+ToolsOf = Callable[[SingleAgentEpisode, int], Specs]
+TaughtOf = Callable[[SingleAgentEpisode, int], bool]
+
+_TEXT = Plain()  # without tools, everything is a text
+_ANY_LENGTH = 2**31
 _POOL = 64
-"""Batches' worth of rows that are sorted by length together: little padding, and batches that differ in every epoch."""
+"""Batches' worth of rows sorted by length together: little padding, and batches that differ in every epoch."""
+
+
+class Demonstrations:
+    """Writes actions as the tokens of one model. Its options are those of the `HFAgentPolicy` that will act.
+
+    Args:
+        tokenizer: of the model, with its chat template.
+        action_format: how it writes tool calls.
+        constrain: record what the policy's constraint would have allowed at each token, so that `SFTConfig` with
+            `use_allowed_ids` trains under the masks under which the model will act.
+        tools_in_prompt: the template is shown the tools.
+        tool_role: the role under which results of tools appear, "tool" or "user".
+        chat_template: if it is not the tokenizer's own.
+        template_options: variables of the chat template.
+        max_context: leave out an action that ends beyond so many tokens, and those after it; None: no limit.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template, or the format is unknown.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        action_format: str = "auto",
+        constrain: bool = False,
+        tools_in_prompt: bool = True,
+        tool_role: str = "tool",
+        chat_template: str | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        max_context: int | None = None,
+    ) -> None:
+        self._layout = ChatLayout(tokenizer, chat_template, template_options)
+        self._unknown = tokenizer.unk_token_id
+        self._form = find_action_format(action_format, tokenizer, self._layout.source)
+        end = self._layout.end_id if self._layout.end_id is not None else tokenizer.eos_token_id
+        if not isinstance(end, int):
+            raise ConfigError("tokenizer: nothing ends an answer: it has no eos_token, and the chat template none")
+        self._end, self._max_context = end, max_context
+        self._constraints = TurnConstraints(self._layout, tokenizer, end, _ANY_LENGTH) if constrain else None
+        self._in_prompt = {"tools_in_prompt": tools_in_prompt, "tool_role": tool_role}
+
+    def __call__(
+        self,
+        episodes: Iterable[SingleAgentEpisode],
+        tools: Specs | ToolsOf = None,
+        *,
+        taught: TaughtOf | None = None,
+    ) -> list[SingleAgentEpisode]:
+        """Copy the episodes with the tokens of every action; `build_rows` makes rows of them.
+
+        Log-probabilities are unknown. An action that only ends the episode has no tokens. Tokens that are not in the
+        vocabulary are counted in the log.
+
+        Args:
+            episodes: with messages, as the rollout worker records them.
+            tools: what `get_tools_spec` of the episodes' resource returns, or a function of an episode and a step if it
+                varies; None without calls.
+            taught: whether the action of an episode's step is to be learned; one that is not, such as a slip, stays in
+                the context of later ones. None: every action is.
+
+        Raises:
+            ConfigError: an action cannot be written in this format so that it is read as the same action.
+        """
+        of: ToolsOf = tools if callable(tools) else lambda episode, step: tools
+        made = [self._with_tokens(episode, of, taught) for episode in episodes]
+        if self._unknown is not None:
+            unknown = sum(episode.tokens.ids.count(self._unknown) for episode in made)
+            total = sum(len(episode.tokens) for episode in made)
+            log = logger.warning if unknown else logger.debug
+            log("%d of the %d tokens of %d demonstrations are not in the vocabulary", unknown, total, len(made))
+        return made
+
+    def _with_tokens(self, episode: SingleAgentEpisode, tools: ToolsOf, taught: TaughtOf | None) -> SingleAgentEpisode:
+        made = copy.copy(episode)
+        made.tokens = EpisodeTokens()
+        writer = self.begin()
+        for step, turn in enumerate(episode.assistant_turns):
+            try:
+                facts = writer.write(episode.get_actions(step), episode.messages[:turn], tools(episode, step))
+            except PolicyError as error:
+                raise ConfigError(f"episode {episode.id_}, step {step}: {error}") from error
+            if facts is None:
+                break
+            reason = facts.pop("segment_reason", REWRITTEN)
+            if taught is None or taught(episode, step):
+                made.tokens.add_turn(step, **facts, reason=reason)
+        return made
+
+    def begin(self) -> DemonstrationWriter:
+        """Begin an episode."""
+        conversation = Conversation(self._layout, {self._end}, **self._in_prompt)  # type: ignore[arg-type]  # one dict of two types
+        return DemonstrationWriter(self, conversation)
+
+    def text_of(self, action: Action, tools: Sequence[Tool]) -> str:
+        """Write an action as the model would.
+
+        Raises:
+            PolicyError: it cannot be written so that it is read as the same action.
+        """
+        form = self._form_of(tools)
+        text = _written(action, tools, form)
+        if _chat_of(read := form.action(text, tools)) != _chat_of(action):
+            raise PolicyError(
+                f"action_format {form.name} reads {text!r} as {read!r}, not as {action!r}; take another action_format"
+                + ("" if tools else ", or give the tools that are called")
+            )
+        return text
+
+    def _form_of(self, tools: Sequence[Tool]) -> ActionFormat:
+        if not tools:
+            return _TEXT
+        if isinstance(self._form, PolicyError):
+            raise PolicyError(str(self._form))
+        self._form.check(tools)
+        return self._form
+
+    def facts(self, conversation: Conversation, action: Action, seen: Sequence[Message], specs: Specs) -> Any:
+        """As `DemonstrationWriter.write`, in any episode's conversation."""
+        given, tools = tools_given(specs), tools_of(specs)
+        text = self.text_of(action, tools)
+        prompt = conversation.prompt(seen, given)
+        answer = [*self._layout.encoded(text), self._end]
+        if self._max_context is not None and len(prompt.ids) + len(answer) > self._max_context:
+            return None
+        conversation.answered(answer, text)
+        facts: dict[str, Any] = {"prompt_ids": prompt.ids, "token_ids": answer}
+        if prompt.reason is not None:
+            facts["segment_reason"] = prompt.reason
+        if self._constraints is not None and tools:
+            rule = self._constraints.start(given.key, tools, self._form_of(tools))
+            allowed: list[Any] = []
+            for token in answer:
+                if rule.is_done:
+                    raise PolicyError("the constraint ends this action before it is said")
+                allowed.append(rule.allowed())
+                rule.advance(token)
+            facts["allowed_ids"] = allowed
+        return facts
+
+
+class DemonstrationWriter:
+    """Writes the actions of one episode, one after another.
+
+    Args:
+        demonstrations: the options.
+        conversation: the context so far.
+    """
+
+    def __init__(self, demonstrations: Demonstrations, conversation: Conversation) -> None:
+        self._demonstrations, self._conversation = demonstrations, conversation
+        self._is_full = False
+
+    def write(self, action: Action, seen: Sequence[Message], specs: Specs) -> dict[str, Any] | None:
+        """Write the next action as tokens.
+
+        Args:
+            action: the action.
+            seen: the whole conversation before it.
+            specs: the tools that can be called.
+
+        Returns:
+            `prompt_ids`, `token_ids`, and if there are any `segment_reason` and `allowed_ids`, as in
+            `PolicyOutput.log_probs`; None for an action that only ends the episode, and once the context is full.
+
+        Raises:
+            PolicyError: the action cannot be written, or the constraint does not allow it.
+        """
+        if action["type"] == "terminate" or self._is_full:
+            return None
+        found: dict[str, Any] | None = self._demonstrations.facts(self._conversation, action, seen, specs)
+        self._is_full = found is None
+        return found
+
+
+class DemonstratingPolicy(AgentPolicy):
+    """Acts as an expert does, and records the tokens that a model would have sampled.
+
+    For environments whose tools vary: the record of an episode does not keep them, and here they are seen.
+
+    Args:
+        expert: who acts.
+        demonstrations: how actions are written.
+        taught: whether an output of the expert is to be learned; one that is not, such as a slip, stays in the context
+            of later ones. None: everything is.
+    """
+
+    is_free = True
+
+    def __init__(
+        self,
+        expert: AgentPolicy,
+        demonstrations: Demonstrations,
+        *,
+        taught: Callable[[PolicyOutput], bool] | None = None,
+    ) -> None:
+        self._expert, self._demonstrations, self._taught = expert, demonstrations, taught
+        self._writer = demonstrations.begin()
+
+    async def open(self, context: EpisodeContext) -> AgentPolicy:
+        """Open the expert's session, with a context of its own."""
+        return DemonstratingPolicy(await self._expert.open(context), self._demonstrations, taught=self._taught)
+
+    async def get_action(
+        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
+    ) -> PolicyOutput:
+        """Return the expert's action with its tokens.
+
+        Raises:
+            PolicyError: the expert failed, or its action cannot be written.
+        """
+        output = await self._expert.get_action(observation, available_tools_specs)
+        facts = self._writer.write(output.action_structured, observation, available_tools_specs)
+        if self._taught is not None and not self._taught(output):
+            facts = None
+        return output._replace(log_probs={**(output.log_probs or {}), **(facts or {})} or None)
+
+    async def see_end(self, messages: Sequence[Message]) -> None:
+        """Show the expert the end."""
+        await self._expert.see_end(messages)
+
+    async def close(self) -> None:
+        """Close the expert's session."""
+        await self._expert.close()
+
+
+def episode_texts(
+    episodes: Iterable[SingleAgentEpisode], *, action_format: str = "plain", tools: Specs = None
+) -> list[str]:
+    """All texts of episodes, for the vocabulary of a tokenizer: messages, and actions as they will be written.
+
+    Args:
+        episodes: with messages.
+        action_format: hermes, llama, mistral, plain or bare.
+        tools: what `get_tools_spec` returns.
+
+    Raises:
+        ConfigError: the format is unknown.
+        PolicyError: it cannot write an action.
+    """
+    if action_format not in FORMATS:
+        raise ConfigError(f"action_format: {action_format!r}{did_you_mean(action_format, FORMATS)}")
+    form, known = FORMATS[action_format](), tools_of(tools)
+    texts: list[str] = []
+    for episode in episodes:
+        turns = set(episode.assistant_turns)
+        texts += (message.text for index, message in enumerate(episode.messages) if index not in turns)
+        texts += (_written(episode.get_actions(step), known, form) for step in range(len(episode)))
+    return texts
+
+
+def _written(action: Action, tools: Sequence[Tool], form: ActionFormat) -> str:
+    def tool(name: str) -> Tool:
+        return next((tool for tool in tools if tool.name == name), Tool(name, {"type": "object"}))
+
+    calls = [form.write(tool(call["name"]), call.get("arguments") or {}) for call in tool_calls_of(action)]
+    text = "\n".join([*([action["content"]] if action.get("content") else []), *calls])
+    reasoning = action.get("reasoning_content")
+    return f"<think>\n{reasoning}\n</think>\n\n{text}" if reasoning else text
+
+
+def _chat_of(action: Action) -> dict[str, Any]:
+    """The action as a message, without the ids of its calls."""
+    chat = assistant_message(action, 0).to_chat()
+    for call in chat.get("tool_calls", ()):
+        del call["id"]
+    return {**chat, "content": chat["content"] or ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +327,18 @@ class SFTConfig:
 
     Attributes:
         epochs: passes over the rows.
-        max_tokens_per_batch: of an optimizer step, padding included; a row that is longer is a batch of its own.
-        max_tokens_per_micro_batch: what goes through the model at once; None: a batch.
+        max_tokens_per_batch: of an optimizer step, padding included; a longer row is a batch of its own.
+        max_tokens_per_micro_batch: of one pass through the model; None: a batch.
         lr: the greatest learning rate.
         warmup_share: the share of all steps over which it rises.
         min_lr_share: the share of `lr` that is left at the end.
         betas: of AdamW.
         weight_decay: of AdamW, on matrices.
         max_grad_norm: the gradient is scaled down to this 2-norm; None leaves it.
-        use_allowed_ids: where rows say what a constraint allowed, the loss is of the distribution over that, and a
-            token that had no other beside it is not trained on: its loss is 0 whatever the weights.
-        label_smoothing: the share of the target that is spread evenly over what could have come: what a constraint
-            allowed, with `use_allowed_ids` and where one was at work, else the vocabulary. A model keeps trying then.
+        use_allowed_ids: if rows record what a constraint allowed, the loss is of the distribution over that; a token
+            without an alternative is not trained on, since its loss is 0 whatever the weights.
+        label_smoothing: the share of the target that is spread evenly over the possible tokens: those that a constraint
+            allowed, with `use_allowed_ids` and where one was at work, else the vocabulary. It keeps a model exploring.
         precision: "bfloat16" runs the model in autocast; weights and loss are float32. None: "bfloat16" for a model
             that is given in it, else "float32".
         seed: of the order.
@@ -75,14 +364,13 @@ class SFTConfig:
     def __post_init__(self) -> None:
         if self.max_tokens_per_batch < 1:
             raise ConfigError(f"max_tokens_per_batch is at least 1; got {self.max_tokens_per_batch}")
-        if not 0.0 <= self.warmup_share < 1.0:
-            raise ConfigError(f"warmup_share is in [0, 1); got {self.warmup_share}")
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise ConfigError(f"label_smoothing is in [0, 1); got {self.label_smoothing}")
+        for name in ("warmup_share", "label_smoothing"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(f"{name} is in [0, 1); got {getattr(self, name)}")
         self.learner_options(1)
 
     def learner_options(self, steps: int) -> PPOConfig:
-        """The same as the learner's parts take it: the optimizer, the schedule and the forward pass."""
+        """The options of the optimizer, the schedule and the forward pass as the learner's parts take them."""
         return PPOConfig(
             epochs=self.epochs,
             max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
@@ -98,7 +386,7 @@ class SFTConfig:
 
 
 class SFTProgress(NamedTuple):
-    """How far it is, after an optimizer step; steps count from 1 and over all epochs."""
+    """The progress after an optimizer step; steps count from 1 and over all epochs."""
 
     epoch: int
     step: int
@@ -109,7 +397,7 @@ class SFTProgress(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """How well a model says what was done, each token after the true ones before it.
+    """How well a model predicts actions, each token after the true ones before it.
 
     Attributes:
         loss: the mean negative log-probability of an action token, in nats.
@@ -127,7 +415,7 @@ class Evaluation(NamedTuple):
 
 
 class EpochReport(NamedTuple):
-    """One pass: the mean loss of the tokens that it trained, and the held-out rows after it, None without any."""
+    """One pass: the mean loss of its tokens, and the evaluation of held-out rows after it, if any."""
 
     epoch: int
     loss: float
@@ -145,12 +433,10 @@ def fit(
     on_failure: OnFailure | None = None,
     device: torch.device | str = "cpu",
 ) -> list[EpochReport]:
-    """Train a model on what was done in episodes, in place and without dropout; the same seed gives the same weights.
+    """Train a model on the actions of episodes, in place and without dropout; the same seed gives the same weights.
 
-    Weights in half precision become float32, as in `PPOLearner`.
-
-    On the CPU numbers too small to be normal count as 0 meanwhile, since they can make a model that was begun badly
-    forty times slower, and the process keeps the memory that it frees.
+    Weights in half precision become float32, as in `PPOLearner`. On the CPU, denormal numbers count as 0 meanwhile,
+    since they can slow a badly initialised model forty times, and the process keeps the memory that it frees.
 
     Args:
         model: a causal language model of `transformers`; it is moved to the device.
@@ -158,12 +444,12 @@ def fit(
         config: the options.
         held_out: rows to measure with after each epoch; see `split_rows`.
         progress: called after each optimizer step.
-        on_failure: called with the rows and the facts where a loss or gradient is not finite, to keep them for study.
+        on_failure: called with the rows and the facts if a loss or gradient is not finite, to keep them for study.
         device: where to train.
 
     Raises:
         ConfigError: no row has an action token.
-        TrainingError: a loss or gradient is not finite; the step in question is not made.
+        TrainingError: a loss or gradient is not finite; that step is not made.
     """
     if torch.device(device).type == "cpu":
         keep_freed_memory()
@@ -180,7 +466,7 @@ def fit(
 
 
 class _Training:
-    """The state of one `fit`: its optimizer, its batches, its place in the schedule."""
+    """The state of one `fit`: its optimizer, its batches, its position in the schedule."""
 
     def __init__(
         self,
@@ -203,12 +489,12 @@ class _Training:
         model.to(device).eval()
         widen(model)
         self._smoothing = config.label_smoothing
-        scorer = _Smoothing if self._smoothing else Scorer
-        self._scorer, self._optimizer = scorer(model, self._config), adamw(model, self._config)
+        kind = _SmoothingModel if self._smoothing else LogprobModel
+        self._model, self._optimizer = kind(model, self._config), adamw(model, self._config)
         self._step = 0
 
     def epoch(self, epoch: int) -> float:
-        """One pass; the mean loss of its tokens."""
+        """Make one pass; return the mean loss of its tokens."""
         total, tokens, began = 0.0, 0, time.perf_counter()
         for chosen in self._epochs[epoch]:
             factor = lr_factor(self._config, self._step, self._steps)
@@ -225,33 +511,26 @@ class _Training:
         self._optimizer.zero_grad(set_to_none=True)
         count, losses = int(self._flat.counts_B[chosen].sum()), []
         for part in _parts(self._flat, chosen, self._config.max_tokens_per_micro_batch):
-            loss = self._loss(self._flat.part(part, self._device)) / count
-            loss.backward()  # type: ignore[no-untyped-call]
+            scores = self._model(self._flat.part(part, self._device), entropies=bool(self._smoothing))
+            loss = -scores.logprobs_N.sum()
+            if self._smoothing:
+                assert scores.entropies_N is not None
+                loss = (1.0 - self._smoothing) * loss - self._smoothing * scores.entropies_N.sum()
+            loss = loss / count
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation for it
             losses.append(loss.detach())
         parameters = [one for group in self._optimizer.param_groups for one in group["params"]]
         norm = clip_gradients(parameters, self._config.max_grad_norm)
         total, size = torch.stack([torch.stack(losses).sum(), norm.to(losses[0].dtype)]).tolist()
         if not (math.isfinite(total) and math.isfinite(size)):
-            self._fail(chosen, total, size)
+            self._optimizer.zero_grad(set_to_none=True)
+            facts = {"loss": total, "grad_norm": size, "optimizer_step": self._step}
+            kept = self._on_failure(self._rows[chosen], facts) if self._on_failure is not None else None
+            where = f"; the batch is kept in {kept}" if kept is not None else ""
+            raise TrainingError(f"step {self._step}: the loss is {total:g}, the gradient's norm {size:g}{where}")
         self._optimizer.step()
         self._step += 1
         return float(total)
-
-    def _loss(self, part: MicroBatch) -> Tensor:
-        """The sum over the part's tokens."""
-        scores = self._scorer(part, entropies=bool(self._smoothing))
-        loss = -scores.logprobs_N.sum()
-        if self._smoothing:
-            assert scores.entropies_N is not None
-            loss = (1.0 - self._smoothing) * loss - self._smoothing * scores.entropies_N.sum()
-        return loss
-
-    def _fail(self, chosen: Ints, loss: float, norm: float) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-        facts = {"loss": loss, "grad_norm": norm, "optimizer_step": self._step}
-        kept = self._on_failure(self._rows[chosen], facts) if self._on_failure is not None else None
-        where = f"; the batch is kept in {kept}" if kept is not None else ""
-        raise TrainingError(f"step {self._step}: the loss is {loss:g}, the gradient's norm {norm:g}{where}")
 
 
 def _flat(rows: TokenBatch, config: SFTConfig) -> TrainingRows:
@@ -268,7 +547,7 @@ def _batches(lengths_B: Ints, budget: int, generator: np.random.Generator) -> li
     batches: list[Ints] = []
     for start in range(0, len(order), pool):
         batches += _cut(order[start : start + pool], lengths_B, budget)
-    return [batches[place] for place in generator.permutation(len(batches))]
+    return [batches[index] for index in generator.permutation(len(batches))]
 
 
 def _cut(rows: Ints, lengths_B: Ints, budget: int) -> Iterator[Ints]:
@@ -282,16 +561,15 @@ def _cut(rows: Ints, lengths_B: Ints, budget: int) -> Iterator[Ints]:
 
 
 def _parts(flat: TrainingRows, chosen: Ints, budget: int | None) -> list[Ints]:
-    """These rows in parts that go through the model at once; a row beyond the budget is a part of its own."""
+    """Split rows into parts that go through the model at once; a row beyond the budget is a part of its own."""
+    if budget is None:
+        return [chosen]
     lengths = flat.lengths_B[chosen]
-    parts = (
-        micro_batches(lengths, max(budget, int(lengths.max())), padded=True) if budget is not None else [slice(None)]
-    )
-    return [chosen[part] for part in parts]
+    return [chosen[part] for part in micro_batches(lengths, max(budget, int(lengths.max())), padded=True)]
 
 
-class _Grading(Scorer):
-    """Says in the place of the entropies, which nobody asks for here, which tokens are the likeliest."""
+class _GradingModel(LogprobModel):
+    """Returns in place of entropies, which are not needed here, which tokens are the likeliest."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -303,8 +581,8 @@ class _Grading(Scorer):
         return chosen_N, (chosen_N >= logprobs_NV.amax(dim=-1)).float()
 
 
-class _Smoothing(Scorer):
-    """Says in the place of the entropies the mean log-probability of what could have come, with its gradient."""
+class _SmoothingModel(LogprobModel):
+    """Returns in place of entropies the mean log-probability of the possible tokens, with its gradient."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -312,32 +590,28 @@ class _Smoothing(Scorer):
         logits_NV = logits_NV.float()
         means_N = logits_NV.mean(dim=-1)
         if restriction is not None:
-            means_N = means_N.index_copy(0, restriction.tokens_K, _allowed_means(logits_NV, restriction))
+            # The mean logit of what each restricted token could have been.
+            weights_SV = logits_NV.new_zeros(restriction.sets, logits_NV.shape[1])
+            weights_SV[restriction.owners_A, restriction.ids_A] = 1.0
+            weights_SV /= weights_SV.sum(dim=-1, keepdim=True)
+            rows_KV = logits_NV.index_select(0, restriction.tokens_K)
+            means_K: Tensor = torch.linalg.vecdot(rows_KV, weights_SV.index_select(0, restriction.sets_K))
+            means_N = means_N.index_copy(0, restriction.tokens_K, means_K)
             logits_NV = restricted(logits_NV, restriction)
         sums_N = logits_NV.logsumexp(dim=-1)
         return logits_NV.gather(-1, targets_N.unsqueeze(-1)).squeeze(-1) - sums_N, means_N - sums_N
-
-
-def _allowed_means(logits_NV: Tensor, restriction: Restriction) -> Tensor:
-    """(K,) the mean logit of what each restricted token could have been."""
-    weights_SV = logits_NV.new_zeros(restriction.sets, logits_NV.shape[1])
-    weights_SV[restriction.owners_A, restriction.ids_A] = 1.0
-    weights_SV /= weights_SV.sum(dim=-1, keepdim=True)
-    rows_KV = logits_NV.index_select(0, restriction.tokens_K)
-    means: Tensor = torch.linalg.vecdot(rows_KV, weights_SV.index_select(0, restriction.sets_K))
-    return means
 
 
 @torch.no_grad()
 def evaluate(
     model: nn.Module, rows: TokenBatch, config: SFTConfig | None = None, *, device: torch.device | str = "cpu"
 ) -> Evaluation:
-    """Measure how well a model says what was done in these rows.
+    """Measure how well a model predicts the actions of these rows.
 
     Args:
         model: a causal language model of `transformers`.
         rows: of `build_rows`.
-        config: of which precision, the sizes of batches and `use_allowed_ids` are read.
+        config: of which precision, the sizes of batches and `use_allowed_ids` count.
         device: where the model is.
 
     Raises:
@@ -347,20 +621,20 @@ def evaluate(
     flat, options = _flat(rows, config), config.learner_options(1)
     if not flat.count:
         raise ConfigError("no row has an action token; make rows of episodes whose tokens are recorded")
-    scorer, budget = _Grading(model, options), config.max_tokens_per_micro_batch or config.max_tokens_per_batch
+    grading, budget = _GradingModel(model, options), config.max_tokens_per_micro_batch or config.max_tokens_per_batch
     logprobs, right = np.zeros(flat.count), np.zeros(flat.count, dtype=np.bool_)
     for chosen in _parts(flat, np.flatnonzero(flat.counts_B), budget):
-        scores, places = scorer(flat.part(chosen, torch.device(device))), flat.tokens_of(chosen)
-        logprobs[places] = scores.logprobs_N.cpu().numpy()
+        scores, indices = grading(flat.part(chosen, torch.device(device))), flat.tokens_of(chosen)
+        logprobs[indices] = scores.logprobs_N.cpu().numpy()
         assert scores.entropies_N is not None
-        right[places] = scores.entropies_N.cpu().numpy() > 0.0
+        right[indices] = scores.entropies_N.cpu().numpy() > 0.0
     actions = np.cumsum(flat.is_first_N) - 1
     whole = np.bincount(actions, weights=~right) == 0
     return Evaluation(-float(logprobs.mean()), float(right.mean()), float(whole.mean()), flat.count, len(whole))
 
 
 def split_rows(rows: TokenBatch, share: float, *, seed: int = 0) -> tuple[TokenBatch, TokenBatch]:
-    """Rows to train on and rows to hold out, parted by group, so that no start is in both.
+    """Split rows into those to train on and those to hold out, by group, so that no start is in both.
 
     Args:
         rows: of `build_rows`.

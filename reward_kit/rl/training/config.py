@@ -26,9 +26,9 @@ from pydantic_core import CoreSchema
 
 from reward_kit.credit.group_filter import Unscored
 from reward_kit.errors import ConfigError, did_you_mean
-from reward_kit.reward_agent.overlap.settings import Schedule
 from reward_kit.rl.learner.config import PPOConfig, schema_bounds
-from reward_kit.rl.reward_manager.episode import NormalizationType
+from reward_kit.rl.overlap import Schedule
+from reward_kit.rl.reward_manager.managers import NormalizationType
 from reward_kit.task_parts import BY_NAME, CreditModel, PolicyModel
 
 _STRICT = ConfigDict(extra="forbid")
@@ -58,7 +58,7 @@ def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], 
             yield (str(key),), list(hints)
             continue
         inner = [one for one in (hints[key], *get_args(hints[key])) if is_dataclass(one)]
-        for place, known in unknown_keys(value, cast(type[Any], inner[0])) if inner else ():
+        for place, known in unknown_keys(value, cast("type[Any]", inner[0])) if inner else ():
             yield (key, *place), known
 
 

@@ -1,33 +1,50 @@
-"""What episodes, their scores and their credit come to in figures, under the names that logs show."""
+"""The figures of training: names of the logs, the meter of one update, and the records of kept episodes."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from reward_kit.credit.diagnostics import credit_diagnostics
-from reward_kit.episodes.record import environment_return, facts_of
+from reward_kit.episodes.json_codec import to_json_value
+from reward_kit.episodes.record import environment_return, episode_to_record, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import Failure
 from reward_kit.rl_processing import CreditBatch
+from reward_kit.runs.redaction import Redaction
+from reward_kit.runs.store import redacted_state
+from reward_kit.runs.training_files import TRAINING
+from reward_kit.tokens import TokenBatch
+from reward_kit.tokens.columns import Array
 
 Figures = dict[str, float]
 
-_SUMS = ("tokens", "optimizer_steps", "effective_sample_size")
+WAIT = "wait_for_scores"
+"""The stage in which nothing can be learned because scores are missing."""
+SCORING = "scoring"
+"""The stage from the first reward call of a batch to its last."""
+
+_UPDATE_SUMS = ("tokens", "optimizer_steps", "effective_sample_size")
 _CREDIT_SUMS = ("credit/trajectories", "credit/unscored", "credit/steps", "credit/groups", "credit/anchors")
 
 
 def sampled_tokens(episode: SingleAgentEpisode) -> int:
-    """How many tokens the policy sampled in an episode; 0 where tokens were not recorded."""
+    """Count the tokens that the policy sampled; 0 if tokens were not recorded."""
     return sum(span.stop - span.start for span in episode.tokens.spans)
 
 
 def score_figures(scores: Sequence[float | None], failures: Iterable[Failure], pass_threshold: float) -> Figures:
-    """The mean, the extremes and the passes of the scored episodes, absent without any, and what is unscored and why.
+    """Mean, extremes and passes of the scored episodes, if any, and the number of unscored ones by failure class.
 
     Args:
         scores: (N,) None where unscored.
-        failures: why some are.
+        failures: of the unscored ones.
         pass_threshold: a score of at least this passes.
     """
     known = [score for score in scores if score is not None]
@@ -42,7 +59,7 @@ def score_figures(scores: Sequence[float | None], failures: Iterable[Failure], p
 
 
 def episode_figures(episodes: Sequence[SingleAgentEpisode]) -> Figures:
-    """How long the episodes are, what their worlds gave, how many actions were impossible, and why they ended."""
+    """Lengths of episodes, environment returns, the share of invalid actions, and stop reasons."""
     count = len(episodes)
     figures: Figures = {"count": float(count)}
     if not count:
@@ -53,41 +70,29 @@ def episode_figures(episodes: Sequence[SingleAgentEpisode]) -> Figures:
     if returns:
         figures["return_mean"] = sum(returns) / len(returns)
     if steps:
-        figures["invalid_action_share"] = sum(map(_invalid_actions, episodes)) / steps
+        # The info that follows an action says whether it was valid.
+        invalid = sum(
+            episode.get_infos(t + 1).get("is_action_valid") is False
+            for episode in episodes
+            for t in range(len(episode))
+        )
+        figures["invalid_action_share"] = invalid / steps
     for reason, ended in sorted(Counter(str(facts_of(one).get("stop_reason")) for one in episodes).items()):
         figures[f"stop/{reason}_share"] = ended / count
     return figures
 
 
-def _invalid_actions(episode: SingleAgentEpisode) -> int:
-    # What came of an action stands in the information that followed it.
-    return sum(episode.get_infos(t + 1).get("is_action_valid") is False for t in range(len(episode)))
-
-
-def credit_figures(credited: CreditBatch) -> Figures:
-    """The diagnostics of a batch's credit; see `credit.diagnostics`."""
-    if credited.credit is None:
-        return {}
-    lengths = [len(steps) for steps in credited.steps]
-    return credit_diagnostics(credited.credit, lengths, credited.scores, credited.group_ids).summary()
-
-
 def prefixed(prefix: str, figures: Mapping[str, float]) -> Figures:
-    """The figures under `prefix/`."""
+    """Put the figures under `prefix/`."""
     return {f"{prefix}/{name}": value for name, value in figures.items()}
 
 
 def merged_updates(updates: Sequence[Figures]) -> Figures:
-    """The diagnostics of the updates that one batch was split into, as if it had been one.
+    """Merge the diagnostics of the updates that one batch was split into, as if it had been one update.
 
-    Counts are added, extremes are the extremes, and everything else is the mean weighted by tokens.
+    Counts are added, extremes stay extremes, everything else is the mean weighted by tokens.
     """
-    return _merged(updates, [one.get("tokens", 0.0) for one in updates], _SUMS)
-
-
-def merged_credit(parts: Sequence[Figures]) -> Figures:
-    """The credit figures of parts of one batch: counts are added, shares are weighted by steps."""
-    return _merged(parts, [one.get("credit/steps", 0.0) for one in parts], _CREDIT_SUMS)
+    return _merged(updates, [one.get("tokens", 0.0) for one in updates], _UPDATE_SUMS)
 
 
 def _merged(parts: Sequence[Figures], weights: Sequence[float], sums: Sequence[str]) -> Figures:
@@ -107,3 +112,156 @@ def _merged(parts: Sequence[Figures], weights: Sequence[float], sums: Sequence[s
         else:
             merged[name] = sum(v * w for v, w in pairs) / total if total else sum(values) / len(values)
     return merged
+
+
+class Meter:
+    """Collects the figures of one update after the other.
+
+    Args:
+        pass_threshold: a score of at least this passes.
+
+    Attributes:
+        totals: `episodes`, `env_steps` and `sampled_tokens` since training began.
+        episodes: those that were scored since the last `take`.
+    """
+
+    def __init__(self, pass_threshold: float = 1.0) -> None:
+        self.pass_threshold, self.totals = pass_threshold, Counter[str]()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.episodes: list[SingleAgentEpisode] = []
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._scores: list[float | None] = []
+        self._failures: list[Failure] = []
+        self._credit: list[Figures] = []
+        self._counts: Counter[str] = Counter()
+
+    @contextmanager
+    def time(self, stage: str) -> Iterator[None]:
+        """Count the seconds of the block; concurrent blocks each count."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add_seconds(stage, time.perf_counter() - began)
+
+    def add_seconds(self, stage: str, seconds: float) -> None:
+        """Count seconds of a stage."""
+        self._seconds[stage] += seconds
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Count events under a figure's name."""
+        self._counts[name] += number
+
+    def add_collected(self, episodes: Sequence[SingleAgentEpisode]) -> None:
+        """Count episodes that are over."""
+        self.totals["episodes"] += len(episodes)
+        self.totals["env_steps"] += sum(map(len, episodes))
+        self.totals["sampled_tokens"] += sum(map(sampled_tokens, episodes))
+
+    def add_scored(self, episodes: Sequence[SingleAgentEpisode], aligned: CreditBatch) -> None:
+        """Add scored episodes of this update's batch, those of dropped groups included."""
+        self.episodes += episodes
+        self._scores += aligned.scores
+        self._failures += aligned.failures.values()
+
+    def add_credit(self, credited: CreditBatch) -> None:
+        """Add the credit of episodes that are trained on; see `credit.diagnostics`."""
+        figures: Figures = {}
+        if credited.credit is not None:
+            lengths = [len(steps) for steps in credited.steps]
+            found = credit_diagnostics(credited.credit, lengths, credited.scores, credited.group_ids)
+            figures = found.summary()
+        self._credit.append(figures)
+
+    def take(self) -> Figures:
+        """Return the figures since the last call."""
+        figures = prefixed("score", score_figures(self._scores, self._failures, self.pass_threshold))
+        figures |= prefixed("episode", episode_figures(self.episodes))
+        if self._credit:
+            # Counts are added, shares weighted by steps.
+            figures |= _merged(self._credit, [one.get("credit/steps", 0.0) for one in self._credit], _CREDIT_SUMS)
+        figures |= {name: float(count) for name, count in self._counts.items()}
+        figures |= {f"time/{stage}_s": value for stage, value in self._seconds.items()}
+        if scoring := self._seconds.get(SCORING):
+            figures["overlap/hidden_share"] = max(0.0, 1.0 - self._seconds.get(WAIT, 0.0) / scoring)
+        self._reset()
+        return figures
+
+
+@runtime_checkable
+class GivesLogprobs(Protocol):
+    """A learner that computes log-probabilities under its weights; `PPOLearner` does."""
+
+    def logprobs(self, rows: TokenBatch) -> Array:
+        """(B,T) log-probabilities on the axis of `input_ids`, 0 off the actions."""
+
+
+class KeptUpdate:
+    """Collects scores, credit and probability ratios of one update's episodes, for the lines in which they are kept."""
+
+    def __init__(self) -> None:
+        self._made: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+        self._advantages: defaultdict[str, list[float]] = defaultdict(list)
+        self._ratios: defaultdict[str, list[float]] = defaultdict(list)
+
+    def add_credit(self, credited: CreditBatch) -> None:
+        """Add the scores and the credit of episodes that are trained on."""
+        for rollout_id, score in zip(credited.rollout_ids, credited.scores, strict=True):
+            self._made[rollout_id] |= {"score": score, "credit": []}
+        for row in credited.rows() if credited.credit is not None else ():
+            self._made[row["rollout_id"]]["credit"].append(row)
+
+    def add_update(self, rows: TokenBatch, learner: object) -> None:
+        """Add the rows of a finished update, with the learner after it.
+
+        A token's ratio is exp(its log-probability now - the one recorded when it was sampled).
+        """
+        if not isinstance(learner, GivesLogprobs):
+            return
+        new_BT, old_BT, advantages_BT = learner.logprobs(rows), rows.batch["logprobs"], rows.batch["advantages"]
+        # Rows are ordered by episode and segment, as actions are in an episode's spans.
+        for row, rollout_id in enumerate(rows.non_tensor_batch["rollout_id"]):
+            sampled = rows.batch["action_mask"][row] != 0
+            with np.errstate(over="ignore"):
+                ratios = np.exp(new_BT[row, sampled].astype(np.float64) - old_BT[row, sampled])
+            advantages = np.where(rows.batch["loss_mask"][row] != 0, advantages_BT[row], np.nan)[sampled]
+            self._ratios[rollout_id] += ratios.tolist()
+            self._advantages[rollout_id] += advantages.tolist()
+
+    def line(self, episode: SingleAgentEpisode, redaction: Redaction) -> bytes:
+        """The `record` of an episode as a line, without secrets and after the task's redaction hook."""
+        record = self.record(episode)
+        if state := episode.custom_data.get("final_state"):
+            # Redacted before it becomes Base64.
+            clean = redacted_state(state, redaction)
+            record["final_state"] = to_json_value({"kind": clean.kind, "payload": clean.payload})
+        hooked = dict(redaction.of_record({key: value for key, value in record.items() if key != TRAINING}))
+        if made := record.get(TRAINING):
+            credit = {"credit": [redaction.of_record(row) for row in made["credit"]]} if "credit" in made else {}
+            hooked[TRAINING] = made | credit
+        return redaction.of_line(json.dumps(hooked).encode("ascii")) + b"\n"
+
+    def record(self, episode: SingleAgentEpisode) -> dict[str, Any]:
+        """The record of an episode as in `episodes.jsonl`, with the update's part under `training`.
+
+        That part has its `score`, its `credit` as lines of `credit.jsonl`, and for each action with recorded tokens, in
+        order, its `advantages` (one number, null where it does not take part) and `ratios` (one per token, null where a
+        log-probability is unknown). Unknown parts are left out.
+        """
+        record, made = episode_to_record(episode), self._made[episode.id_]
+        ratios, advantages = self._ratios[episode.id_], self._advantages[episode.id_]
+        lengths = [span.stop - span.start for span in episode.tokens.spans]
+        if sum(lengths) and sum(lengths) == len(ratios):
+
+            def known(value: float) -> float | None:
+                return float(value) if np.isfinite(value) else None  # JSON has no other numbers
+
+            ends = np.cumsum(lengths).tolist()
+            spans = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+            made |= {
+                "advantages": [known(advantages[span.start]) if span.stop > span.start else None for span in spans],
+                "ratios": [[known(value) for value in ratios[span]] for span in spans],
+            }
+        return record | ({TRAINING: made} if made else {})

@@ -1,4 +1,4 @@
-"""Where figures go: `metrics.jsonl` always, TensorBoard and Weights & Biases where the train file asks for them."""
+"""The outputs of figures: `metrics.jsonl`, TensorBoard, Weights & Biases, and progress lines on standard error."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ import datetime
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Self
 
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from reward_kit.console import SafeConsole
 from reward_kit.errors import ConfigError, how_to_install
 from reward_kit.private_files import private_opener
-from reward_kit.rl.training.config import LogsModel, WandbModel
+from reward_kit.rl.training.config import LogsModel
+from reward_kit.rl.training.pipelines import Progress
 from reward_kit.runs.files import cut_torn_line, told_of
-from reward_kit.runs.training_files import METRICS
+from reward_kit.runs.training_files import HELD_OUT_SCORE, METRICS
 
-
-class Writer(Protocol):
-    """Takes the figures of one update after the other."""
-
-    def write(self, update: int, figures: Mapping[str, float]) -> None:
-        """The figures of an update; update 0 is before the first."""
-
-    def close(self) -> None:
-        """No more will come."""
+DisplayKind = Literal["rich", "plain", "none"]
 
 
 class MetricsFile:
-    """`metrics.jsonl`: a line for each update, with `update`, `at` (UTC) and its figures. What is not finite is null.
+    """`metrics.jsonl`: a line per update, with `update`, `at` (UTC) and its figures; null where not finite.
 
     Args:
-        path: the file; what is there stays, but for a torn last line.
+        path: the file; its content stays, except for a torn last line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +49,7 @@ class MetricsFile:
         return os.fstat(self._descriptor).st_size
 
     def cut(self, size: int) -> None:
-        """Forget what was written beyond `size` bytes: those updates will be made again."""
+        """Drop everything beyond `size` bytes; those updates will be made again."""
         with told_of("cut", self._path):
             os.ftruncate(self._descriptor, min(size, self.size))
 
@@ -69,99 +70,45 @@ class MetricsFile:
         os.close(self._descriptor)
 
 
-class TensorBoardWriter:
-    """TensorBoard's event files.
-
-    Args:
-        folder: where to.
-        first: the first update that will be written; what an earlier process wrote from there on is hidden.
-
-    Raises:
-        ConfigError: tensorboard is not installed.
-    """
-
-    def __init__(self, folder: Path, first: int = 0) -> None:
-        if find_spec("tensorboard") is None:
-            raise ConfigError(f"logs.tensorboard: tensorboard is not installed; {how_to_install('train')}")
-        from torch.utils.tensorboard import SummaryWriter
-
-        make: Any = SummaryWriter
-        self._writer = make(str(folder), purge_step=first or None)
-
-    def write(self, update: int, figures: Mapping[str, float]) -> None:
-        """A scalar for each."""
-        for name, value in figures.items():
-            self._writer.add_scalar(name, value, update)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._writer.close()
-
-
-class WandbWriter:
-    """A run of Weights & Biases; the one thing here that leaves the machine, where its mode is online.
-
-    Args:
-        asked: the project.
-        run: the folder of the run, whose name is the id, so that a resume goes on with it.
-        config: the resolved train file.
-
-    Raises:
-        ConfigError: wandb is not installed.
-    """
-
-    def __init__(self, asked: WandbModel, run: Path, config: Mapping[str, Any]) -> None:
-        if find_spec("wandb") is None:
-            raise ConfigError("logs.wandb: wandb is not installed; pip install wandb, or leave the block out")
-        from importlib import import_module
-
-        wandb: Any = import_module("wandb")
-        self._run = wandb.init(
-            project=asked.project,
-            entity=asked.entity,
-            mode=asked.mode,
-            id=run.name,
-            name=run.name,
-            dir=str(run),
-            resume="allow",
-            config=dict(config),
-        )
-
-    def write(self, update: int, figures: Mapping[str, float]) -> None:
-        """One step of the run."""
-        self._run.log(dict(figures), step=update)
-
-    def close(self) -> None:
-        """End the run."""
-        self._run.finish()
-
-
 class Logs:
-    """All writers of a run. Use it as a context manager.
+    """All outputs of a run's figures. Use it as a context manager.
 
     Args:
-        run: the folder of the run.
-        asked: which there are besides `metrics.jsonl`.
+        run: the folder of the run; its name is the id at Weights & Biases, so that a resume continues there.
+        options: the outputs besides `metrics.jsonl`.
         config: the resolved train file.
-        first: the first update that will be written.
-        metrics_size: how much of `metrics.jsonl` stays; None leaves it.
+        first: the first update that will be written; TensorBoard hides what an earlier process wrote from there on.
+        metrics_size: the bytes of `metrics.jsonl` that stay.
 
     Raises:
-        ConfigError: what is asked for is not installed.
+        ConfigError: a requested package is not installed.
     """
 
-    def __init__(
-        self, run: Path, asked: LogsModel, config: Mapping[str, Any], first: int = 0, metrics_size: int | None = None
-    ) -> None:
+    def __init__(self, run: Path, options: LogsModel, config: Mapping[str, Any], first: int, metrics_size: int) -> None:
         self.metrics = MetricsFile(run / METRICS)
-        if metrics_size is not None:
-            self.metrics.cut(metrics_size)
-        self._writers: list[Writer] = [self.metrics]
-        if asked.tensorboard:
-            self._writers.append(TensorBoardWriter(run / "tensorboard", first))
-        if asked.wandb is not None:
-            self._writers.append(WandbWriter(asked.wandb, run, config))
+        self.metrics.cut(metrics_size)
+        self._tensorboard = self._wandb = None
+        if options.tensorboard:
+            if find_spec("tensorboard") is None:
+                raise ConfigError(f"logs.tensorboard: tensorboard is not installed; {how_to_install('train')}")
+            from torch.utils.tensorboard import SummaryWriter
+
+            make: Any = SummaryWriter
+            self._tensorboard = make(str(run / "tensorboard"), purge_step=first)
+        if (wandb := options.wandb) is not None:
+            if find_spec("wandb") is None:
+                raise ConfigError("logs.wandb: wandb is not installed; pip install wandb, or leave the block out")
+            module: Any = import_module("wandb")
+            self._wandb = module.init(
+                project=wandb.project,
+                entity=wandb.entity,
+                mode=wandb.mode,
+                id=run.name,
+                name=run.name,
+                dir=str(run),
+                resume="allow",
+                config=dict(config),
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -169,10 +116,114 @@ class Logs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for writer in self._writers:
-            writer.close()
+        self.metrics.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
 
     def write(self, update: int, figures: Mapping[str, float]) -> None:
-        """The figures of an update, to all of them."""
-        for writer in self._writers:
-            writer.write(update, figures)
+        """Write the figures of an update; update 0 is the evaluation before the first."""
+        self.metrics.write(update, figures)
+        if self._tensorboard is not None:
+            for name, value in figures.items():
+                self._tensorboard.add_scalar(name, value, update)
+            self._tensorboard.flush()
+        if self._wandb is not None:
+            self._wandb.log(dict(figures), step=update)
+
+
+_RECENT = 20
+"""Recent updates that estimate the time left: games that are learned grow shorter, and answers longer."""
+_SHOWN = (
+    ("score/mean", "score", ".3f"),
+    ("learner/approx_kl", "kl", ".4f"),
+    ("learner/clip_fraction", "clipped", ".1%"),
+    ("learner/lag_mean", "lag", ".1f"),
+    ("overlap/hidden_share", "hidden", ".0%"),
+    ("speed/sampled_tokens_per_s", "tokens/s", ",.0f"),
+    ("time/total_s", "seconds", ".1f"),
+)
+
+
+class TrainingDisplay:
+    """Shows progress on standard error. Use it as a context manager.
+
+    Args:
+        kind: "plain" prints a line per update, "rich" draws a bar too, "none" is silent.
+        updates: how many there will be.
+        console: the console, standard error by default.
+        evaluated_every: updates between evaluations, for the time that is left; None: no evaluation.
+    """
+
+    def __init__(
+        self, kind: DisplayKind, updates: int, console: SafeConsole | None = None, *, evaluated_every: int | None = None
+    ) -> None:
+        self._kind, self._updates, self._every = kind, updates, evaluated_every
+        self._console = console or SafeConsole(stderr=True)
+        self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
+        self._done = 0
+        self._seconds: deque[float] = deque(maxlen=_RECENT)
+        self._evaluation_s = 0.0
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def begin_at(self, updates: int) -> None:
+        """Start with updates that were made before."""
+        self._done = updates
+
+    def say(self, note: str) -> None:
+        """Show a note."""
+        if self._kind != "none":
+            self._console.print(note, style="yellow", soft_wrap=True)
+
+    def updated(self, update: int, figures: Mapping[str, float], progress: Progress) -> None:
+        """Show an update."""
+        self._done = update
+        if (seconds := figures.get("time/total_s")) is not None:
+            self._seconds.append(seconds)
+        self._evaluation_s = figures.get("time/evaluate_s", self._evaluation_s)
+        if self._kind == "none":
+            return
+        parts = [f"update {update:{len(str(self._updates))}}/{self._updates}"]
+        # In `sync` nothing is hidden, and a column of zeros would only distract.
+        is_hidden = figures.get("overlap/hidden_share", 0.0) >= 0.005
+        shown = [one for one in _SHOWN if one[0] in figures and (one[0] != "overlap/hidden_share" or is_hidden)]
+        parts += [f"{label} {figures[name]:{form}}" for name, label, form in shown]
+        if unscored := figures.get("score/unscored"):
+            parts.append(f"{unscored:.0f} unscored")
+        if alarms := [name.removeprefix("learner/alarm/") for name in figures if name.startswith("learner/alarm/")]:
+            parts.append(f"ALARM {', '.join(alarms)}")
+        if (score := figures.get(HELD_OUT_SCORE)) is not None:
+            best = f" (best {progress.best:.3f})" if progress.best is not None and progress.best > score else ""
+            parts.append(f"held-out {score:.3f}{best}")
+        self._console.print("  ".join(parts) + self._time_left(), soft_wrap=True)
+
+    def __rich__(self) -> Table:
+        grid = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=max(self._updates, 1), completed=self._done, width=30)
+        grid.add_row(bar, Text(f"update {self._done}/{self._updates}{self._time_left()}"))
+        return grid
+
+    def _time_left(self) -> str:
+        left = self._updates - self._done
+        # The first update of a process also warms caches, so it is no estimate.
+        known = list(self._seconds)[1:] if len(self._seconds) < _RECENT else list(self._seconds)
+        if left <= 0 or not known:
+            return ""
+        # Evaluations come every so many updates, and after the last.
+        evaluations = 0 if self._every is None else -(-self._updates // self._every) - self._done // self._every
+        seconds = left * sum(known) / len(known) + evaluations * self._evaluation_s
+        minutes, rest = divmod(round(seconds), 60)
+        hours, minutes = divmod(minutes, 60)
+        text = f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+        return f"  {text} left"

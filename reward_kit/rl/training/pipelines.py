@@ -1,42 +1,60 @@
 """The orders in which the trainer's calls are made: one after another, or rollouts and scores while the weights learn.
 
-    sync          the trainer's own order; nothing is done at the same time
-    minibatch     a part of the batch is trained on as soon as its groups are scored, others first where they are slower
-    one_step_off  the next batch is rolled out while this one waits for its scores and is trained on, with weights that
-                  are one version older than those it will be trained on
+    sync          collect, score, learn; nothing overlaps
+    minibatch     a part of the batch is trained on as soon as its groups are scored, slower groups later
+    one_step_off  the next batch is rolled out while this one is scored and trained on, with weights that are one
+                  version older than those that will learn from it
     both          both
 
-Whatever the order, each token says which version of the weights sampled it; weights change between versions alone.
+In every order each token records the version of the weights that sampled it; weights change only between versions.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import math
+import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import anyio
+import anyio.abc
+import torch
 
 from reward_kit.credit.group_filter import filter_groups
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.reward_agent.overlap.settings import Schedule
+from reward_kit.errors import ConfigError
+from reward_kit.reward_agent.scoring import Scored, ScoringRequest
+from reward_kit.rl.checkpoint import (
+    Checkpoint,
+    latest,
+    load_checkpoint,
+    prune,
+    random_states,
+    restore_random_states,
+    save_checkpoint,
+)
+from reward_kit.rl.overlap import Schedule
+from reward_kit.rl.reward_manager import EpisodeRewardManager
 from reward_kit.rl.trainer import Trainer
-from reward_kit.rl.training.batches import BatchOnItsWay, Group
 from reward_kit.rl.training.config import DynamicSamplingModel
-from reward_kit.rl.training.figures import Figures, merged_updates
-from reward_kit.rl.training.sample_stream import SampleStream
+from reward_kit.rl.training.figures import SCORING, WAIT, Figures, merged_updates
+from reward_kit.rl.training.rollouts import GroupRequest, SampleStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """How a batch is made and trained on.
+    """The options of a pipeline.
 
     Attributes:
         schedule: which order.
         samples_per_update: groups of a batch.
-        samples_per_minibatch: groups of an update, where they are trained on as they are scored.
+        samples_per_minibatch: groups of one update, where they are trained on as they are scored.
         dynamic_sampling: which groups are worth training on; None takes all.
     """
 
@@ -47,17 +65,17 @@ class PipelineOptions:
 
 
 class Pipeline:
-    """Makes one batch after another. Use it as an async context manager, inside of the reward agent's.
+    """Makes one batch after another. Use it as an async context manager inside the reward agent's.
 
     Args:
         trainer: whose calls are made.
         stream: the samples.
-        options: in which order.
+        options: the order.
     """
 
     def __init__(self, trainer: Trainer, stream: SampleStream, options: PipelineOptions) -> None:
         self.trainer, self.stream, self.options = trainer, stream, options
-        self._ahead: BatchOnItsWay | None = None
+        self._ahead: _PendingBatch | None = None
         self._waiting: list[list[SingleAgentEpisode]] = []
 
     async def __aenter__(self) -> Self:
@@ -68,87 +86,84 @@ class Pipeline:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Scores of what was rolled out ahead and is not trained on now are asked for again on resume.
+        # A resume scores again what was rolled out ahead and not trained on.
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
 
     async def step(self, *, more: bool) -> Figures:
-        """One batch, from its samples to the next version of the weights; the diagnostics of its update.
+        """Make one batch, from its samples to the next version of the weights; return the update's diagnostics.
 
         Args:
-            more: another batch will follow, and may be rolled out ahead.
+            more: another batch follows and may be rolled out ahead.
         """
-        if self.options.schedule is Schedule.SYNC and self.options.dynamic_sampling is None:
-            diagnostics = await self.trainer.train_step(self.stream.take(self.options.samples_per_update))
+        options = self.options
+        if options.schedule is Schedule.SYNC and options.dynamic_sampling is None:
+            diagnostics = await self.trainer.train_step(self.stream.take(options.samples_per_update))
             return {name: value for name, value in diagnostics.items() if name not in ("score", "unscored")}
         if (batch := self._ahead) is None:
-            batch = self._restored() or await self._rolled_out()
+            batch = _PendingBatch(self.trainer, self._tasks)
+            if self._waiting:  # rolled out before a resume
+                batch.add(self._waiting)
+                self._waiting = []
+            else:
+                await batch.roll_out(self._next_requests(options.samples_per_update))
         self._ahead = None
         async with anyio.create_task_group() as tasks:
-            if more and self.options.schedule.rolls_ahead:
+            if more and options.schedule.rolls_ahead:
                 tasks.start_soon(self._roll_ahead)
             updates = [await self._learn(groups) async for groups in self._parts(batch)]
         await self.trainer.publish()
         return merged_updates(updates)
 
     async def _roll_ahead(self) -> None:
-        self._ahead = await self._rolled_out()
+        batch = _PendingBatch(self.trainer, self._tasks)
+        await batch.roll_out(self._next_requests(self.options.samples_per_update))
+        self._ahead = batch
 
-    async def _rolled_out(self) -> BatchOnItsWay:
-        batch = BatchOnItsWay(self.trainer, self._tasks)
-        await batch.roll_out(self.trainer.asked(self.stream.take(self.options.samples_per_update)))
-        return batch
+    def _next_requests(self, count: int) -> list[GroupRequest]:
+        return self.trainer.requests(self.stream.take(count))
 
-    def _restored(self) -> BatchOnItsWay | None:
-        """The batch that was rolled out before a resume."""
-        groups, self._waiting = self._waiting, []
-        if not groups:
-            return None
-        batch = BatchOnItsWay(self.trainer, self._tasks)
-        batch.restore(groups)
-        return batch
-
-    async def _parts(self, batch: BatchOnItsWay) -> AsyncIterator[list[Group]]:
-        """The groups of a batch that are worth training on, in as many parts as it is trained on in."""
-        options, part, kept = self.options, list[Group](), 0
+    async def _parts(self, batch: _PendingBatch) -> AsyncIterator[list[_Group]]:
+        """The groups to train on, in as many parts as there are updates."""
+        options, part, kept = self.options, list[_Group](), 0
         size = options.samples_per_minibatch if options.schedule.updates_early else options.samples_per_update
-        async for group in self._kept(batch):
+        async for group in self._kept_groups(batch):
             part.append(group)
             kept += 1
             if len(part) == size or kept == options.samples_per_update:
-                yield sorted(part, key=lambda one: one.place)
+                yield sorted(part, key=lambda one: one.number)
                 part = []
         if part:
-            yield sorted(part, key=lambda one: one.place)
+            yield sorted(part, key=lambda one: one.number)
 
-    async def _kept(self, batch: BatchOnItsWay) -> AsyncIterator[Group]:
-        """The groups that are kept, as their scores arrive; where some are not, others are collected in their place."""
-        dynamic, kept, collections = self.options.dynamic_sampling, 0, 1
+    async def _kept_groups(self, batch: _PendingBatch) -> AsyncIterator[_Group]:
+        """The groups worth training on as their scores arrive; dropped ones are replaced by newly collected ones."""
+        dynamic, kept, collections, meter = self.options.dynamic_sampling, 0, 1, self.trainer.meter
         while True:
             while batch.outstanding:
                 group = await batch.next_group()
                 if dynamic is None or self._is_kept(group, dynamic):
                     kept += 1
                     yield group
+            if dynamic is None:
+                return
             missing = self.options.samples_per_update - kept
-            if dynamic is None or not missing or collections >= dynamic.max_collections:
+            if not missing or collections >= dynamic.max_collections:
                 break
             collections += 1
-            await batch.roll_out(self.trainer.asked(self.stream.take(missing)))
-        if dynamic is not None:
-            for name, count in (
-                ("groups/kept", kept),
-                ("groups/missing", missing),
-                ("groups/collections", collections),
-            ):
-                self.trainer.meter.count(name, count)
+            await batch.roll_out(self._next_requests(missing))
+        for name, count in (("kept", kept), ("missing", missing), ("collections", collections)):
+            meter.count(f"groups/{name}", count)
 
-    def _is_kept(self, group: Group, dynamic: DynamicSamplingModel) -> bool:
+    def _is_kept(self, group: _Group, dynamic: DynamicSamplingModel) -> bool:
         credit = self.trainer.credit
         aligned = credit.align(group.episodes, group.scored)
         advantages: Sequence[Sequence[float | None]] | None = None
         if dynamic.keep_step_signal:
-            advantages = _step_advantages(credit.advantages(aligned))
+            credited = credit.advantages(aligned)
+            assert credited.credit is not None
+            flat = iter(credited.credit.step_advantages_S.tolist())
+            advantages = [[next(flat) for _ in steps] for steps in credited.steps]
         verdict = filter_groups(
             aligned.scores,
             aligned.group_ids,
@@ -164,7 +179,7 @@ class Pipeline:
             self.trainer.meter.count(f"groups/dropped/{reason}")
         return False
 
-    async def _learn(self, groups: Sequence[Group]) -> Figures:
+    async def _learn(self, groups: Sequence[_Group]) -> Figures:
         trainer = self.trainer
         episodes = [episode for group in groups for episode in group.episodes]
         aligned = trainer.align(episodes, [one for group in groups for one in group.scored])
@@ -173,10 +188,10 @@ class Pipeline:
         return await trainer.update(rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes on from here depends on: where the samples stand, and what was rolled out and is not trained on."""
+        """The position in the samples, and the episodes that were rolled out and not trained on."""
         groups = self._waiting
         if self._ahead is not None:
-            groups = [self._ahead.episodes[place] for place in sorted(self._ahead.episodes)]
+            groups = [self._ahead.episodes[index] for index in sorted(self._ahead.episodes)]
         return {
             "position": self.stream.position,
             "collected": self.trainer.collected,
@@ -184,12 +199,174 @@ class Pipeline:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, before the first step."""
+        """Continue from a state, before the first step."""
         self.stream.position, self.trainer.collected = state["position"], state["collected"]
         self._waiting = [[episode_from_record(record) for record in group] for group in state["rolled_out"]]
 
 
-def _step_advantages(credited: Any) -> list[list[float | None]]:
-    """The step advantages of each trajectory of a batch."""
-    flat = iter(credited.credit.step_advantages_S.tolist())
-    return [[next(flat) for _ in steps] for steps in credited.steps]
+class _Group(NamedTuple):
+    """The (G,) episodes of one sample and their scores; `number` counts requests."""
+
+    number: int
+    episodes: list[SingleAgentEpisode]
+    scored: list[Scored]
+
+
+class _PendingBatch:
+    """Groups between their rollout and their scores: each is scored as soon as its own episodes are over.
+
+    Args:
+        trainer: collects and scores.
+        tasks: stay open as long as scores may be waited for.
+
+    Attributes:
+        episodes: the groups that are rolled out and not handed on, by index.
+    """
+
+    def __init__(self, trainer: Trainer, tasks: anyio.abc.TaskGroup) -> None:
+        self.episodes: dict[int, list[SingleAgentEpisode]] = {}
+        self._trainer, self._tasks = trainer, tasks
+        self._ready: asyncio.Queue[_Group] = asyncio.Queue()
+        self._requested = self._handed_on = 0
+        self._first_call = math.inf
+
+    @property
+    def outstanding(self) -> int:
+        """The number of groups requested and not handed on."""
+        return self._requested - self._handed_on
+
+    async def roll_out(self, requests: Sequence[GroupRequest]) -> None:
+        """Collect these groups too."""
+        first, self._requested = self._requested, self._requested + len(requests)
+
+        async def finished(index: int, episodes: list[SingleAgentEpisode]) -> None:
+            self._trainer.meter.add_collected(episodes)
+            self._start_scoring(first + index, episodes)
+
+        with self._trainer.meter.time("collect"):
+            await self._trainer.collector.collect(self._trainer.worker, requests, finished)
+
+    def add(self, groups: Sequence[list[SingleAgentEpisode]]) -> None:
+        """Add groups that were rolled out before a resume."""
+        for episodes in groups:
+            self._requested += 1
+            self._start_scoring(self._requested - 1, episodes)
+
+    def _start_scoring(self, index: int, episodes: list[SingleAgentEpisode]) -> None:
+        self.episodes[index] = episodes
+        self._tasks.start_soon(self._score, index)
+
+    async def _score(self, index: int) -> None:
+        episodes, trainer = self.episodes[index], self._trainer
+        requests = [ScoringRequest.of(episode, trainer.worker.task_definition) for episode in episodes]
+        self._first_call = min(self._first_call, time.perf_counter())
+        scored = await trainer.reward_agent.score_all(requests, len(requests))
+        self._ready.put_nowait(_Group(index, episodes, scored))
+
+    async def next_group(self) -> _Group:
+        """Wait for the next group that is scored, in any order."""
+        meter = self._trainer.meter
+        with meter.time(WAIT):
+            group = await self._ready.get()
+        self._handed_on += 1
+        del self.episodes[group.number]
+        if not self.outstanding:
+            meter.add_seconds(SCORING, time.perf_counter() - self._first_call)
+            self._first_call = math.inf
+        return group
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        updates: finished updates.
+        metrics_size: bytes of `metrics.jsonl` that belong to them.
+        best: the highest value of the metric that decides which checkpoint is the best; None before there is one.
+        best_update: the update that reached it.
+        last: the latest value of that metric.
+        streak: how often in a row the target of `early_stop` was reached.
+        worked_s: seconds of work.
+        totals: episodes, environment steps and sampled tokens.
+    """
+
+    updates: int = 0
+    metrics_size: int = 0
+    best: float | None = None
+    best_update: int | None = None
+    last: float | None = None
+    streak: int = 0
+    worked_s: float = 0.0
+    totals: dict[str, int] = field(default_factory=dict)
+
+
+def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: float | None, keep: int) -> Path:
+    """Write a checkpoint with everything that an exact resume needs; keep the latest `keep` and the best.
+
+    Args:
+        folder: the checkpoints of the run.
+        pipeline: what trains.
+        progress: how far it is.
+        score: the value of the metric that decides which checkpoint is the best; None if unknown.
+        keep: how many of the latest stay.
+
+    Raises:
+        StoreError: it cannot be written; earlier checkpoints stay.
+    """
+    trainer = pipeline.trainer
+    manager = trainer.reward_manager
+    state = {
+        "learner": trainer.learner.state_dict(),
+        # As text, since episodes hold any data of their environments.
+        "pipeline": json.dumps(pipeline.state_dict()),
+        "version": trainer.version,
+        "reward_manager": manager.state_dict() if isinstance(manager, EpisodeRewardManager) else None,
+        "random": random_states(),
+        "progress": asdict(progress),
+    }
+    path = save_checkpoint(folder, progress.updates, state, score=score, facts=_arithmetic())
+    prune(folder, keep=keep)
+    return path
+
+
+def latest_state(folder: Path) -> Checkpoint | None:
+    """Load the newest intact checkpoint, if there is one."""
+    path = latest(folder).path
+    return load_checkpoint(path) if path is not None else None
+
+
+async def restore_state(checkpoint: Checkpoint, pipeline: Pipeline) -> Progress:
+    """Continue from a checkpoint, before the first step.
+
+    Raises:
+        ConfigError: it belongs to another model or another optimizer.
+    """
+    state: dict[str, Any] = checkpoint.state
+    trainer = pipeline.trainer
+    try:
+        trainer.learner.load_state_dict(state["learner"])
+    except (ConfigError, RuntimeError, ValueError, KeyError) as error:
+        raise ConfigError(f"{checkpoint.path} does not fit the policy or the optimizer: {error}") from error
+    pipeline.load_state_dict(json.loads(state["pipeline"]))
+    trainer.version = state["version"]
+    if isinstance(trainer.reward_manager, EpisodeRewardManager):
+        trainer.reward_manager.load_state_dict(state["reward_manager"])
+    progress = Progress(**state["progress"])
+    trainer.meter.totals.update(progress.totals)
+    restore_random_states(state["random"])
+    await trainer.policy.publish(trainer.version)
+    return progress
+
+
+def _arithmetic() -> dict[str, Any]:
+    """The settings on which the last bits of every result depend."""
+    return {"threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def threads_differ(checkpoint: Checkpoint) -> str:
+    """Why a resume will not be bit-equal to an unbroken run; empty if it will."""
+    before, now = checkpoint.facts, _arithmetic()
+    return ", ".join(
+        f"{name} {before.get(name)} then, {value} now" for name, value in now.items() if before.get(name) != value
+    )

@@ -1,21 +1,28 @@
-"""From a train file to everything that training needs, loaded and checked before anything is written."""
+"""The plan of a training run: parse the train file, resolve what it names, check that all of it fits together.
+
+`load_plan` does the three steps in this order, before anything is written and before the policy is made.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
+import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from reward_kit.agent.policies import make_policy
+from reward_kit.agent.policies import make_policy, policy_class
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.learner.optimizer import add_adapters, check_critic, parameter_groups
+from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.overrides import keys_of_user, overlaid
@@ -31,16 +38,18 @@ _OF_TASKS = {*TaskDefinitionModel.model_fields} - {*TrainModel.model_fields}
 _NEEDS_PEERS = (
     *("gigpo", "grpo", "rloo", "opo", "gpg", "grpo_passk", "turn_level_grpo", "reinforce_plus_plus_baseline"),
 )
+_PPO_OPTIONS = {one.name for one in fields(PPOConfig)}
+_PLAIN = (bool, int, float, str, list, dict, tuple)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """What the policy is evaluated on.
+    """The samples of evaluations.
 
     Attributes:
         task: the same as in training, or another.
         samples: none of them is trained on, unless another file or dataset names it too.
-        is_own_task: it has a task of its own, and so a reward.
+        is_own_task: the evaluation has a task, and so a reward, of its own.
     """
 
     task: LoadedTask
@@ -48,21 +57,51 @@ class HeldOut:
     is_own_task: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingPlan:
-    """A train file with everything loaded that it names, but for the policy.
+class ParsedTrainFile(NamedTuple):
+    """A train file that has been read and validated.
 
     Attributes:
-        located: the file.
-        overrides: what was laid over it.
+        located: the YAML with its line numbers.
+        config: the validated keys.
+        overrides: all keys laid over the file, as given.
+        own: those of the train file; of_task: those of its task, without `task.`.
+        stored: the keys of `overrides` that come from an earlier run's file; stored_of_task: of its task.
+    """
+
+    located: LocatedYaml
+    config: TrainModel
+    overrides: dict[str, Any]
+    own: dict[str, Any]
+    of_task: dict[str, Any]
+    stored: set[str]
+    stored_of_task: set[str]
+
+
+class ResolvedTrainFile(NamedTuple):
+    """A parsed train file with what it names loaded, but for the policy."""
+
+    parsed: ParsedTrainFile
+    task: LoadedTask
+    credit: CreditAssigner
+    samples: tuple[Sample, ...]
+    held_out: HeldOut | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """Everything that a training run needs, loaded and checked, but for the policy.
+
+    Attributes:
+        located: the train file.
+        overrides: the keys laid over it.
         config: the validated file.
-        task: what is trained on.
-        samples: its samples, without those that are held out.
+        task: the task that is trained on.
+        samples: its samples without the held-out ones.
         credit: turns scores into advantages.
-        held_out: None where nothing is evaluated.
-        digests: SHA-256 of everything that decides what comes of it, but for the policy's own files.
-        redaction: what is kept out of the run's files: every secret that the file, the tasks and the overrides name.
-        of_user: the keys of `overrides` that the user gave now, and no file of an earlier run.
+        held_out: None without evaluation.
+        digests: SHA-256 of everything that decides the result, but for the policy's own files.
+        redaction: keeps every secret of the file, the tasks and the overrides out of the run's files.
+        of_user: the keys of `overrides` that the user gave now, not an earlier run's file.
     """
 
     located: LocatedYaml
@@ -83,17 +122,17 @@ class TrainingPlan:
 
     @property
     def folder(self) -> Path:
-        """Where it lies; what it names is relative to it."""
+        """The folder of the train file; its paths are relative to it."""
         return self.path.resolve().parent
 
     @property
     def name(self) -> str:
-        """Of the run."""
+        """The name of the run."""
         return self.config.name or self.task.definition.name
 
     @property
     def samples_per_minibatch(self) -> int:
-        """Groups of one update of the weights, where they are trained on as they are scored; else all of a batch."""
+        """Groups of one update: a part of the batch where parts are trained on as they are scored, else all of it."""
         rollout = self.config.rollout
         if not self.config.pipeline.updates_early:
             return rollout.samples_per_update
@@ -101,10 +140,10 @@ class TrainingPlan:
 
     @property
     def policy_block(self) -> tuple[PolicyModel, Path]:
-        """Who is trained, and what its paths are relative to.
+        """The policy in training, and the folder that its paths are relative to.
 
         Raises:
-            ConfigError: nobody is named.
+            ConfigError: no policy is named.
         """
         if (block := self.config.policy) is not None:
             return block, self.folder
@@ -112,25 +151,29 @@ class TrainingPlan:
             raise ConfigError(f"{self.path}: no policy; name the one that is trained, such as {{type: hf, model: …}}")
         return block, self.task.folder
 
-    def make_policy(self, **changes: Any) -> AgentPolicy:
-        """The policy that is trained.
-
-        Args:
-            **changes: options of it that are others than the file's.
-
-        Raises:
-            ConfigError: there is none, or it cannot be made.
-        """
-        block, folder = self.policy_block
-        options = {**block.options(), **changes}
-        return make_policy(block.type, options, folder, of_user=self.policy_of_user)
-
     @property
     def policy_of_user(self) -> set[str]:
-        """Which options of the policy the user gave, on the command line or in Python, and no file."""
-        block, _ = self.policy_block
+        """The options of the policy that the user gave on the command line or in Python, not in a file."""
         given = self.of_user if self.config.policy is not None else self.task.of_user
-        return keys_of_user("policy", block.options(), given)
+        return keys_of_user("policy", self.policy_block[0].options(), given)
+
+    def make_policy(self, **changes: Any) -> AgentPolicy:
+        """Make the policy in training, with options changed.
+
+        Raises:
+            ConfigError: no policy is named, or it cannot be made.
+        """
+        block, folder = self.policy_block
+        return make_policy(block.type, {**block.options(), **changes}, folder, of_user=self.policy_of_user)
+
+    def resolved(self) -> dict[str, Any]:
+        """The file with defaults filled in, as plain JSON."""
+        document = self.config.model_dump(mode="json")
+        if isinstance(self.config.task, dict):
+            document["task"] = overlaid(self.config.task, {})
+        options = {key: one for key, one in self.credit.options.items() if one is None or isinstance(one, _PLAIN)}
+        document["credit"] = {"estimator": self.credit.estimator, "step_rewards": self.credit.step_rewards} | options
+        return document
 
 
 def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored: Collection[str] = ()) -> TrainingPlan:
@@ -139,171 +182,190 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     Args:
         path: the YAML file.
         overrides: keys laid over the file's, dotted for inner ones; those that begin with `task.` go to the task.
-        stored: those of them that come from an earlier run's file. They lead no key anywhere, just as the train file.
+        stored: the keys of `overrides` that come from an earlier run's file; like the train file itself they send no
+            API key to an endpoint.
 
     Raises:
         ConfigError: something is wrong; the message has one line per problem.
     """
-    given = dict(overrides or {})
-    of_task = {key.removeprefix("task."): given[key] for key in given if key.startswith("task.")}
-    own = {key: value for key, value in given.items() if not key.startswith("task.")}
-    stored_of_task = {key.removeprefix("task.") for key in stored if key.startswith("task.")}
+    return _check(_resolve(_parse(path, dict(overrides or {}), stored)))
+
+
+def _parse(path: Path, overrides: dict[str, Any], stored: Collection[str]) -> ParsedTrainFile:
+    """Read the file, lay the overrides over it, validate every key."""
+    of_task = {key.removeprefix("task."): one for key, one in overrides.items() if key.startswith("task.")}
+    own = {key: one for key, one in overrides.items() if not key.startswith("task.")}
     located = LocatedYaml(path)
-    _refuse_task_file(located)
-    _refuse_unknown_options(located, own)
+    data = located.data if isinstance(located.data, dict) else {}
+    if data and "task" not in data and _OF_TASKS & data.keys():
+        raise ConfigError(
+            f"{path} is a task file, for `reward-kit run`; a train file names it, by `task: {path.name}`, and says how "
+            "many updates"
+        )
+    # `ppo` is a dataclass; Pydantic ignores unknown keys of one.
+    unknown = list(unknown_keys(overlaid(data, own).get("ppo"), PPOConfig)) if data else []
+    if unknown:
+        raise ConfigError(
+            "\n".join(
+                f"{place_of(located, ('ppo', *key), own)}: ppo.{'.'.join(key)}: unknown key"
+                f"{did_you_mean(key[-1], known)}"
+                for key, known in unknown
+            )
+        )
     config = validated(located, own, TrainModel, "a train file")
-    folder = path.resolve().parent
-    task = _task(located, config, folder, of_task, own, stored_of_task)
-    credit = located_assigner(located, config.credit or task.definition.credit or CreditModel(), own)
-    _check_task(located, config, task)
-    _check_together(located, config, credit, own)
-    _check_lockstep(config, task, place_of(located, ("policy", "lockstep"), own))
-    samples, held_out = _held_out(config, task, folder, of_task, stored_of_task)
-    told = f"{hashlib.sha256(located.source).hexdigest()} {sorted(given.items())}"
-    digests = {**task.digests, TRAIN_FILE: hashlib.sha256(told.encode()).hexdigest()}
-    if held_out is not None:
-        digests |= {f"evaluation's {name}": digest for name, digest in held_out.task.digests.items()}
-    redaction = _redaction(config, given, task, held_out)
-    of_user = frozenset(given) - {*stored}
-    return TrainingPlan(located, given, config, task, samples, credit, held_out, digests, redaction, of_user)
+    stored_of_task = {key.removeprefix("task.") for key in stored if key.startswith("task.")}
+    return ParsedTrainFile(located, config, overrides, own, of_task, {*stored}, stored_of_task)
 
 
-def _refuse_task_file(located: LocatedYaml) -> None:
-    data = located.data
-    if not isinstance(data, dict) or "task" in data or not _OF_TASKS & data.keys():
-        return
-    raise ConfigError(
-        f"{located.path} is a task file, for `reward-kit run`; a train file names it, by `task: {located.path.name}`, "
-        "and says how many updates"
-    )
-
-
-def _refuse_unknown_options(located: LocatedYaml, overrides: Mapping[str, Any]) -> None:
-    """Those of the learner: a dataclass, of whose keys the models know nothing."""
-    data = overlaid(located.data, overrides) if isinstance(located.data, dict) else {}
-    lines = [
-        f"{place_of(located, ('ppo', *place), overrides)}: ppo.{'.'.join(place)}: unknown key"
-        f"{did_you_mean(place[-1], known)}"
-        for place, known in unknown_keys(data.get("ppo"), PPOConfig)
-    ]
-    if lines:
-        raise ConfigError("\n".join(lines))
-
-
-def _task(
-    located: LocatedYaml,
-    config: TrainModel,
-    folder: Path,
-    of_task: Mapping[str, Any],
-    own: Mapping[str, Any],
-    stored: Collection[str],
-) -> LoadedTask:
+def _resolve(parsed: ParsedTrainFile) -> ResolvedTrainFile:
+    """Load the task, the estimator, and the samples to train on and to hold out."""
+    located, config, folder = parsed.located, parsed.config, parsed.located.path.resolve().parent
     if isinstance(config.task, str):
-        return load_task(folder / config.task, of_task, stored=stored)
-    if "task" in own:
+        task = load_task(folder / config.task, parsed.of_task, stored=parsed.stored_of_task)
+    elif "task" in parsed.own:
         raise ConfigError("-T task=… names a task file; set single keys of it with -T task.KEY=…")
-    return task_of(located.part("task"), of_task, stored=stored)
+    else:
+        task = task_of(located.part("task"), parsed.of_task, stored=parsed.stored_of_task)
+    credit = located_assigner(located, config.credit or task.definition.credit or CreditModel(), parsed.own)
+    samples, held_out = task.samples, None
+    if (evaluation := config.evaluation) is None:
+        pass
+    elif evaluation.hold_out is not None:
+        if evaluation.hold_out >= len(samples):
+            raise ConfigError(
+                f"evaluation.hold_out is {evaluation.hold_out}, and {task.path} has {len(samples)} samples; some must "
+                "be left to train on"
+            )
+        order = np.random.default_rng(derive_seed("hold_out", config.seed)).permutation(len(samples))
+        chosen = set(order[: evaluation.hold_out].tolist())
+        kept = tuple(sample for index, sample in enumerate(samples) if index in chosen)
+        samples = tuple(sample for index, sample in enumerate(samples) if index not in chosen)
+        held_out = HeldOut(task, kept[: evaluation.limit], False)
+    elif evaluation.task is not None:
+        other = load_task(folder / evaluation.task)
+        held_out = HeldOut(other, other.samples[: evaluation.limit], True)
+    else:
+        dataset = {"dataset_path": str(folder / str(evaluation.dataset_path))}
+        other = task_of(task.located, parsed.of_task | dataset, stored=parsed.stored_of_task)
+        held_out = HeldOut(other, other.samples[: evaluation.limit], False)
+    return ResolvedTrainFile(parsed, task, credit, samples, held_out)
 
 
-def _check_task(located: LocatedYaml, config: TrainModel, task: LoadedTask) -> None:
-    """What a task may have for a run, and training has no use for."""
-    definition = task.definition
+def _check(resolved: ResolvedTrainFile) -> TrainingPlan:
+    """Refuse what training cannot use and keys that have no effect beside others; add digests and redaction."""
+    (located, config, overrides, own, *_), task, credit, samples, held_out = resolved
+    definition, rollout = task.definition, config.rollout
     if task.reward is None:
         raise ConfigError(f"{task.path}: training needs scores; name a reward_function_path")
+    if held_out is not None and held_out.task.reward is None:
+        raise ConfigError(f"{held_out.task.path}: an evaluation needs scores; name a reward_function_path")
     if definition.run_limits.model_dump(exclude_none=True):
         raise ConfigError(f"{task.path}: run_limits bound a run, and training is bounded by updates; leave them out")
     if isinstance(config.task, dict):
-        unused = {
-            "num_rollouts": "rollout.group_size",
-            "num_rollouts_per_sample": "rollout.group_size",
-            "policy": "policy" if config.policy else "",
-            "credit": "credit" if config.credit else "",
-        }
-        for key, instead in unused.items():
-            if instead and key in config.task:
-                raise ConfigError(f"{located.where(('task', key))}: task.{key} has no effect: {instead} counts")
+        unused = {"num_rollouts": "rollout.group_size", "num_rollouts_per_sample": "rollout.group_size"}
+        unused |= {"policy": "policy"} if config.policy else {}
+        unused |= {"credit": "credit"} if config.credit else {}
+        for key in [key for key in unused if key in config.task]:
+            raise ConfigError(f"{located.where(('task', key))}: task.{key} has no effect: {unused[key]} counts")
     check_costs(task, [], None)
 
-
-def _check_together(
-    located: LocatedYaml, config: TrainModel, credit: CreditAssigner, overrides: Mapping[str, Any]
-) -> None:
-    """A key that would have no effect beside the others is an error, not a silent no-op."""
-    rollout, needs_evaluation = config.rollout, "there is no evaluation: block"
-    metric = config.early_stop.metric if config.early_stop else ""
     refusals: dict[tuple[str, str], str] = {}
-    if rollout.samples_per_minibatch is not None:
-        if not config.pipeline.updates_early:
-            refusals["rollout", "samples_per_minibatch"] = f"pipeline {config.pipeline.value} trains on whole batches"
-        elif rollout.samples_per_minibatch > rollout.samples_per_update:
-            refusals["rollout", "samples_per_minibatch"] = f"a batch has {rollout.samples_per_update} samples"
-    if metric.startswith(HELD_OUT) and config.evaluation is None:
-        refusals["early_stop", "metric"] = needs_evaluation
-    if (config.checkpoints.best_by or "").startswith(HELD_OUT) and config.evaluation is None:
-        refusals["checkpoints", "best_by"] = needs_evaluation
+    if rollout.samples_per_minibatch is not None and not config.pipeline.updates_early:
+        refusals["rollout", "samples_per_minibatch"] = f"pipeline {config.pipeline.value} trains on whole batches"
+    elif (rollout.samples_per_minibatch or 0) > rollout.samples_per_update:
+        refusals["rollout", "samples_per_minibatch"] = f"a batch has {rollout.samples_per_update} samples"
+    if config.evaluation is None:
+        if config.early_stop is not None and config.early_stop.metric.startswith(HELD_OUT):
+            refusals["early_stop", "metric"] = "there is no evaluation: block"
+        if (config.checkpoints.best_by or "").startswith(HELD_OUT):
+            refusals["checkpoints", "best_by"] = "there is no evaluation: block"
     if credit.estimator in _NEEDS_PEERS and rollout.group_size < 2:
         refusals["rollout", "group_size"] = f"{credit.estimator} compares the episodes of a group, and there is one"
     if (config.engine.workers or 0) > (episodes := rollout.samples_per_update * rollout.group_size):
         refusals["engine", "workers"] = f"an update has {episodes} episodes"
     for location, why in refusals.items():
-        raise ConfigError(f"{place_of(located, location, overrides)}: {'.'.join(location)}: {why}")
+        raise ConfigError(f"{place_of(located, location, own)}: {'.'.join(location)}: {why}")
 
+    policy = config.policy or definition.policy
+    if config.engine.type == "ray" and policy is not None and policy.options().get("lockstep"):
+        where = place_of(located, ("policy", "lockstep"), own) if config.policy else task.path
+        raise ConfigError(
+            f"{where}: policy.lockstep: with engine: ray it is chance which episodes are computed together, and what "
+            "lockstep promises cannot be kept; leave it out"
+        )
 
-def _check_lockstep(config: TrainModel, task: LoadedTask, where: str) -> None:
-    policy = config.policy or task.definition.policy
-    if config.engine.type == "local" or policy is None or not policy.options().get("lockstep"):
-        return
-    raise ConfigError(
-        f"{where if config.policy else task.path}: policy.lockstep: with engine: ray it is chance which episodes are "
-        "computed together, and what lockstep promises cannot be kept; leave it out"
-    )
-
-
-def _held_out(
-    config: TrainModel, task: LoadedTask, folder: Path, of_task: Mapping[str, Any], stored: Collection[str]
-) -> tuple[tuple[Sample, ...], HeldOut | None]:
-    """The samples that are trained on, and those that are not."""
-    asked = config.evaluation
-    if asked is None:
-        return task.samples, None
-    if asked.hold_out is not None:
-        if asked.hold_out >= len(task.samples):
-            raise ConfigError(
-                f"evaluation.hold_out is {asked.hold_out}, and {task.path} has {len(task.samples)} samples; some must "
-                "be left to train on"
-            )
-        order = np.random.default_rng(derive_seed("hold_out", config.seed)).permutation(len(task.samples))
-        chosen = set(order[: asked.hold_out].tolist())
-        kept = tuple(sample for place, sample in enumerate(task.samples) if place in chosen)
-        left = tuple(sample for place, sample in enumerate(task.samples) if place not in chosen)
-        return left, HeldOut(task, kept[: asked.limit], False)
-    if asked.task is not None:
-        other = load_task(folder / asked.task)
-        if other.reward is None:
-            raise ConfigError(f"{other.path}: an evaluation needs scores; name a reward_function_path")
-        return task.samples, HeldOut(other, other.samples[: asked.limit], True)
-    laid_over = {**of_task, "dataset_path": str(folder / str(asked.dataset_path))}
-    other = task_of(task.located, laid_over, stored=stored)
-    return task.samples, HeldOut(other, other.samples[: asked.limit], False)
-
-
-def _redaction(config: TrainModel, given: Mapping[str, Any], task: LoadedTask, held_out: HeldOut | None) -> Redaction:
-    tasks = [task] if held_out is None else [task, held_out.task]
-    definitions = [each.definition.model_dump(mode="json") for each in tasks]
+    source = f"{hashlib.sha256(located.source).hexdigest()} {sorted(overrides.items())}"
+    digests = {**task.digests, TRAIN_FILE: hashlib.sha256(source.encode()).hexdigest()}
+    if held_out is not None:
+        digests |= {f"evaluation's {name}": digest for name, digest in held_out.task.digests.items()}
+    definitions = [one.definition.model_dump(mode="json") for one in (task, held_out and held_out.task) if one]
     with about(task.located, "redact"):
-        hook = load_hook(task.definition.redact, task.folder)
-    return Redaction(known_secrets(config.model_dump(mode="json"), given, *definitions), hook)
+        hook = load_hook(definition.redact, task.folder)
+    redaction = Redaction(known_secrets(config.model_dump(mode="json"), overrides, *definitions), hook)
+    of_user = frozenset(overrides) - resolved.parsed.stored
+    return TrainingPlan(located, overrides, config, task, samples, credit, held_out, digests, redaction, of_user)
 
 
-def resolved(plan: TrainingPlan) -> dict[str, Any]:
-    """The file as it counts, defaults filled in, as plain JSON."""
-    document = plan.config.model_dump(mode="json")
-    if isinstance(plan.config.task, dict):
-        document["task"] = overlaid(plan.config.task, {})
-    document["credit"] = {"estimator": plan.credit.estimator, "step_rewards": plan.credit.step_rewards} | {
-        key: value for key, value in plan.credit.options.items() if value is None or isinstance(value, _PLAIN)
-    }
-    return document
+def check_policy(plan: TrainingPlan) -> None:
+    """Refuse a policy that cannot be trained as the file says, before any weights are loaded.
+
+    A language model is built from its configuration on the meta device, so that `ppo:` is checked against its
+    parameters. Of a custom policy only the class and the names of its options are known before it is made.
+
+    Raises:
+        ConfigError: the policy does not exist, has no such option, or cannot be trained as the file says.
+    """
+    block, folder = plan.policy_block
+    kind = policy_class(block.type, block.options(), folder)
+    publish = getattr(kind, "publish", None)
+    if publish is None:
+        raise ConfigError(
+            f"{plan.path}: {kind.__name__} is not a TrainablePolicy and cannot be trained; give policy: {{type: hf, …}}"
+            ", or a policy of your own with `module`, `pad_token_id` and `publish`"
+        )
+    if plan.config.engine.type == "ray":
+        try:
+            inspect.signature(publish).bind(None, 0, {})
+        except TypeError:
+            raise ConfigError(
+                f"{plan.path}: engine: ray sends weights to processes that act, and {kind.__name__}.publish takes "
+                "none; give it publish(version, state_dict)"
+            ) from None
+    if block.type != "hf":
+        return
+    if (device := block.options().get("device", "auto")) != "meta":
+        from reward_kit.agent.policies.hf.model import parse_device  # with transformers, which only such a policy needs
+
+        parse_device(str(device))
+    policy = plan.make_policy(device="meta")
+    try:
+        ppo = with_temperature(plan.config.ppo, policy)
+        module = trainable(policy).module
+        if ppo.lora is not None:
+            add_adapters(module, ppo.lora)
+        parameter_groups(module, ppo)
+        check_critic(ppo, has_values=hasattr(module, "value_head"))
+    except ConfigError as error:
+        # The line of the option that the message begins with, else the file.
+        option = re.match(r"(?:ppo\.)?(\w+)", str(error))
+        is_known = option is not None and option[1] in _PPO_OPTIONS
+        where = place_of(plan.located, ("ppo", option[1]), plan.overrides) if option and is_known else plan.path
+        raise ConfigError(f"{where}: {error}") from error
 
 
-_PLAIN = (bool, int, float, str, list, dict, tuple)
+def with_temperature(ppo: PPOConfig, policy: object) -> PPOConfig:
+    """Return the options with the temperature at which the policy samples; the learner divides logits by it too.
+
+    Raises:
+        ConfigError: `ppo` names another temperature, or the policy samples greedily.
+    """
+    temperature = getattr(getattr(policy, "sampling", None), "temperature", 1.0)
+    if temperature == ppo.temperature:
+        return ppo
+    if ppo.temperature != 1.0:
+        raise ConfigError(
+            f"ppo.temperature is {ppo.temperature:g}, and the policy samples at {temperature:g}; leave it out"
+        )
+    if temperature == 0.0:
+        raise ConfigError("the policy samples greedily (temperature 0), so there is nothing to learn from its choices")
+    return replace(ppo, temperature=temperature)

@@ -1,13 +1,13 @@
-"""The folder of a training run: what was asked for, how far it is, and that no second process writes to it.
+"""The folder of a training run: its header, its lock, and the changes that a resume finds and may accept.
 
 runs/<name>-<utc>-<id>/
-  run.json        as every run's: name, status, versions, timing; and under `training` the train file as it counts
+  run.json        as every run's: name, status, versions, timing; and under `training` the resolved train file
   metrics.jsonl   a line for each update
   checkpoints/    everything that a resume needs; the latest ones and the best
-  model/          the weights of the best checkpoint, in the format of `transformers`, where the policy has such
-  episodes/       the episodes of some updates, where they are asked for
+  model/          the weights of the best checkpoint, in the format of `transformers`, if the policy has such
+  episodes/       the episodes of some updates, with `logs.episodes_every`
   studies/        the batch on which a loss or a gradient was not finite
-  summary.json    what came of it
+  summary.json    the result
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import pydantic
 from pydantic_core import to_jsonable_python
@@ -26,25 +26,28 @@ from pydantic_core import to_jsonable_python
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.private_files import make_private_folder, private_opener
 from reward_kit.processes import lock_for_this_process
-from reward_kit.rl.training.plan import TrainingPlan, resolved
+from reward_kit.rl.training.plan import TRAIN_FILE, TrainingPlan
 from reward_kit.runs.files import refuse_links_out, told_of, write_atomically
 from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.inputs import TASK_FILE
 from reward_kit.runs.redaction import Redaction, without_secrets
 from reward_kit.runs.training_files import METRICS
 from reward_kit.validation import describe_validation_error
 
 CHECKPOINTS = "checkpoints"
+CHANGEABLE = ("updates", "checkpoints", "early_stop", "logs", "threads", "engine")
+"""Keys of the train file that a resume may change: how long, where, and what is kept and logged."""
 
 
 class TrainingHeader(pydantic.BaseModel):
-    """What `run.json` says under `training`.
+    """The block `training` of `run.json`.
 
     Attributes:
         train_path: the train file.
-        overrides: what was laid over it.
-        config: the file as it counts, without secrets.
-        updates: how many are done.
-        redacts: whether the task has a hook on texts, so that token ids are not made into texts again.
+        overrides: the keys laid over it.
+        config: the file with defaults filled in, without secrets.
+        updates: finished updates.
+        redacts: whether the task has a redaction hook; token ids are then not decoded again.
     """
 
     model_config = pydantic.ConfigDict(extra="allow", frozen=True)
@@ -57,7 +60,7 @@ class TrainingHeader(pydantic.BaseModel):
 
 
 def header_of(run_id: str, plan: TrainingPlan) -> RunHeader:
-    """What `run.json` says of a new run."""
+    """Make the `run.json` of a new run."""
     training = TrainingHeader(
         train_path=str(plan.path.resolve()),
         overrides=without_secrets(dict(plan.overrides)),
@@ -74,21 +77,21 @@ def header_of(run_id: str, plan: TrainingPlan) -> RunHeader:
 
 
 def stored_config(plan: TrainingPlan) -> dict[str, Any]:
-    """The train file as it counts and as it may be kept: plain JSON without secrets, the same at every resume."""
-    line = json.dumps(without_secrets(resolved(plan)), default=to_jsonable_python).encode("ascii")
+    """The resolved train file as plain JSON without secrets, the same at every resume."""
+    line = json.dumps(without_secrets(plan.resolved()), default=to_jsonable_python).encode("ascii")
     config: dict[str, Any] = json.loads(plan.redaction.of_line(line))
     return config
 
 
 def training_of(header: RunHeader, run: Path) -> TrainingHeader:
-    """The part of a header that is about training.
+    """Read the training block of a header.
 
     Raises:
-        ConfigError: the run in this folder is none of training.
-        StoreError: it is damaged.
+        ConfigError: the run in this folder is not a training run.
+        StoreError: the block is damaged.
     """
     if header.training is None:
-        raise ConfigError(f"{run} is no run of `reward-kit train`")
+        raise ConfigError(f"{run} is not a run of `reward-kit train`")
     try:
         return TrainingHeader.model_validate(header.training)
     except pydantic.ValidationError as error:
@@ -96,7 +99,7 @@ def training_of(header: RunHeader, run: Path) -> TrainingHeader:
 
 
 def latest_training(log_dir: Path, name: str | None = None) -> Path:
-    """The newest training run in a folder, of one name where it is given.
+    """Find the newest training run in a folder, optionally of one name.
 
     Raises:
         ConfigError: there is none.
@@ -116,22 +119,17 @@ def latest_training(log_dir: Path, name: str | None = None) -> Path:
 
 
 def remove_unused(run: Path) -> None:
-    """Remove the folder of a run that has neither figures nor a checkpoint; any other stays.
-
-    Args:
-        run: its folder, open nowhere.
-    """
+    """Remove a run's folder if it has neither figures nor a checkpoint; it must not be open."""
     figures = run / METRICS
-    if (figures.is_file() and figures.stat().st_size) or any((run / CHECKPOINTS).glob("*")):
-        return
-    shutil.rmtree(run, ignore_errors=True)
+    if not (figures.is_file() and figures.stat().st_size) and not any((run / CHECKPOINTS).glob("*")):
+        shutil.rmtree(run, ignore_errors=True)
 
 
 class RunFolder:
-    """The folder, open for writing by this process alone. Use it as a context manager.
+    """The folder of a run, open for writing by this process alone. Use it as a context manager.
 
     Args:
-        path: the folder of a run that was begun.
+        path: an existing run.
         redaction: keeps secrets out of what is written.
     """
 
@@ -141,7 +139,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, header: RunHeader, redaction: Redaction) -> RunFolder:
-        """Make it, with its `run.json`.
+        """Make the folder with its `run.json`.
 
         Raises:
             ConfigError: it cannot be made.
@@ -156,7 +154,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where they are."""
+        """The folder of checkpoints."""
         return self.path / CHECKPOINTS
 
     def __enter__(self) -> Self:
@@ -177,10 +175,9 @@ class RunFolder:
     ) -> None:
         os.close(self._lock)
 
-    def note(self, *, status: str, updates: int, worked_s: float, config: Mapping[str, Any] | None = None) -> None:
-        """Say in `run.json` how far the run is."""
-        changes: dict[str, Any] = {"updates": updates} | ({"config": dict(config)} if config is not None else {})
-        training = training_of(self.header, self.path).model_copy(update=changes)
+    def note(self, *, status: str, updates: int, worked_s: float) -> None:
+        """Write the progress of the run to `run.json`."""
+        training = training_of(self.header, self.path).model_copy(update={"updates": updates})
         timing = self.header.timing.model_copy(update={"worked_s": round(worked_s, 3)})
         self.header = self.header.with_(status=status, timing=timing, training=training.model_dump(mode="json"))
         self._write(FILE, self.header.to_bytes())
@@ -191,3 +188,64 @@ class RunFolder:
 
     def _write(self, name: str, document: bytes) -> None:
         write_atomically(self.path / name, self._redaction.of_line(document))
+
+
+class Changes(NamedTuple):
+    """The differences between a run's files and the files now.
+
+    Attributes:
+        refused: changed inputs of the earlier updates, as texts.
+        allowed: changed keys of the train file that a resume may change, as texts.
+    """
+
+    refused: list[str]
+    allowed: list[str]
+
+
+def changes_since(header: RunHeader, plan: TrainingPlan, run: Path) -> Changes:
+    """Compare a run's inputs with the files as they are now.
+
+    Args:
+        header: of the run.
+        plan: of the same train file, with the same overrides, as it is now.
+        run: its folder, for messages.
+
+    Raises:
+        ConfigError: the run is not a training run.
+    """
+    changed = sorted(name for name, digest in plan.digests.items() if header.digests.get(name) != digest)
+    if isinstance(plan.config.task, dict):  # an inline task is compared key by key, with the train file
+        has_own = plan.held_out is not None and plan.held_out.is_own_task
+        inline = {TASK_FILE} if has_own else {TASK_FILE, f"evaluation's {TASK_FILE}"}
+        changed = [name for name in changed if name not in inline]
+    if TRAIN_FILE not in changed:
+        return Changes(changed, [])
+    refused = [name for name in changed if name != TRAIN_FILE]
+    allowed: list[str] = []
+    keys: list[str] = []
+    # Comments, white space and the order of keys change the digest but nothing else.
+    for key, before, now in _differences(training_of(header, run).config, stored_config(plan)):
+        target = allowed if key.partition(".")[0] in CHANGEABLE else keys
+        target.append(f"{key} was {_short(before)}, is {_short(now)}")
+    if keys:
+        refused.append(f"{TRAIN_FILE} ({'; '.join(keys)})")
+    return Changes(refused, allowed)
+
+
+_ABSENT = object()
+
+
+def _differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each key whose value differs, with both values; `_ABSENT` where the key is missing."""
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        if before != now:
+            yield path, before, now
+        return
+    for key in sorted({*before, *now}, key=str):
+        inner = f"{path}.{key}" if path else str(key)
+        yield from _differences(before.get(key, _ABSENT), now.get(key, _ABSENT), inner)
+
+
+def _short(value: Any) -> str:
+    text = "absent" if value is None or value is _ABSENT else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"

@@ -1,192 +1,224 @@
-"""The training run: updates, evaluations, checkpoints and figures, until the last update or until it is stopped."""
+"""A training run: updates, evaluations, checkpoints and figures, until the last update or until it is stopped."""
 
 from __future__ import annotations
 
+import copy
+import sys
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import anyio
+import anyio.to_thread
+import torch
+
+from reward_kit.agent.policies.hf.model import merged_state_dict, remember
+from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.errors import TrainingError
 from reward_kit.private_files import make_private_folder
-from reward_kit.rl.training.config import TrainModel
-from reward_kit.rl.training.figures import Figures, prefixed
-from reward_kit.rl.training.kept import KeptUpdate
-from reward_kit.rl.training.logs import Logs
+from reward_kit.rl.learner.optimizer import has_adapters
+from reward_kit.rl.training.figures import Figures, KeptUpdate, prefixed
+from reward_kit.rl.training.logs import Logs, TrainingDisplay
+from reward_kit.rl.training.pipelines import Progress, latest_state, restore_state, save_state, threads_differ
 from reward_kit.rl.training.plan import TrainingPlan
-from reward_kit.rl.training.run_folder import RunFolder
-from reward_kit.rl.training.saved_model import save_weights
-from reward_kit.rl.training.setup import Equipment
-from reward_kit.rl.training.state import Progress, save_state
+from reward_kit.rl.training.run_folder import RunFolder, stored_config
+from reward_kit.rl.training.setup import Components, Factories, open_components, use_threads
 from reward_kit.runs import events
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.plan import Control
 from reward_kit.runs.training_files import kept_file
 
 INTERRUPTED = "interrupted"
+Interruptible = Callable[[Control, TrainingDisplay], AbstractAsyncContextManager[None]]
 
 
-class Watcher(Protocol):
-    """Who watches a training run."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a run: "complete" or "interrupted", and its `summary.json`."""
 
-    def updated(self, update: int, figures: Mapping[str, float], progress: Progress) -> None:
-        """The figures of an update; update 0 is the evaluation before the first."""
+    status: str
+    summary: dict[str, Any]
 
 
-class TrainingSession:
-    """Carries a plan out.
+async def train(
+    plan: TrainingPlan,
+    folder: RunFolder,
+    display: TrainingDisplay,
+    interruptible: Interruptible,
+    factories: Factories | None = None,
+) -> Outcome:
+    """Train; if the folder has checkpoints, continue from the latest.
 
     Args:
-        plan: what is trained, and for how long.
-        equipment: what it is trained with.
+        plan: what is trained.
         folder: of the run, open.
-        logs: take the figures.
-        control: stops it from outside: `finish` after the update at hand.
-        watcher: told of every update.
-        progress: how far an earlier process came.
+        display: shows progress.
+        interruptible: lets the user stop the run while its block is open.
+        factories: of components that are in other processes; by default all are in this one.
 
-    Attributes:
-        progress: how far it is.
-        why_stopped: in words, once it stopped before its last update; None else.
+    Raises:
+        RewardKitError: training cannot continue; everything up to the last checkpoint is kept.
     """
+    use_threads(plan.config.threads)
+    # Each episode and each reward may wait in a thread, in environments and tools.
+    rollout = plan.config.rollout
+    threads = anyio.to_thread.current_default_thread_limiter()
+    threads.total_tokens = max(threads.total_tokens, 3 * rollout.samples_per_update * rollout.group_size + 64)
+    control = Control()
+
+    def note_end(status: str) -> int:
+        """Note the status; return the updates that a resume would not repeat."""
+        updates = int((folder.header.training or {}).get("updates", 0))
+        folder.note(status=status, updates=updates, worked_s=folder.header.timing.worked_s)
+        return updates
+
+    try:
+        async with interruptible(control, display):
+            with control.scope:
+                checkpoint = latest_state(folder.checkpoints)
+                async with open_components(plan, folder.path, display.say, factories or Factories()) as components:
+                    progress = Progress()
+                    if checkpoint is not None:
+                        progress = await restore_state(checkpoint, components.pipeline)
+                        display.begin_at(progress.updates)
+                        if difference := threads_differ(checkpoint):
+                            display.say(f"resuming, but not bit-equal to an unbroken run: {difference}")
+                    config, first, size = stored_config(plan), progress.updates + 1, progress.metrics_size
+                    with Logs(folder.path, plan.config.logs, config, first=first, metrics_size=size) as logs:
+                        session = _Session(plan, components, folder, logs, control, display, progress)
+                        status = await session.run(resumed=checkpoint is not None)
+                summary = session.summary()
+                folder.write_summary(summary)
+                return Outcome(status, summary)
+    except BaseException:
+        note_end("failed")
+        raise
+    return Outcome(INTERRUPTED, {"updates": note_end(INTERRUPTED), "stopped": control.stop_reason})
+
+
+class _Session:
+    """The loop over updates."""
 
     def __init__(
         self,
         plan: TrainingPlan,
-        equipment: Equipment,
+        components: Components,
         folder: RunFolder,
         logs: Logs,
-        *,
         control: Control,
-        watcher: Watcher,
-        progress: Progress | None = None,
+        display: TrainingDisplay,
+        progress: Progress,
     ) -> None:
-        self.progress = progress or Progress()
+        self.progress = progress
         self.why_stopped: str | None = None
-        self._plan, self._equipment, self._folder, self._logs = plan, equipment, folder, logs
-        self._control, self._watcher = control, watcher
-        self._saved = self.progress.updates if progress is not None else -1
+        self._plan, self._config, self._folder, self._logs = plan, plan.config, folder, logs
+        self._components, self._pipeline, self._trainer = components, components.pipeline, components.pipeline.trainer
+        self._control, self._display = control, display
+        self._saved_at = -1
         self._measured: float | None = None
-        self._began = time.perf_counter() - self.progress.worked_s
+        self._began = time.perf_counter() - progress.worked_s
 
-    @property
-    def _config(self) -> TrainModel:
-        return self._plan.config
-
-    async def run(self) -> str:
-        """Train; how it ended: "complete" or "interrupted".
+    async def run(self, *, resumed: bool) -> str:
+        """Train; return "complete" or "interrupted".
 
         Raises:
             TrainingError: a loss or a gradient is not finite, or nothing of a batch could be scored.
         """
+        progress, config = self.progress, self._config
+        self._saved_at = progress.updates if resumed else -1
         self._note("running")
-        if self.progress.updates == 0 and self._equipment.evaluation is not None:
-            self._tell(await self._evaluated())
-        while self.progress.updates < self._config.updates and self.why_stopped is None:
-            await self._update()
+        if progress.updates == 0 and self._components.evaluation is not None:
+            self._log(await self._evaluate())
+        while progress.updates < config.updates and self.why_stopped is None:
+            figures = await self._update(progress.updates + 1)
+            progress.updates += 1
+            is_due = config.evaluation is not None and progress.updates % config.evaluation.every == 0
+            if config.evaluation is not None and (is_due or progress.updates == config.updates):
+                figures |= await self._evaluate()
+            if (target := config.early_stop) is not None and target.metric in figures:
+                progress.streak = progress.streak + 1 if figures[target.metric] >= target.at_least else 0
+                if progress.streak >= target.times:
+                    self.why_stopped = f"{target.metric} is {figures[target.metric]:.3f}, at least {target.at_least:g}"
+            self._log(figures)
+            if progress.updates % config.checkpoints.every == 0:
+                self._save()
             if self._control.stop_reason:
                 self.why_stopped = self._control.stop_reason
         self._save()
         # A stop that came with the last update changed nothing.
-        is_cut = self.why_stopped == self._control.stop_reason is not None and self._is_unfinished
+        is_cut = self.why_stopped == self._control.stop_reason is not None and progress.updates < config.updates
         status = INTERRUPTED if is_cut else "complete"
         self._note(status)
         return status
 
-    @property
-    def _is_unfinished(self) -> bool:
-        return self.progress.updates < self._config.updates
-
-    async def _update(self) -> None:
-        began, before = time.perf_counter(), dict(self._equipment.pipeline.trainer.meter.totals)
-        number = self.progress.updates + 1
-        pipeline = self._equipment.pipeline
+    async def _update(self, number: int) -> Figures:
+        """Make one update; return its figures."""
+        trainer, began = self._trainer, time.perf_counter()
+        before, totals = dict(trainer.meter.totals), trainer.meter.totals
         every = self._config.logs.episodes_every
-        pipeline.trainer.kept = KeptUpdate() if every is not None and number % every == 0 else None
-        diagnostics = await pipeline.step(more=number < self._config.updates)
+        trainer.kept = KeptUpdate() if every is not None and number % every == 0 else None
+        diagnostics = await self._pipeline.step(more=number < self._config.updates)
         seconds = time.perf_counter() - began
-        meter = pipeline.trainer.meter
-        self._keep_episodes(number)
-        figures = prefixed("learner", diagnostics) | meter.take()
-        _refuse_unscored(number, figures)
-        figures |= self._progress_figures(before, diagnostics, seconds)
-        self.progress.updates = number
-        is_due = self._config.evaluation is not None and number % self._config.evaluation.every == 0
-        if self._config.evaluation is not None and (is_due or number == self._config.updates):
-            figures |= await self._evaluated()
-        self._look_at_target(figures)
-        self._tell(figures)
-        if number % self._config.checkpoints.every == 0:
-            self._save()
-
-    def _progress_figures(self, before: Mapping[str, int], diagnostics: Figures, seconds: float) -> Figures:
-        pipeline = self._equipment.pipeline
-        totals = pipeline.trainer.meter.totals
+        if trainer.kept is not None:
+            file = kept_file(self._folder.path, number)
+            make_private_folder(file.parent, exist_ok=True)
+            redaction = self._plan.redaction
+            write_atomically(file, [trainer.kept.line(episode, redaction) for episode in trainer.meter.episodes])
+        figures = prefixed("learner", diagnostics) | trainer.meter.take()
+        if figures.get("episode/count") and "score/mean" not in figures:
+            # Nothing is learned from such a batch, and the next ones will be no better.
+            failed = {name: count for name, count in figures.items() if "score/failed/" in name}
+            reasons = ", ".join(f"{count:.0f} {name.rpartition('/')[2]}" for name, count in failed.items())
+            raise TrainingError(f"update {number}: no episode of its batch is scored ({reasons or 'no reason given'})")
         self.progress.totals = dict(totals)
         done = {name: totals[name] - before.get(name, 0) for name in ("env_steps", "sampled_tokens", "episodes")}
-        figures = {f"progress/{name}": float(totals[name]) for name in done}
+        figures |= {f"progress/{name}": float(totals[name]) for name in done}
         figures |= {f"speed/{name}_per_s": count / seconds for name, count in done.items()}
-        figures["speed/trained_tokens_per_s"] = diagnostics.get("tokens", 0.0) / seconds
         figures |= {
-            "progress/version": float(pipeline.trainer.version),
-            "progress/epoch": pipeline.stream.epoch,
+            "speed/trained_tokens_per_s": diagnostics.get("tokens", 0.0) / seconds,
+            "progress/version": float(trainer.version),
+            "progress/epoch": self._pipeline.stream.epoch,
             "time/total_s": seconds,
             "time/worked_s": self._worked_s(),
         }
-        return figures | self._equipment.reward_agent.stats.metrics()
+        return figures | self._components.reward_agent.stats.metrics()
 
-    async def _evaluated(self) -> Figures:
-        assert self._equipment.evaluation is not None
+    async def _evaluate(self) -> Figures:
+        assert self._components.evaluation is not None
         began = time.perf_counter()
-        figures = await self._equipment.evaluation.measure()
+        figures = await self._components.evaluation.measure()
         return figures | {"time/evaluate_s": time.perf_counter() - began}
 
-    def _look_at_target(self, figures: Figures) -> None:
-        """Whether the early stop's target is reached, where its metric was measured now."""
-        target = self._config.early_stop
-        if target is None or target.metric not in figures:
-            return
-        self.progress.streak = self.progress.streak + 1 if figures[target.metric] >= target.at_least else 0
-        if self.progress.streak >= target.times:
-            self.why_stopped = f"{target.metric} is {figures[target.metric]:.3f}, at least {target.at_least:g}"
-
-    def _tell(self, figures: Figures) -> None:
-        """Write the figures, and remember whether they are the best."""
+    def _log(self, figures: Figures) -> None:
+        """Write the figures, and save the weights if they are the best so far."""
         progress = self.progress
         self._logs.write(progress.updates, figures)
         progress.metrics_size = self._logs.metrics.size
         progress.worked_s = self._worked_s()
         value = self._measured = figures.get(self._config.best_by)
-        progress.last = progress.last if value is None else value
-        if value is not None and self._is_better(value):
-            progress.best, progress.best_update = value, progress.updates
-            if progress.updates:
-                self._save()
-                save_weights(self._folder.path / "model", self._equipment.policy)
-        self._watcher.updated(progress.updates, figures, progress)
+        if value is not None:
+            progress.last = value
+            # Of equals the first counts, except for the policy before its first update.
+            is_tie_with_start = progress.best_update == 0 and value == progress.best
+            if progress.best is None or value > progress.best or is_tie_with_start:
+                progress.best, progress.best_update = value, progress.updates
+                if progress.updates:
+                    self._save()
+                    save_weights(self._folder.path / "model", self._components.policy)
+        self._display.updated(progress.updates, figures, progress)
         events.updated(progress.updates, figures)
-
-    def _is_better(self, value: float) -> bool:
-        """Whether this is the best so far; of equals the first, but for the policy as it was given."""
-        best, is_given = self.progress.best, self.progress.best_update == 0
-        return best is None or value > best or (is_given and value == best)
 
     def _save(self) -> None:
         """Write a checkpoint, unless this update has one."""
-        if self._saved == self.progress.updates:
+        if self._saved_at == self.progress.updates:
             return
         keep = self._config.checkpoints.keep
-        save_state(self._folder.checkpoints, self._equipment.pipeline, self.progress, self._measured, keep)
-        self._saved = self.progress.updates
+        save_state(self._folder.checkpoints, self._pipeline, self.progress, self._measured, keep)
+        self._saved_at = self.progress.updates
         self._note("running")
-
-    def _keep_episodes(self, number: int) -> None:
-        trainer = self._equipment.pipeline.trainer
-        if trainer.kept is None:
-            return
-        file = kept_file(self._folder.path, number)
-        make_private_folder(file.parent, exist_ok=True)
-        lines = [trainer.kept.line(episode, self._plan.redaction) for episode in trainer.meter.episodes]
-        write_atomically(file, lines)
 
     def _note(self, status: str) -> None:
         self._folder.note(status=status, updates=self.progress.updates, worked_s=self._worked_s())
@@ -195,7 +227,7 @@ class TrainingSession:
         return time.perf_counter() - self._began
 
     def summary(self) -> dict[str, Any]:
-        """What came of it."""
+        """The content of `summary.json`."""
         progress = self.progress
         return {
             "updates": progress.updates,
@@ -213,10 +245,34 @@ class TrainingSession:
         }
 
 
-def _refuse_unscored(number: int, figures: Figures) -> None:
-    """A batch of which nothing is scored teaches nothing, and so will the next ones; what broke is worth a look."""
-    if figures.get("episode/count") and "score/mean" not in figures:
-        broken = ", ".join(
-            f"{count:.0f} {name.rpartition('/')[2]}" for name, count in figures.items() if "score/failed/" in name
-        )
-        raise TrainingError(f"update {number}: no episode of its batch is scored ({broken or 'no reason was given'})")
+def save_weights(folder: Path, policy: AgentPolicy) -> bool:
+    """Write a policy's model and tokenizer for others to load, adapters merged into the weights; replace the folder.
+
+    Returns:
+        Whether the policy is a model of `transformers`; nothing is written for others.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    if "transformers" not in sys.modules:  # a model of transformers would have imported it
+        return False
+    from transformers import PreTrainedModel
+
+    from reward_kit.rl.model_kit.models import save_model
+
+    module: Any = getattr(policy, "module", None)
+    model = getattr(module, "policy", module)  # a `PolicyWithValue` holds the model beside its head
+    if not isinstance(model, PreTrainedModel):
+        return False
+    tokenizer: Any = getattr(policy, "tokenizer", None)
+    if tokenizer is not None:
+        remember(tokenizer, **getattr(policy, "taught", {}))
+    if has_adapters(model):
+        with torch.device("meta"):
+            plain = type(model)(copy.deepcopy(model.config))
+        plain.load_state_dict(merged_state_dict(model), assign=True)
+        plain.tie_weights()
+        plain.generation_config = model.generation_config
+        model = plain
+    save_model(folder, model, tokenizer, is_private=True)
+    return True

@@ -25,8 +25,7 @@ from reward_kit.integrations.trl.environments import environment_factory
 from reward_kit.integrations.trl.rewards import as_trl_reward, rollout_scores
 from reward_kit.integrations.trl.rollouts import as_rollout_func
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.rl.model_kit.decoder import build_decoder
-from reward_kit.rl.model_kit.tokenizer import build_tokenizer
+from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer
 from reward_kit.typed_interface import reward_function
 
 GROUP = 4

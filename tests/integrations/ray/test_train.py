@@ -18,7 +18,7 @@ pytest.importorskip("ray", reason="runs in .integrations/ray")
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.integrations.ray.training import ClusterWorker, on_cluster
 from reward_kit.rl.training.plan import TrainingPlan, load_plan
-from reward_kit.rl.training.setup import Actors, Makers
+from reward_kit.rl.training.setup import Factories, Workers
 from tests.rl.training.lake import metrics_of, train, weights_of
 from tests.rl.training.language_lake import CLOCK, language_lake
 
@@ -90,7 +90,7 @@ async def test_a_cluster_trains_as_one_process_does_and_the_score_rises(folder: 
     await train(plan_of(path), folder / "alone")
     engine = {"engine.type": "ray", "engine.workers": 2, "engine.reward_workers": 1}
     plan = plan_of(path, **engine)
-    outcome = await train(plan, folder / "cluster", makers=on_cluster(plan, Makers()))
+    outcome = await train(plan, folder / "cluster", factories=on_cluster(plan, Factories()))
     assert outcome.status == "complete"
     for one, other in zip(episodes_of(folder / "cluster", 1), episodes_of(folder / "alone", 1), strict=True):
         assert [one[key] for key in ("rollout_id", "messages")] == [other[key] for key in ("rollout_id", "messages")]
@@ -104,15 +104,15 @@ async def test_a_cluster_trains_as_one_process_does_and_the_score_rises(folder: 
 class Killer:
     """Kills a process while it collects for the update after the one that is named."""
 
-    def __init__(self, makers: Makers, after: int) -> None:
-        self._makers, self._after, self.killed = makers, after, 0
+    def __init__(self, factories: Factories, after: int) -> None:
+        self._makers, self._after, self.killed = factories, after, 0
 
     @property
-    def makers(self) -> Makers:
+    def factories(self) -> Factories:
         return replace(self._makers, actors=self.actors)
 
     @asynccontextmanager
-    async def actors(self, plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterator[Actors]:
+    async def actors(self, plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterator[Workers]:
         async with self._makers.actors(plan, policy) as actors, anyio.create_task_group() as tasks:
             assert isinstance(actors.worker, ClusterWorker)
             tasks.start_soon(self._kill, actors.worker)
@@ -134,8 +134,8 @@ async def test_a_process_that_is_killed_in_training_costs_its_episodes_alone(fol
     path = right_lake(folder, updates=5, evaluation=None)
     await train(plan_of(path), folder / "alone")
     plan = plan_of(path, **{"engine.type": "ray", "engine.workers": 2})
-    killer = Killer(on_cluster(plan, Makers()), after=2)
-    assert (await train(plan, folder / "cluster", makers=killer.makers)).status == "complete"
+    killer = Killer(on_cluster(plan, Factories()), after=2)
+    assert (await train(plan, folder / "cluster", factories=killer.factories)).status == "complete"
     assert killer.killed > 0, "it had episodes in flight"
     again = [
         episode for update in range(1, 6) for episode in episodes_of(folder / "cluster", update) if episode["attempt"]
@@ -150,7 +150,7 @@ async def test_a_temperature_of_evaluations_and_rollouts_ahead(folder: Path, clu
     changes = {"evaluation": {"hold_out": 1, "every": 1, "temperature": 0.0}, "pipeline": "one_step_off"}
     path = right_lake(folder, updates=3, **changes)
     plan = plan_of(path, **{"engine.type": "ray", "engine.workers": 2})
-    await train(plan, folder / "cluster", makers=on_cluster(plan, Makers()))
+    await train(plan, folder / "cluster", factories=on_cluster(plan, Factories()))
     await train(plan_of(path), folder / "alone")
     ours, theirs = metrics_of(folder / "cluster"), metrics_of(folder / "alone")
     assert [line["held_out/score"] for line in ours] == pytest.approx([line["held_out/score"] for line in theirs])
@@ -159,16 +159,16 @@ async def test_a_temperature_of_evaluations_and_rollouts_ahead(folder: Path, clu
 
 async def test_a_process_that_lacks_something_says_so(folder: Path, cluster: Any) -> None:
     plan = plan_of(right_lake(folder, updates=1), **{"engine.type": "ray"})
-    makers = on_cluster(plan, Makers())
+    factories = on_cluster(plan, Factories())
 
     @asynccontextmanager
-    async def without_a_model(plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterator[Actors]:
+    async def without_a_model(plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterator[Workers]:
         (folder / "model").rename(folder / "moved")  # as on a machine that it was not copied to
-        async with makers.actors(plan, policy) as actors:
+        async with factories.actors(plan, policy) as actors:
             yield actors
 
     with pytest.raises(ExceptionGroup) as failed:
-        await train(plan, folder / "cluster", makers=replace(makers, actors=without_a_model))
+        await train(plan, folder / "cluster", factories=replace(factories, actors=without_a_model))
     (told,) = {str(error) for error in leaves_of(failed.value)}
     assert "model" in told and "there is no such folder" in told
 

@@ -19,7 +19,7 @@ from reward_kit.integrations.reward_server.served import load_named
 from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest, load_reward
 from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
-from reward_kit.reward_agent.remote_client import KEY_VARIABLE
+from reward_kit.reward_agent.remote import KEY_VARIABLE
 from tests.integrations.reward_server.asking import KEY, ROLLOUT
 from tests.integrations.reward_server.serving_command import REWARDS, environment, serve
 from tests.integrations.reward_server.test_hostile_rewards import CANNOT

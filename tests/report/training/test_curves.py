@@ -16,9 +16,9 @@ from reward_kit.report.training_pictures import (
     PARTS,
     SCORE,
     SMALL,
+    Axes,
     Line,
     Picture,
-    Scale,
     draw,
     short,
     whole_ticks,
@@ -170,7 +170,7 @@ class TestDrawing:
 
     @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
     def test_ticks_are_few_round_and_within(self, low: float, span: float) -> None:
-        scale = Scale(box=SMALL, low=low, high=low + span, is_log=False, first=0, last=10)
+        scale = Axes(box=SMALL, low=low, high=low + span, is_log=False, first=0, last=10)
         found = y_ticks(scale)
         assert 1 <= len(found) <= 6 and all(low - span * 1e-6 <= tick <= low + span * (1 + 1e-6) for tick in found)
 

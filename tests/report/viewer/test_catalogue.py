@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from reward_kit.report.run_data import read_run
-from reward_kit.report.viewer_runs import Catalogue, RunRow
+from reward_kit.report.viewer_runs import RunCatalogue, RunRow
 from reward_kit.runs.header import RunHeader
 from reward_kit.runs.store import RunStore
 from reward_kit.runs.summary import summarise, summary_to_json
@@ -24,7 +24,7 @@ def run_named(folder: Path, name: str, **header: Any) -> Path:
     return path.rename(folder / name)
 
 
-def row_of(catalogue: Catalogue, name: str) -> RunRow:
+def row_of(catalogue: RunCatalogue, name: str) -> RunRow:
     (row,) = [row for row in catalogue.rows if row.run == name]
     return row
 
@@ -34,7 +34,7 @@ def test_a_complete_run_is_as_its_summary_says(tmp_path: Path) -> None:
     facts = read_run(path)
     summaries = summarise((one.row for one in facts.episodes), facts.pass_threshold)
     (path / "summary.json").write_text(json.dumps(summary_to_json(summaries)))
-    catalogue = Catalogue(tmp_path)
+    catalogue = RunCatalogue(tmp_path)
     catalogue.look()
     rows = sorted(catalogue.rows, key=lambda row: row.policy)
     assert [(row.policy, row.status, row.total) for row in rows] == [("a", "complete", 80), ("b", "complete", 80)]
@@ -50,7 +50,7 @@ def test_a_complete_run_is_as_its_summary_says(tmp_path: Path) -> None:
 
 def test_a_run_without_a_summary_is_counted(tmp_path: Path) -> None:
     path = random_run(tmp_path, 80)
-    counted, summed = Catalogue(tmp_path), Catalogue(tmp_path)
+    counted, summed = RunCatalogue(tmp_path), RunCatalogue(tmp_path)
     counted.look()
     facts = read_run(path)
     summaries = summarise((one.row for one in facts.episodes), facts.pass_threshold)
@@ -60,7 +60,7 @@ def test_a_run_without_a_summary_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_is_counted_as_its_lines_come(tmp_path: Path) -> None:
-    catalogue = Catalogue(tmp_path)
+    catalogue = RunCatalogue(tmp_path)
     store = RunStore.create(tmp_path / "now", RunHeader(task_name="t", total=2))
     with store:
         catalogue.look()
@@ -77,7 +77,7 @@ def test_a_run_that_goes_on_is_counted_as_its_lines_come(tmp_path: Path) -> None
     assert row_of(catalogue, "now")[3:5] == ("interrupted", 1)
 
 
-def _looked_until(catalogue: Catalogue, holds: Any) -> list[RunRow]:
+def _looked_until(catalogue: RunCatalogue, holds: Any) -> list[RunRow]:
     """Figures of a run that goes on are made again now and then, not with every look."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
@@ -91,7 +91,7 @@ def _looked_until(catalogue: Catalogue, holds: Any) -> list[RunRow]:
 def test_only_what_changed_is_told(tmp_path: Path) -> None:
     for name in ("one", "two"):
         run_named(tmp_path, name)
-    catalogue = Catalogue(tmp_path)
+    catalogue = RunCatalogue(tmp_path)
     catalogue.look()
     change = catalogue.change
     catalogue.look()
@@ -103,7 +103,7 @@ def test_only_what_changed_is_told(tmp_path: Path) -> None:
 
 
 def test_runs_come_and_go(tmp_path: Path) -> None:
-    catalogue = Catalogue(tmp_path)
+    catalogue = RunCatalogue(tmp_path)
     catalogue.look()
     assert catalogue.rows == []
     run_named(tmp_path, "one")
@@ -138,7 +138,7 @@ def test_what_is_damaged_has_a_row_that_says_so_and_hides_no_other(
     run_named(tmp_path, "good")
     damaged = run_named(tmp_path, "damaged")
     (damaged / file).write_text(content)
-    catalogue = Catalogue(tmp_path)
+    catalogue = RunCatalogue(tmp_path)
     catalogue.look()
     row = row_of(catalogue, "damaged")
     assert row.status == "unreadable" and told in row.note
@@ -151,7 +151,7 @@ def test_what_is_damaged_has_a_row_that_says_so_and_hides_no_other(
 
 def test_a_run_that_is_damaged_while_it_is_looked_at_keeps_its_name(tmp_path: Path) -> None:
     path = run_named(tmp_path, "one", task_name="walk")
-    catalogue = Catalogue(tmp_path)
+    catalogue = RunCatalogue(tmp_path)
     catalogue.look()
     (path / "run.json").write_text("")
     catalogue.look()
@@ -162,7 +162,7 @@ def test_a_training_run_says_how_far_it_is(tmp_path: Path) -> None:
     path = run_named(tmp_path, "learns", training={"train_path": "x", "updates": 12})
     figures = [{"update": 10, "held_out/score": 0.25}, {"update": 11, "held_out/score": 0.75}, {"update": 12}]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in figures) + '{"update": 13, "held')
-    catalogue = Catalogue(tmp_path)
+    catalogue = RunCatalogue(tmp_path)
     catalogue.look()
     row = row_of(catalogue, "learns")
     assert (row.policy, row.mean, row.total) == ("in training, 12 updates", 0.75, None)
@@ -171,7 +171,7 @@ def test_a_training_run_says_how_far_it_is(tmp_path: Path) -> None:
 def test_one_run_alone_is_shown_where_it_was_named(tmp_path: Path) -> None:
     for name in ("one", "two"):
         run_named(tmp_path, name)
-    catalogue = Catalogue(tmp_path, only="one")
+    catalogue = RunCatalogue(tmp_path, only="one")
     catalogue.look()
     assert catalogue.names == ["one"] and catalogue.title == "one"
     assert catalogue.path_of("two") is None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.rl.checkpoint.state_tree import read_tree, write_tree
+from reward_kit.rl.checkpoint import read_tree, write_tree
 from tests.rl.checkpoint.kinds import every_kind, same
 
 

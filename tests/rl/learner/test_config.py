@@ -10,9 +10,7 @@ from torch import nn
 
 from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.errors import ConfigError
-from reward_kit.rl.learner.config import PPOConfig, lr_factor
-from reward_kit.rl.learner.lora import LoRAOptions
-from reward_kit.rl.learner.off_policy import OffPolicyLimits
+from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig, lr_factor
 from reward_kit.rl.learner.optimizer import adamw
 from reward_kit.rl.ppo import PPOLearner
 from tests.rl.learner.cases import Bigram, a_model, bigram_rows

@@ -10,7 +10,7 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from reward_kit.rl.learner import forward
-from reward_kit.rl.learner.forward import Scorer
+from reward_kit.rl.learner.forward import LogprobModel
 from reward_kit.rl.learner.training_rows import Restriction, TrainingRows
 from reward_kit.rl.ppo import PPOConfig, PPOLearner
 from tests.rl.learner.cases import VOCABULARY, a_model, some_rows
@@ -43,7 +43,7 @@ def test_a_soft_cap_that_small_logits_do_not_show_is_not_forgotten() -> None:
 def test_entropies_are_made_only_where_they_are_asked_for(max_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     flat = TrainingRows.of(some_rows())
     part = flat.part(np.arange(3), torch.device("cpu"))
-    scorer = Scorer(a_model(), PPOConfig(max_logits=max_logits))
+    scorer = LogprobModel(a_model(), PPOConfig(max_logits=max_logits))
     with torch.no_grad():
         asked, not_asked = scorer(part), scorer(part, entropies=False)
     assert asked.entropies_N is not None

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from reward_kit.agent.policies.hf.model import PolicyWithValue
-from reward_kit.rl.learner.last_layer import last_layer_of
+from reward_kit.rl.learner.forward import last_layer_of
 
 SIZE: dict[str, Any] = {
     "vocab_size": 37,

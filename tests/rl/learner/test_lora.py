@@ -11,8 +11,8 @@ from torch import nn
 
 from reward_kit.agent.policies.hf.model import PolicyWithValue, merged_state_dict
 from reward_kit.errors import ConfigError
-from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.learner.lora import LoRAOptions, add_adapters, without_adapters
+from reward_kit.rl.learner.config import LoRAOptions, PPOConfig
+from reward_kit.rl.learner.optimizer import add_adapters, without_adapters
 from reward_kit.rl.ppo import PPOLearner
 from tests.rl.learner.cases import a_model, some_rows
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.errors import ConfigError
-from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.learner.lora import LoRAOptions
+from reward_kit.rl.learner.config import LoRAOptions, PPOConfig
 from reward_kit.rl.ppo import PPOLearner
 from tests.rl.learner.cases import a_model, some_rows
 

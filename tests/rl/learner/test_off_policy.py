@@ -7,9 +7,8 @@ import logging
 import numpy as np
 import pytest
 
-from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.learner.off_policy import OffPolicyLimits, explained_variance, version_lag
-from reward_kit.rl.ppo import PPOLearner
+from reward_kit.rl.learner.config import OffPolicyLimits, PPOConfig
+from reward_kit.rl.ppo import PPOLearner, explained_variance, version_lag
 from tests.rl.learner.cases import Bigram, bigram_rows
 
 

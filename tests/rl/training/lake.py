@@ -11,11 +11,12 @@ from typing import Any
 import torch
 import yaml
 
-from reward_kit.rl.training.carry_out import Outcome, carry_out
-from reward_kit.rl.training.display import TrainingDisplay
+from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, load_plan
 from reward_kit.rl.training.run_folder import RunFolder, header_of
-from reward_kit.rl.training.setup import Makers
+from reward_kit.rl.training.session import Outcome
+from reward_kit.rl.training.session import train as run_training
+from reward_kit.rl.training.setup import Factories
 from reward_kit.runs.plan import Control
 
 REWARD = """
@@ -86,11 +87,11 @@ def interrupted_after(updates: int) -> Callable[[Control, TrainingDisplay], Any]
 
 
 async def train(
-    plan: TrainingPlan, run: Path, interruptible: Any = uninterrupted, makers: Makers | None = None
+    plan: TrainingPlan, run: Path, interruptible: Any = uninterrupted, factories: Factories | None = None
 ) -> Outcome:
     """Train into the folder `run`, which may hold a run that is to go on."""
     with _opened(plan, run) as folder:
-        return await carry_out(plan, folder, TrainingDisplay("none", plan.config.updates), interruptible, makers)
+        return await run_training(plan, folder, TrainingDisplay("none", plan.config.updates), interruptible, factories)
 
 
 def _opened(plan: TrainingPlan, run: Path) -> RunFolder:
@@ -111,7 +112,7 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
     """The weights of the latest checkpoint."""
-    from reward_kit.rl.training.state import latest_state
+    from reward_kit.rl.training.pipelines import latest_state
 
     checkpoint = latest_state(run / "checkpoints")
     assert checkpoint is not None

@@ -13,8 +13,7 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.environments.base import ToolSpec
 from reward_kit.models import Message, TaskDefinitionModel
-from reward_kit.rl.training.collecting import Collector
-from reward_kit.rl.training.start_together import StartTogether
+from reward_kit.rl.training.rollouts import Collector, LockstepBarrier
 
 TASK = TaskDefinitionModel(name="say", initial_user_prompt="Say something.")
 ASKED = [(Sample(name), number) for number, name in enumerate("abcd")]
@@ -94,17 +93,17 @@ async def test_whoever_waits_is_told_of_each_group_as_soon_as_it_is_over() -> No
 class TestLockstep:
     async def test_nobody_acts_before_all_are_open(self) -> None:
         policy = Counted()
-        assert await collected(StartTogether(policy)) == [[name] * 2 for name in "abcd"]
+        assert await collected(LockstepBarrier(policy)) == [[name] * 2 for name in "abcd"]
         assert policy.open_when_acting[0] == 8 and len(policy.open_when_acting) == 8
 
     @pytest.mark.parametrize(("limit", "wave"), [(4, 4), (5, 4), (2, 2), (1, 2)])
     async def test_what_may_not_all_be_in_flight_comes_in_waves_of_whole_groups(self, limit: int, wave: int) -> None:
         policy = Counted()
-        await collected(StartTogether(policy), limit)
+        await collected(LockstepBarrier(policy), limit)
         assert policy.most_open == wave
         assert policy.open_when_acting[0::wave] == [wave] * (8 // wave)
 
     async def test_an_episode_that_cannot_begin_keeps_nobody_waiting(self) -> None:
         policy = Counted(breaks="b-")
-        await collected(StartTogether(policy), 4)
+        await collected(LockstepBarrier(policy), 4)
         assert policy.open_when_acting[0] == 2 and len(policy.open_when_acting) == 6

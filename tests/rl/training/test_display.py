@@ -7,8 +7,8 @@ import io
 import pytest
 
 from reward_kit.console import SafeConsole
-from reward_kit.rl.training.display import TrainingDisplay
-from reward_kit.rl.training.state import Progress
+from reward_kit.rl.training.logs import TrainingDisplay
+from reward_kit.rl.training.pipelines import Progress
 
 
 def left_after(seconds: list[float], updates: int, begun_at: int = 0, every: int | None = None) -> list[str]:

@@ -64,7 +64,7 @@ def board(desc: tuple[str, ...], place: int) -> str:
 
 
 def test_the_train_file_says_what_it_will_do() -> None:
-    done = CliRunner().invoke(program, ["explain", str(EXAMPLE / "train.yaml")])
+    done = CliRunner().invoke(program, ["train", str(EXAMPLE / "train.yaml"), "--dry-run"])
     assert done.exit_code == 0, done.output
     assert "gigpo" in done.output
 

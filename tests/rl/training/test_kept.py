@@ -11,7 +11,7 @@ import pytest
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import StoreError
 from reward_kit.report.episode_chunks import token_rows
-from reward_kit.rl.training.kept import KeptUpdate
+from reward_kit.rl.training.figures import KeptUpdate
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.transcripts import read_transcripts
 from tests import command_line

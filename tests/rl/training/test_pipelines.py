@@ -16,13 +16,13 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent import AsyncRewardAgent
-from reward_kit.reward_agent.overlap.settings import Schedule
 from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.config import DynamicSamplingModel
 from reward_kit.rl.training.pipelines import Pipeline, PipelineOptions
-from reward_kit.rl.training.sample_stream import SampleStream
+from reward_kit.rl.training.rollouts import SampleStream
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.tokens import TokenBatch
 from reward_kit.typed_interface import reward_spec

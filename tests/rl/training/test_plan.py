@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.overlap.settings import Schedule
-from reward_kit.rl.training.plan import load_plan, resolved
+from reward_kit.rl.overlap import Schedule
+from reward_kit.rl.training.plan import load_plan
 from tests.rl.training.lake import TRAIN, lake_folder
 
 
@@ -155,6 +155,6 @@ def test_a_change_of_any_file_or_override_shows_in_the_digests(tmp_path: Path) -
 
 
 def test_the_file_as_it_counts_is_plain_json(tmp_path: Path) -> None:
-    document = json.loads(json.dumps(resolved(load_plan(lake_folder(tmp_path)))))
+    document = json.loads(json.dumps(load_plan(lake_folder(tmp_path)).resolved()))
     assert document["ppo"]["lr"] == 0.01 and document["ppo"]["limits"]["lag_max"] == 8.0
     assert document["credit"]["omega"] == 0.5 and document["pipeline"] == "sync"

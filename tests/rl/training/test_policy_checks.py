@@ -9,9 +9,8 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.rl.model_kit import build_decoder, build_tokenizer, save_model
-from reward_kit.rl.training.plan import load_plan
-from reward_kit.rl.training.policy_checks import check_policy
-from reward_kit.rl.training.saved_model import save_weights
+from reward_kit.rl.training.plan import check_policy, load_plan
+from reward_kit.rl.training.session import save_weights
 from tests.rl.training.lake import lake_folder
 
 
@@ -82,7 +81,7 @@ def test_what_fits_passes_without_a_look_at_the_weights(
 @pytest.mark.parametrize(
     ("policy", "told"),
     [
-        ("random", "RandomPolicy is no TrainablePolicy"),
+        ("random", "RandomPolicy is not a TrainablePolicy"),
         ({"type": "policy.py:NoPolicy"}, "NoPolicy"),
         ({"type": "policy.py:TinyPolicy", "sede": 1}, "policy.sede: unknown key .*did you mean 'seed'"),
     ],
@@ -97,7 +96,8 @@ def test_a_model_with_adapters_is_saved_with_them_added(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from reward_kit.agent.policies.hf_policy import HFAgentPolicy
-    from reward_kit.rl.learner.lora import LoRAOptions, add_adapters, without_adapters
+    from reward_kit.rl.learner.config import LoRAOptions
+    from reward_kit.rl.learner.optimizer import add_adapters, without_adapters
 
     tokenizer = build_tokenizer(level="byte")
     decoder = build_decoder(tokenizer, layers=1, width=16, heads=2, context=512, seed=1)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from reward_kit.rl.training.plan import load_plan
-from reward_kit.rl.training.resuming import Changes, changes_since
-from reward_kit.rl.training.run_folder import header_of
+from reward_kit.rl.training.run_folder import Changes, changes_since, header_of
 from tests.rl.training.lake import TRAIN, lake_folder
 
 
@@ -27,7 +26,7 @@ def changes_by(folder: Path, **changes: Any) -> Changes:
             {"seed": 3, "rollout": None},
             "(rollout.group_size was 2, is 8; rollout.samples_per_update was 2, is 8; seed was 0, is 3)",
         ),
-        ({"policy": {"type": "policy.py:TinyPolicy"}}, "train file (policy.seed was 1, is not there)"),
+        ({"policy": {"type": "policy.py:TinyPolicy"}}, "train file (policy.seed was 1, is absent)"),
         ({"credit": {"estimator": "gigpo", "omega": 0.25}}, "credit.omega was 0.5, is 0.25"),
         ({"task": {**TRAIN["task"], "max_episode_steps": 6}}, "train file (task.max_episode_steps was 5, is 6)"),
     ],
@@ -41,13 +40,13 @@ def test_a_key_that_the_updates_were_made_with_is_named(tmp_path: Path, changes:
 def test_what_may_change_is_told_and_let_through(tmp_path: Path) -> None:
     found = changes_by(tmp_path, updates=5, logs={"episodes_every": 2})
     assert found.refused == []
-    assert [str(one) for one in found.allowed] == ["logs.episodes_every was not there, is 2", "updates was 2, is 5"]
+    assert found.allowed == ["logs.episodes_every was absent, is 2", "updates was 2, is 5"]
 
 
 def test_a_run_may_go_on_elsewhere(tmp_path: Path) -> None:
     found = changes_by(tmp_path, engine="ray")
     assert found.refused == []
-    assert [str(one) for one in found.allowed] == ['engine.type was "local", is "ray"']
+    assert found.allowed == ['engine.type was "local", is "ray"']
 
 
 def test_a_comment_is_no_change(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.checkpoint import checkpoints
 from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.training.plan import load_plan
-from reward_kit.rl.training.setup import with_temperature
+from reward_kit.rl.training.plan import load_plan, with_temperature
 from reward_kit.runs.header import RunHeader
 from tests.rl.training.lake import lake_folder, metrics_of, train, trained
 
@@ -132,7 +131,7 @@ async def test_an_evaluation_draws_the_same_each_time_and_shows_examples(tmp_pat
 
 async def test_a_temperature_that_the_policy_cannot_have_is_refused(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, evaluation={"hold_out": 1, "temperature": 0.0})
-    with pytest.raises(ConfigError, match=r"evaluation\.temperature: TinyPolicy says nothing of how it samples"):
+    with pytest.raises(ConfigError, match=r"evaluation\.temperature: TinyPolicy has no sampling temperature"):
         await train(load_plan(path), tmp_path / "run")
 
 

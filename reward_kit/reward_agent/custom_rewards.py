@@ -1,0 +1,563 @@
+"""`compute_score`, as verl's users write it, made a reward: a function, or a class that keeps a client between calls.
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info) -> (score, query, response)
+
+    class RewardAgent:
+        def compute_score(self, data_source, solution_str, ground_truth, extra_info): ...
+        def post_process_scores(self, scores): ...  # optional, once for each group
+
+`spec_of` makes both rewards like any other: options, deadlines, levels, files. From top to bottom: reading a signature
+(`Form`), making a call (`Calls`), reading an answer. The sandboxed worker imports this module, so it imports little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import functools
+import inspect
+import json
+import logging
+import math
+import typing
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError, kind_of, safe_str
+from reward_kit.models import EvaluateResult
+from reward_kit.reward_calls import BATCH_NAMES
+from reward_kit.typed_interface import (
+    Mode,
+    RewardSpec,
+    argument_without_default,
+    code_of,
+    line_of,
+    origin_of,
+    reward_spec,
+)
+
+_GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
+_GIVEN_TO_BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+_WANTED = ("messages", "assistant_turns", "sample", "task_name", *_GIVEN)
+"""The values asked for of a rollout; the first three of `_GIVEN` may be a trainer's own."""
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_NO_EXTRA = {"data_source", "ground_truth", "reward_model", "extra_info"}
+_LOGGED = (*_GIVEN, "score", "query", "response")
+_MOST_REASON_CHARS = 4_000
+_NO_SCORE = "it gave no score"
+_FORMS = "return a number, (score, query, response), or a mapping with 'score'"
+
+logger = logging.getLogger("reward_kit.reward_agent")
+
+
+def spec_of(given: Any) -> RewardSpec:
+    """Return the spec of a reward in any of its forms: `@reward_function`, a plain function, or a `compute_score`.
+
+    Raises:
+        ConfigError: it is none of them, or its signature is wrong.
+    """
+    if isinstance(given, type):
+        if hasattr(given, "score"):
+            return reward_spec(given)
+        if hasattr(given, "compute_score"):
+            return _class_spec(given)
+        if near := _misspelt(given, "compute_score"):
+            raise ConfigError(f"{given.__name__} has a method {near!r}; the one that is called is 'compute_score'")
+        return reward_spec(given)
+    if callable(given) and not hasattr(given, "__reward_spec__"):
+        try:
+            names = inspect.signature(given).parameters
+        except (TypeError, ValueError):
+            return reward_spec(given)
+        # Under the name that verl looks for, a misspelt parameter is reported as one of that form.
+        is_called_so = getattr(given, "__name__", "") == "compute_score"
+        takes_solution = any(_nearly(name, ("solution_str", "solution_strs")) for name in names)
+        if not {"messages", "rollouts_messages"} & set(names) and (is_called_so or takes_solution):
+            return _function_spec(given)
+    return reward_spec(given)
+
+
+def _function_spec(function: Callable[..., Any]) -> RewardSpec:
+    name = getattr(function, "__name__", type(function).__name__)
+    is_partial = isinstance(function, functools.partial)
+    code = code_of(function)
+    form = Form.read(function if is_partial else code, name, has_self=not is_partial and code is not function)
+    calls = Calls(function, form)
+    method = "all" if form.is_batch else "one"
+    awaited: Callable[..., Awaitable[Any]] = getattr(calls, f"{method}_awaited")
+    direct: Callable[..., Any] = getattr(calls, method)
+
+    async def score_awaited(**values: Any) -> Any:
+        return await awaited(values)
+
+    def score(**values: Any) -> Any:
+        return direct(values)
+
+    adapted: Callable[..., Any] = score_awaited if form.is_async else score
+    adapted.__name__, adapted.__module__ = form.id, code.__module__
+    adapted.__annotations__ = dict(form.hints)
+    adapted.custom_form = form  # type: ignore[attr-defined]
+    return _spec(form, adapted, code, function)
+
+
+def _class_spec(kind: type) -> RewardSpec:
+    compute = kind.compute_score  # type: ignore[attr-defined]
+    is_bound = isinstance(inspect.getattr_static(kind, "compute_score"), staticmethod | classmethod)
+    form = Form.read(compute, kind.__name__, has_self=not is_bound)
+    for method in ("__init__", "setup", "close"):
+        if argument := argument_without_default(kind, method):
+            raise ConfigError(
+                f"{line_of(getattr(kind, method))}{kind.__name__}.{method} is called without arguments; give "
+                f"{argument!r} a default, or take it in compute_score, where reward_options fix it"
+            )
+    _check_post(kind)
+    for method in ("post_process_scores", "log"):
+        if inspect.iscoroutinefunction(getattr(kind, method, None)) and not form.is_async:
+            raise ConfigError(f"{kind.__name__}: {method} is async and compute_score is not; make both the same")
+    each = _spec(form, _adapted_class(kind, form, "one"), compute, kind)
+    if not form.is_batch and not hasattr(kind, "post_process_scores"):
+        return each
+    group = _adapted_class(kind, form, "all")
+    if not form.is_batch:
+        group.each = each  # type: ignore[attr-defined]
+    return _spec(form, group, compute, kind, mode="batch")
+
+
+def _check_post(kind: type) -> None:
+    """Check the name and the signature of `post_process_scores`.
+
+    Raises:
+        ConfigError: it would not be called, or could not be.
+    """
+    name = "post_process_scores"
+    if not hasattr(kind, name):
+        if near := _misspelt(kind, name):
+            raise ConfigError(f"{kind.__name__} has an unused method {near!r}; did you mean {name!r}?")
+        return
+    post = getattr(kind, name)
+    if not callable(post):
+        raise ConfigError(f"{kind.__name__}.{name} is {kind_of(post)}; write def {name}(self, scores)")
+    is_bound = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
+    try:
+        inspect.signature(post).bind(*(() if is_bound else (None,)), [])
+    except TypeError as error:
+        raise ConfigError(f"{line_of(post)}{kind.__name__}.{name}(self, scores) takes the scores: {error}") from None
+
+
+def _adapted_class(kind: type, form: Form, method: str) -> type:
+    """Return a reward class whose instance holds the user's own, and sets up and closes it."""
+
+    def start(self: Any) -> None:
+        self.user = kind()
+        self.calls = Calls(self.user, form)
+
+    def score(self: Any, **values: Any) -> Any:
+        return getattr(self.calls, f"{method}_awaited" if form.is_async else method)(values)
+
+    def forwarded(name: str) -> Callable[[Any], Any]:
+        return lambda self: getattr(self.user, name)()
+
+    score.__annotations__ = dict(form.hints)
+    space: dict[str, Any] = {
+        "__init__": start,
+        "score": score,
+        "__module__": kind.__module__,
+        "user_class": kind,
+        "custom_form": form,
+        **{name: forwarded(name) for name in ("setup", "close") if callable(getattr(kind, name, None))},
+    }
+    return type(kind.__name__, (), space)
+
+
+def _spec(form: Form, function: Any, code: Any, given: Any, mode: Mode | None = None) -> RewardSpec:
+    mode = mode or ("batch" if form.is_batch else "pointwise")
+    wanted = frozenset(BATCH_NAMES.get(name, name) if mode == "batch" else name for name in _WANTED)
+    truth = _GIVEN_TO_BATCH[2] if form.is_batch else _GIVEN[2]
+    named_truth = BATCH_NAMES["ground_truth"] if mode == "batch" else "ground_truth"
+    return RewardSpec(
+        function=function,
+        mode=mode,
+        id=form.id,
+        requirements=(),
+        resources={},
+        parameters=wanted | form.own,
+        required=(form.required & form.own) | ({named_truth} if truth in form.required else set()),
+        is_async=form.is_async,
+        _converters={},
+        origin=origin_of(given, code),
+    )
+
+
+def _nearly(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name of which this one is a typo; names that are only similar are not."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)), None)
+
+
+def _misspelt(kind: type, method: str) -> str | None:
+    """Return a method of a class whose name is a typo of this one."""
+    written = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+    return next((name for name in written if _nearly(name, (method,))), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The signature of a `compute_score`.
+
+    Attributes:
+        id: names it in files and messages.
+        names: the parameters of the form that it takes.
+        own: its further parameters, which options fix.
+        required: all parameters without a default.
+        hints: the annotations of its own parameters and of the ground truth.
+        is_batch: it takes the plural names, and scores a group in one call.
+        is_async: it is a coroutine function.
+    """
+
+    id: str
+    names: frozenset[str]
+    own: frozenset[str]
+    required: frozenset[str]
+    hints: Mapping[str, Any]
+    is_batch: bool
+    is_async: bool
+
+    @classmethod
+    def read(cls, code: Callable[..., Any], id: str, *, has_self: bool) -> Form:
+        """Read a signature.
+
+        Raises:
+            ConfigError: it does not have the form.
+        """
+        parameters = list(inspect.signature(code).parameters.values())
+        code = code.func if isinstance(code, functools.partial) else code
+        where = f"{line_of(code)}{id}"
+        if has_self and parameters and (first := parameters[0].name) in (*_GIVEN, *_GIVEN_TO_BATCH):
+            raise ConfigError(f"{where}: its first parameter is {first!r}; a method begins with self")
+        parameters = parameters[has_self:]
+        names = {each.name for each in parameters if each.kind not in _VARIABLE}
+        is_batch = "solution_strs" in names
+        form, other = (_GIVEN_TO_BATCH, _GIVEN) if is_batch else (_GIVEN, _GIVEN_TO_BATCH)
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        if form[1] not in names and not takes_any:
+            near = next((name for name in names if _nearly(name, form[1:2])), None)
+            found = f"takes {near!r} instead of" if near else "does not take"
+            example = "compute_score(data_source, solution_str, ground_truth, extra_info)"
+            raise ConfigError(f"{where} {found} 'solution_str'; write {example}")
+        if positional := next((each.name for each in parameters if each.kind is each.POSITIONAL_ONLY), None):
+            raise ConfigError(f"{where}: parameters are passed by name; {positional!r} cannot be")
+        try:
+            hints = typing.get_type_hints(code, include_extras=True)
+        except (NameError, AttributeError, TypeError, SyntaxError) as error:
+            raise ConfigError(f"{where}: an annotation cannot be resolved: {error}") from error
+        own = frozenset(names - set(form))
+        for name in sorted(own):  # a misspelt parameter of the form would always have its default
+            if name in other:
+                meant = form[other.index(name)]
+                raise ConfigError(f"{where}: {name!r} does not go with {form[1]!r}; write {meant!r}")
+            if near := _nearly(name, set(form) - names):
+                raise ConfigError(f"{where}: unknown parameter {name!r}; did you mean {near!r}?")
+        return cls(
+            id=id,
+            names=frozenset(form if takes_any else names & set(form)),
+            own=own,
+            required=frozenset(p.name for p in parameters if p.default is p.empty and p.kind not in _VARIABLE),
+            hints={name: hint for name, hint in hints.items() if name in own or name == form[2]},
+            is_batch=is_batch,
+            is_async=inspect.iscoroutinefunction(code),
+        )
+
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call from a rollout's values and options."""
+        offered = _offered(values)
+        named = {name: offered[name] for name in _GIVEN if name in self.names}
+        return {**named, **{name: values[name] for name in self.own if name in values}}
+
+    def batch_arguments(self, rollouts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """As `arguments`, for all rollouts of a group in one call."""
+        offered = [_offered(values) for values in rollouts]
+        pairs = zip(_GIVEN, _GIVEN_TO_BATCH, strict=True)
+        named = {many: [each[one] for each in offered] for one, many in pairs if many in self.names}
+        return {**named, **{name: rollouts[0][name] for name in self.own if name in rollouts[0]}}
+
+
+def _offered(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the four values of the form from those of a rollout; a trainer's values of these names come first."""
+    sample = values.get("sample") or {}
+    source = values.get("data_source")
+    solution = values.get("solution_str")
+    if solution is None:  # the texts of the policy's messages, without tools' answers and calls
+        messages, turns = values["messages"], values.get("assistant_turns") or ()
+        written = [messages[turn] for turn in turns] or [each for each in messages if each.role == "assistant"]
+        solution = "\n".join(message.text for message in written if message.text)
+    extra_info = values.get("extra_info")
+    if extra_info is None:  # the row's other fields, so that a judge can see the question; its own come first
+        own = sample.get("extra_info")
+        row = {key: value for key, value in sample.items() if key not in _NO_EXTRA}
+        extra_info = {**row, **own} if isinstance(own, Mapping) else row
+    return {
+        "data_source": sample.get("data_source", values.get("task_name")) if source is None else source,
+        "solution_str": solution,
+        "ground_truth": values.get("ground_truth"),
+        "extra_info": extra_info,
+    }
+
+
+class Calls:
+    """Calls a user's `compute_score`, its log and its post-processing.
+
+    Args:
+        owner: the function, or the object that has the methods.
+        form: its signature.
+    """
+
+    def __init__(self, owner: Any, form: Form) -> None:
+        self.form = form
+        self._compute = getattr(owner, "compute_score", owner)
+        self._log = _log_of(getattr(owner, "log", None)) if self._compute is not owner else None
+        self.post: Callable[[list[float]], Any] | None = getattr(owner, "post_process_scores", None)
+
+    def one(self, values: Mapping[str, Any]) -> EvaluateResult:
+        """Score one rollout."""
+        named = self.form.arguments(values)
+        result = read_answer(self._compute(**named), self.form.id)
+        if self._log is not None:
+            with self._warning():
+                self._log(named, result)
+        return result
+
+    async def one_awaited(self, values: Mapping[str, Any]) -> EvaluateResult:
+        """As `one`, of a coroutine function."""
+        named = self.form.arguments(values)
+        result = read_answer(await self._compute(**named), self.form.id)
+        if self._log is not None:
+            with self._warning():
+                logged = self._log(named, result)
+                if inspect.isawaitable(logged):
+                    await logged
+        return result
+
+    def all(self, lists: Mapping[str, Any]) -> list[EvaluateResult]:
+        """Score a group, if its calls cannot be made apart."""
+        rollouts = _apart(lists)
+        if self.form.is_batch:
+            results = self._read_all(self._compute(**self.form.batch_arguments(rollouts)), len(rollouts))
+        else:
+            results = []
+            for values in rollouts:
+                try:
+                    results.append(self.one(values))
+                except Exception as error:  # noqa: BLE001 - its own rollout is unscored, and the others are not
+                    results.append(failed(_why(error)))
+        if self.post is None:
+            return results
+        return finished(results, self.post(_scores(results)), self.form.id)
+
+    async def all_awaited(self, lists: Mapping[str, Any]) -> list[EvaluateResult]:
+        """As `all`, of a coroutine function; the calls of a group run concurrently."""
+        rollouts = _apart(lists)
+        if self.form.is_batch:
+            results = self._read_all(await self._compute(**self.form.batch_arguments(rollouts)), len(rollouts))
+        else:
+
+            async def one_or_failed(values: Mapping[str, Any]) -> EvaluateResult:
+                try:
+                    return await self.one_awaited(values)
+                except Exception as error:  # noqa: BLE001 - its own rollout is unscored, and the others are not
+                    return failed(_why(error))
+
+            results = list(await asyncio.gather(*map(one_or_failed, rollouts)))
+        if self.post is None:
+            return results
+        processed = self.post(_scores(results))
+        return finished(results, await processed if inspect.isawaitable(processed) else processed, self.form.id)
+
+    def _read_all(self, returned: Any, count: int) -> list[EvaluateResult]:
+        answers = returned.tolist() if hasattr(returned, "tolist") else returned
+        if not isinstance(answers, list | tuple):
+            raise InvalidResultError(f"{self.form.id}: for several solutions it returns a list, not {kind_of(answers)}")
+        if len(answers) != count:
+            raise InvalidResultError(f"{self.form.id}: {len(answers)} scores for {count} solutions")
+        results = []
+        for index, answer in enumerate(answers):
+            try:
+                results.append(read_answer(answer, f"{self.form.id}[{index}]"))
+            except InvalidResultError as error:
+                results.append(failed(str(error)))
+        return results
+
+    @contextlib.contextmanager
+    def _warning(self) -> Iterator[None]:
+        """Log an error of the user's own log, which does not concern the score."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - hostile code may raise anything here
+            logger.warning("log of %s: %s: %s", self.form.id, type(error).__name__, safe_str(error))
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        raise error  # a limit, which the sandbox describes
+    return safe_str(error) if isinstance(error, RewardKitError) else f"{type(error).__name__}: {safe_str(error)}"
+
+
+def _apart(lists: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the values of each rollout of a group; an option is shared by all of them."""
+    singular = {many: one for one, many in BATCH_NAMES.items()}
+    per_rollout = {*singular, *_WANTED}
+    return [
+        {
+            singular.get(name, name): value[i] if name in per_rollout and isinstance(value, list) else value
+            for name, value in lists.items()
+        }
+        for i in range(len(lists["rollouts_messages"]))
+    ]
+
+
+def _log_of(log: Any) -> Callable[[Mapping[str, Any], EvaluateResult], Any] | None:
+    """Return a user's `log` if it takes values of a score; one with other parameters is a helper of their own."""
+    if not callable(log):
+        return None
+    parameters = inspect.signature(log).parameters.values()
+    needed = {each.name for each in parameters if each.default is each.empty and each.kind not in _VARIABLE}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    names = set(_LOGGED) if takes_any else {each.name for each in parameters} & set(_LOGGED)
+    if not names or needed - names:
+        return None
+
+    def call(named: Mapping[str, Any], result: EvaluateResult) -> Any:
+        score = result.score if result.is_score_valid else math.nan
+        values = {**named, "score": score, "query": result.query, "response": result.response}
+        return log(**{name: values.get(name) for name in names})
+
+    return call
+
+
+class Answer(EvaluateResult):
+    """The result of an answer in verl's form.
+
+    Attributes:
+        told: the values of a mapping besides the score, unchanged; files have them as text in `reason` instead.
+    """
+
+    told: dict[Any, Any] = Field(default_factory=dict, exclude=True, repr=False)
+
+
+def read_answer(returned: Any, what: str) -> EvaluateResult:
+    """Return the result of an answer, without a valid score if the score is None or NaN.
+
+    Args:
+        returned: a number, None, `(score, query, response)`, a mapping with `score`, or a result.
+        what: names the function in messages.
+
+    Raises:
+        InvalidResultError: it is something else, or the score is infinite.
+    """
+    if isinstance(returned, EvaluateResult):
+        return returned
+    if inspect.isawaitable(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        raise InvalidResultError(f"{what} returned a coroutine; declare compute_score with `async def`")
+    score, query, response, told = returned, None, None, {}
+    reason = None
+    if isinstance(returned, tuple | list):
+        if len(returned) != 3:
+            raise InvalidResultError(f"{what} returned {len(returned)} values; return (score, query, response)")
+        score, query, response = returned
+    elif isinstance(returned, Mapping):
+        if "score" not in returned:
+            raise InvalidResultError(f"{what} returned a mapping without 'score'; it has {sorted(map(str, returned))}")
+        score, query, response = (returned.get(name) for name in ("score", "query", "response"))
+        told = {key: value for key, value in returned.items() if key != "score"}
+        rest = {key: value for key, value in told.items() if key not in ("query", "response")}
+        reason = _text(rest) if rest else None
+    number = _number(score, what)
+    kept = {"query": _text(query), "response": _text(response), "reason": reason}
+    if math.isnan(number):
+        result = failed(f"{_NO_SCORE} ({'None' if score is None else 'NaN'})", **kept)
+    else:
+        result = Answer(score=number, **kept)
+    result.told = told
+    return result
+
+
+def failed(why: str, **kept: str | None) -> Answer:
+    """Return a result that leaves its rollout unscored; its number is not used."""
+    return Answer(score=0.0, is_score_valid=False, error=_plain(why), **kept)
+
+
+def _number(score: Any, what: str, forms: str = _FORMS) -> float:
+    """Return a score as a number, NaN if there is none; also one of NumPy, or a tensor of one item."""
+    if score is None:
+        return math.nan
+    if not isinstance(score, int | float) and callable(item := getattr(score, "item", None)):
+        try:
+            score = item()
+        except (TypeError, ValueError, RuntimeError):  # an array of several items
+            raise InvalidResultError(f"{what} gave {kind_of(score)} of several items for a score") from None
+    if not isinstance(score, int | float):
+        raise InvalidResultError(f"{what} gave {kind_of(score)} for a score; {forms}")
+    try:
+        number = float(score)
+    except OverflowError:
+        number = math.inf
+    if math.isinf(number):
+        raise InvalidResultError(f"{what} gave {number} for a score; a score is finite, or None where there is none")
+    return number
+
+
+def _text(value: Any) -> str | None:
+    """Return a query or a response as it is kept."""
+    if value is None or isinstance(value, str):
+        return None if value is None else _plain(value)
+    try:
+        return _plain(json.dumps(value, ensure_ascii=False, default=safe_str))
+    except (TypeError, ValueError, RecursionError):
+        return _plain(safe_str(value))
+
+
+def _plain(text: str) -> str:
+    """Escape lone surrogates, which a model may write and files cannot hold."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _scores(results: Sequence[EvaluateResult]) -> list[float]:
+    """Return the scores as a post-processing gets them: NaN for none."""
+    return [result.score if result.error is None and result.is_score_valid else math.nan for result in results]
+
+
+def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> list[EvaluateResult]:
+    """Return the results of a group with the scores that its post-processing gave.
+
+    A new score of an unscored rollout is marked as imputed; a changed one keeps the earlier score in `raw_score`; a
+    removed one leaves the rollout unscored.
+
+    Raises:
+        InvalidResultError: it is not a list of as many numbers or None.
+    """
+    given = processed.tolist() if hasattr(processed, "tolist") else processed
+    name = f"post_process_scores of {what}"
+    if not isinstance(given, list | tuple):
+        raise InvalidResultError(f"{name} returned {kind_of(given)}; return a list of scores")
+    if len(given) != len(results):
+        raise InvalidResultError(f"{name} returned {len(given)} scores for {len(results)}")
+    forms = "return a list of numbers, with None where there is no score"
+    done: list[EvaluateResult] = []
+    for index, (result, before) in enumerate(zip(results, _scores(results), strict=True)):
+        after = _number(given[index], f"{name}, [{index}],", forms)
+        changes: dict[str, Any] = {}
+        if math.isnan(after) and not math.isnan(before):
+            error = "post_process_scores left it without a score"
+            changes = {"is_score_valid": False, "error": error, "raw_score": before}
+        elif math.isnan(before) and not math.isnan(after):
+            why = result.error or result.reason or _NO_SCORE
+            reason = f"imputed by post_process_scores: {why}"[:_MOST_REASON_CHARS]
+            changes = {"score": after, "is_score_valid": True, "error": None, "is_imputed": True, "reason": reason}
+        elif after != before and not math.isnan(after):
+            changes = {"score": after, "raw_score": before}
+        done.append(result.model_copy(update=changes) if changes else result)
+    return done

@@ -1,0 +1,134 @@
+"""The scorer of a user's `compute_score` in this process: its calls one by one, the scores of a group then together."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary, did_you_mean, kind_of
+from reward_kit.providers.request_queue import Rates, RetryPolicy
+from reward_kit.reward_agent.calling import Retries
+from reward_kit.reward_agent.custom_rewards import Calls, failed, finished
+from reward_kit.reward_agent.in_process import InProcessScorer
+from reward_kit.reward_agent.scoring import Scored, ScoringRequest
+from reward_kit.typed_interface import RewardSpec
+from reward_kit.validation import check_number
+
+MAX_THREADS = 256
+"""Calls of a synchronous `compute_score` at a time: most of them wait for an endpoint."""
+
+
+class CustomScorer(InProcessScorer):
+    """As `InProcessScorer`, for a user's class or function with the form of `compute_score`.
+
+    Attributes:
+        rates: the class's `requests_per_minute` and `max_connections`, which the reward agent keeps.
+        retries: the class's `call_retries`; None without.
+    """
+
+    def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
+        super().__init__(spec, deadline_s, max_threads=max_threads)
+        kind: type | None = getattr(spec.function, "user_class", None)
+        self.rates: Rates | None = None
+        self.retries: Retries | None = None
+        if kind is None:
+            return
+        asked = {name: getattr(kind, name, None) for name in ("requests_per_minute", "max_connections")}
+        if set(asked.values()) != {None}:
+            try:
+                self.rates = Rates(**asked)
+            except ConfigError as error:
+                raise ConfigError(f"{kind.__name__}: {error}") from None
+        if (policy := getattr(kind, "call_retries", None)) is not None:
+            what, known = f"{kind.__name__}.call_retries", [each.name for each in fields(RetryPolicy)]
+            if not isinstance(policy, Mapping):
+                raise ConfigError(f"{what} is a mapping with some of {', '.join(known)}, not {kind_of(policy)}")
+            for name, value in policy.items():
+                if name not in known:
+                    raise ConfigError(f"{what}: unknown key {name!r}{did_you_mean(str(name), known)}")
+                check_number(f"{what}[{name!r}]", value, whole=name == "max_attempts")
+            self.retries = Retries(RetryPolicy(**policy))
+
+
+class GroupScorer(CustomScorer):
+    """Calls `compute_score` of each rollout by itself, and `post_process_scores` once all of a group are in.
+
+    Args:
+        spec: of the class, which scores groups.
+        deadline_s: for one call of either.
+        max_threads: calls of a synchronous class at a time.
+    """
+
+    def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
+        each: RewardSpec = spec.function.each  # type: ignore[attr-defined]
+        required = each.required - spec.options.keys()
+        each = replace(each, options=spec.options, required=required, weakened_from=spec.weakened_from)
+        super().__init__(each, deadline_s, max_threads=max_threads)
+
+    async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
+        """As `Scorer`; for callers that do not call `finish_group`."""
+        return await self.finish_group(requests, await super().score_group(requests))
+
+    async def finish_group(self, requests: Sequence[ScoringRequest], scored: Sequence[Scored]) -> list[Scored]:
+        """Return the scores of a group after its post-processing, in their order.
+
+        It gets a score of each rollout that did not break, NaN if its call gave none. If it fails, all of them are
+        unscored.
+        """
+        indexes = [index for index, request in enumerate(requests) if request.failure is None]
+        if self._opened is None or not indexes:  # it could not be opened, and every call says why
+            return list(scored)
+        before = [scored[index] for index in indexes]
+        try:
+            after = await self._post_processed(before)
+        except RewardKitError as error:
+            failure = Failure.from_exception(error)
+            after = [replace(each, failure=each.failure or failure) for each in before]
+        found = dict(zip(indexes, after, strict=True))
+        return [found.get(index, each) for index, each in enumerate(scored)]
+
+    async def _post_processed(self, before: Sequence[Scored]) -> list[Scored]:
+        assert self._opened is not None
+        assert self._threads is not None
+        calls: Calls = self._opened.instance.calls
+        assert calls.post is not None, "only a class that has one is scored so"
+        post = functools.partial(calls.post, [math.nan if each.score is None else each.score for each in before])
+
+        async def awaited() -> Any:
+            result = post()
+            return await result if inspect.isawaitable(result) else result
+
+        with boundary(RewardError, f"post_process_scores of {self._spec.id!r}"):
+            processed = await (self._in_time(awaited()) if self._spec.is_async else self._threads.run(post))
+        results = []
+        for each in before:
+            if each.result is not None and each.failure is None:
+                results.append(each.result)
+            else:  # a result that says why the call gave none
+                kept = {} if each.result is None else {"query": each.result.query, "response": each.result.response}
+                why = each.failure.message if each.failure is not None else "it gave no score"
+                results.append(failed(why, **kept))
+        scored = []
+        for each, result in zip(before, finished(results, processed, self._spec.id), strict=True):
+            if result.is_score_valid and result.error is None:
+                scored.append(replace(each, result=result, failure=None))
+            elif each.failure is not None:  # it had no score and got none
+                scored.append(each)
+            else:
+                failure = Failure("invalid_result", "InvalidResultError", result.error or "it has no valid score")
+                scored.append(replace(each, result=result, failure=failure))
+        return scored
+
+
+def custom_scorer(
+    spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS
+) -> CustomScorer | None:
+    """Return the scorer of a reward that was made of a `compute_score`; None for any other."""
+    if hasattr(spec.function, "each"):
+        return GroupScorer(spec, deadline_s, max_threads=max_threads)
+    is_custom = hasattr(spec.function, "custom_form")
+    return CustomScorer(spec, deadline_s, max_threads=max_threads) if is_custom else None

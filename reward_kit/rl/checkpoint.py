@@ -1,0 +1,519 @@
+"""Checkpoints of a training run, and batches kept for study: folders that are whole or absent, without pickle.
+
+    checkpoints/
+      step-000123/
+        model/             weights, configuration and tokenizer in the format of `transformers`, if a model is given
+        state.safetensors  the arrays of the state …
+        state.json         … and the rest of it
+        manifest.json      step, score, facts, and size and SHA-256 of every file; written last
+
+A folder is written beside its place, flushed to disk, then renamed, so that a kill leaves earlier checkpoints whole.
+One process writes to a folder of checkpoints.
+
+A state is a tree of dicts, lists, tuples, numbers, texts, None, tensors and NumPy arrays, such as the `state_dict` of
+an optimizer or `random.getstate()`; it comes back bit for bit. In the JSON, an object with one key that begins with "$"
+stands for what JSON has no form for:
+
+    {"$tensor": "3"}      the tensor of this name in the safetensors file
+    {"$array": "4"}       an array of NumPy
+    {"$scalar": "5"}      a NumPy number
+    {"$tuple": […]}
+    {"$dict": [[k, v]…]}  a dict whose keys are not all texts, or one of which begins with "$"
+    {"$float": "nan"}     also "inf" and "-inf"
+    {"$objects": […]}     an array (B,) of any objects
+    {"$allowed_ids": …}   what a constraint allowed at the tokens of a row
+    {"$text": "…"}        the text of an object that could not be kept (`as_text` only)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import random
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from reward_kit.agent.policies.hf.model import no_progress_bars
+from reward_kit.episodes.allowed_ids import AllowedIds
+from reward_kit.errors import ConfigError, StoreError, boundary, kind_of
+from reward_kit.private_files import make_private, make_private_folder
+from reward_kit.runs.files import read_json, told_of
+from reward_kit.tokens import TokenBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = [
+    "Checkpoint",
+    "Latest",
+    "StudyBatch",
+    "Torn",
+    "best",
+    "check_whole",
+    "checkpoints",
+    "latest",
+    "load_batch_for_study",
+    "load_checkpoint",
+    "prune",
+    "random_states",
+    "restore_random_states",
+    "save_batch_for_study",
+    "save_checkpoint",
+]
+
+logger = logging.getLogger("reward_kit.rl")
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+MODEL = "model"
+PART, OLD = ".part", ".old"
+"""Suffixes of folders that are being written or removed; their names begin with a dot."""
+_NAME = re.compile(r"step-(\d{6,})")
+_STUDY_NAME = re.compile(r"study-(\d{3,})")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The content of a checkpoint.
+
+    Attributes:
+        path: its folder; `path / "model"` is what `load_model` takes, if a model was saved.
+        step: the training step after which it was made.
+        state: the tree that was saved, on the CPU.
+        score: of the policy, if the trainer knew it; more is better.
+        facts: counters and the like.
+    """
+
+    path: Path
+    step: int
+    state: Any
+    score: float | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Torn(NamedTuple):
+    """A folder with a checkpoint's name that is damaged, and the reason."""
+
+    path: Path
+    reason: str
+
+
+class Latest(NamedTuple):
+    """The newest whole checkpoint, if there is one, and the newer ones that are torn."""
+
+    path: Path | None
+    torn: list[Torn]
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    state: Any,
+    *,
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    score: float | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write `folder/step-000123`, replace an existing one, and remove what earlier kills left.
+
+    Args:
+        folder: the checkpoints of one run.
+        step: the training step after which it is made, from 0.
+        state: everything that the trainer needs to continue, a tree as in the module's docstring.
+        model: the weights, so that others can load them too; without it they belong in `state`.
+        tokenizer: saved with the model.
+        score: of the policy; more is better. `prune` keeps the best.
+        facts: counters and the like; plain JSON.
+
+    Raises:
+        ConfigError: the state holds something of another kind.
+        StoreError: it cannot be written; earlier checkpoints stay.
+    """
+    if step < 0:
+        raise ConfigError(f"step counts from 0; got {step}")
+    for left in [path for end in (PART, OLD) for path in folder.glob(f".*{end}")]:
+        shutil.rmtree(left, ignore_errors=True)
+        logger.info("removed %s, which a kill has left", left)
+    path = folder / f"step-{step:06d}"
+    with atomic_folder(path, is_private=True) as part:
+        if model is not None:
+            (part / MODEL).mkdir()
+            write_model(part / MODEL, model, tokenizer)
+        write_tree(part, "state", state)
+        files = {
+            file.relative_to(part).as_posix(): {"bytes": file.stat().st_size, "sha256": _digest(file)}
+            for file in sorted(part.rglob("*"))
+            if file.is_file()
+        }
+        known = {"step": step, "score": score, "facts": dict(facts or {})}
+        try:
+            text = json.dumps({"schema_version": SCHEMA_VERSION, **known, "files": files}, indent=1, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"score and facts of a checkpoint are plain JSON with finite numbers: {error}") from error
+        (part / MANIFEST).write_text(text, encoding="utf-8")
+    return path
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises:
+        StoreError: it is torn.
+    """
+    manifest = check_whole(path)
+    return Checkpoint(path, manifest["step"], read_tree(path, "state"), manifest["score"], manifest["facts"])
+
+
+def check_whole(path: Path) -> dict[str, Any]:
+    """Check that every file of a checkpoint is there and as it was written; return its manifest.
+
+    Raises:
+        StoreError: the manifest or a file is missing or changed; the message says which.
+    """
+    manifest = _manifest(path)
+    for name, known in manifest["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise StoreError(f"{file} is missing")
+        with told_of("read", file):
+            if known != {"bytes": file.stat().st_size, "sha256": _digest(file)}:
+                raise StoreError(f"{file} is not as it was written; it was cut off or changed")
+    return manifest
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    file = folder / MANIFEST
+    manifest = read_json(file)
+    version, files, score = manifest.get("schema_version"), manifest.get("files"), manifest.get("score")
+    if version != SCHEMA_VERSION:
+        raise StoreError(f"{file}: schema_version is {version}, and this release reads {SCHEMA_VERSION}")
+    has_files = isinstance(files, dict) and {"state.json", "state.safetensors"} <= files.keys()
+    has_score = score is None or isinstance(score, int | float)
+    if not (has_files and has_score and {"step", "score", "facts"} <= manifest.keys()):
+        raise StoreError(f"{file} is not a manifest of a checkpoint")
+    return manifest
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """All folders with a checkpoint's name, oldest first, torn ones included."""
+    found = {int(match[1]): path for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))}
+    return [found[step] for step in sorted(found)]
+
+
+def latest(folder: Path) -> Latest:
+    """Find the newest whole checkpoint; newer torn ones are returned and logged."""
+    torn: list[Torn] = []
+    for path in reversed(checkpoints(folder)):
+        if (reason := _why_torn(path)) is None:
+            return Latest(path, torn)
+        torn.append(Torn(path, reason))
+    return Latest(None, torn)
+
+
+def best(folder: Path) -> Path | None:
+    """Find the whole checkpoint with the highest score, of equals the oldest."""
+    scored = []
+    for path in checkpoints(folder):
+        try:
+            score = _manifest(path)["score"]
+        except StoreError:
+            continue  # `latest` reports it
+        scored += [] if score is None else [(score, path)]
+    in_order = sorted(scored, key=lambda found: -found[0])  # stable, so equals stay in order of steps
+    return next((path for _, path in in_order if _why_torn(path) is None), None)
+
+
+def _why_torn(path: Path) -> str | None:
+    """Log and return why a checkpoint cannot be used; None if it is whole."""
+    try:
+        check_whole(path)
+    except StoreError as error:
+        logger.warning("checkpoint %s is torn and not used: %s", path, error)
+        return str(error)
+    return None
+
+
+def prune(folder: Path, *, keep: int) -> list[Path]:
+    """Remove all checkpoints but the newest `keep`, the newest whole one and the best; return the removed ones.
+
+    Raises:
+        ConfigError: `keep` is below 1.
+        StoreError: one cannot be removed.
+    """
+    if keep < 1:
+        raise ConfigError(f"keep is at least 1; got {keep}")
+    kept = {*checkpoints(folder)[-keep:], best(folder), latest(folder).path}
+    removed = [path for path in checkpoints(folder) if path not in kept]
+    for path in removed:
+        with told_of("remove", path):
+            if path.is_symlink():
+                path.unlink()
+                continue
+            # Renamed first, so that a kill leaves no part of it under its name.
+            old = _hidden(path, OLD)
+            path.rename(old)
+            shutil.rmtree(old)
+    return removed
+
+
+def random_states() -> dict[str, Any]:
+    """The states of the global generators of torch (every device), NumPy and Python, for a checkpoint."""
+    states = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def restore_random_states(states: Mapping[str, Any]) -> None:
+    """Set the global generators to what `random_states` returned."""
+    torch.set_rng_state(states["torch"])
+    np.random.set_state(states["numpy"])
+    random.setstate(states["python"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+class StudyBatch(NamedTuple):
+    """Rows on which training stopped, and facts about the failure."""
+
+    rows: TokenBatch
+    facts: dict[str, Any]
+
+
+def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any]) -> Path:
+    """Keep the rows on which a loss or a gradient was not finite, in a new folder `study-000`, `study-001`, ….
+
+    Args:
+        folder: of all studies.
+        rows: the rows; objects other than numbers, texts and arrays are kept as texts.
+        facts: such as step, loss, and names of parameters without finite gradients. Numbers need not be finite.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    numbers = [int(found[1]) for path in folder.glob("study-*") if (found := _STUDY_NAME.fullmatch(path.name))]
+    path = folder / f"study-{max(numbers, default=-1) + 1:03d}"
+    tree = {"batch": rows.batch, "others": rows.non_tensor_batch, "meta_info": rows.meta_info, "facts": dict(facts)}
+    with atomic_folder(path, is_private=True) as part:
+        write_tree(part, "batch", tree, as_text=True)
+    return path
+
+
+def load_batch_for_study(path: Path) -> StudyBatch:
+    """Read the rows that `save_batch_for_study` kept.
+
+    Raises:
+        StoreError: they cannot be read.
+    """
+    tree = read_tree(path, "batch")
+    return StudyBatch(TokenBatch(tree["batch"], tree["others"], tree["meta_info"]), tree["facts"])
+
+
+@contextmanager
+def atomic_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
+    """Open a folder to write into, which replaces `path` at the end of the block; an error leaves `path` as it was.
+
+    If `path` is a symbolic link, its target is replaced. A kill leaves the old folder or the new one, and perhaps a
+    hidden one beside it. Everything is flushed to disk before the folder has its name.
+
+    Args:
+        path: where the folder will be; parents are made.
+        is_private: only its owner may read it.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    path = Path(os.path.realpath(path))
+    make = make_private_folder if is_private else Path.mkdir
+    with told_of("write", path):
+        make(path.parent, parents=True, exist_ok=True)
+        part = _hidden(path, PART)
+        make(part)
+        try:
+            yield part
+            if is_private:
+                make_private(part)
+            for inner in [*sorted(part.rglob("*")), part]:
+                _flush(inner)
+            # A folder with files in it cannot be renamed over, so the old one steps aside first.
+            old = _hidden(path, OLD)
+            if is_replaced := path.exists():
+                path.rename(old)
+            try:
+                part.rename(path)
+            except OSError:
+                if is_replaced:
+                    old.rename(path)
+                raise
+            _flush(path.parent)
+            if is_replaced:
+                shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _hidden(path: Path, end: str) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{end}")
+
+
+def _flush(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":  # folders cannot be opened there, and need not be
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Write a model and its tokenizer into an existing folder, as `model_kit.save_model` does.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    with boundary(StoreError, f"cannot write the model to {folder}"), no_progress_bars():
+        model.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> None:
+    """Write a tree as `name.safetensors` and `name.json`.
+
+    Tensors are written from the CPU without gradient; one that occurs twice, such as tied weights, is written once.
+
+    Args:
+        folder: where to.
+        name: of the two files.
+        tree: the state.
+        as_text: keep objects of other kinds as text instead of refusing them.
+
+    Raises:
+        ConfigError: the tree holds an object of another kind; the message says where.
+        StoreError: the files cannot be written.
+    """
+    tensors: Tensors = {}
+    plain = _Writer(tensors, as_text).plain(tree, name)
+    with told_of("write", folder / name), boundary(StoreError, f"cannot write {folder / name}"):
+        (folder / f"{name}.json").write_text(json.dumps(plain, allow_nan=False), encoding="utf-8")
+        save_file(tensors, folder / f"{name}.safetensors")
+
+
+def read_tree(folder: Path, name: str) -> Any:
+    """Read the tree that `write_tree` wrote, on the CPU.
+
+    Raises:
+        StoreError: a file is missing or damaged.
+    """
+    path = folder / f"{name}.json"
+    with told_of("read", path), boundary(StoreError, f"cannot read {path} and its safetensors"):
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        return _restored(plain, load_file(folder / f"{name}.safetensors"))
+
+
+class _Writer:
+    """Converts a tree to JSON and collects its arrays."""
+
+    def __init__(self, tensors: Tensors, as_text: bool) -> None:
+        self._tensors, self._as_text = tensors, as_text
+        self._names: dict[tuple[Any, ...], str] = {}
+        # While these live, no other tensor gets their addresses.
+        self._kept: list[torch.Tensor] = []
+        self._storages: set[int] = set()
+
+    def plain(self, value: Any, where: str) -> Any:
+        if value is None or isinstance(value, bool | str) or type(value) is int:
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {"$float": str(value)}
+        if isinstance(value, torch.Tensor):
+            return {"$tensor": self._tensor(value)}
+        if isinstance(value, np.ndarray | np.generic):
+            return self._array(value, where)
+        if isinstance(value, Mapping):
+            if all(isinstance(key, str) and not key.startswith("$") for key in value):
+                return {key: self.plain(item, f"{where}.{key}") for key, item in value.items()}
+            return {"$dict": [[self.plain(k, where), self.plain(v, f"{where}.{k}")] for k, v in value.items()]}
+        if type(value) is list or type(value) is tuple:
+            items = [self.plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+            return items if type(value) is list else {"$tuple": items}
+        if isinstance(value, AllowedIds):
+            return {"$allowed_ids": self.plain((value.places, value.which, list(value.sets)), where)}
+        if self._as_text:
+            return {"$text": repr(value)}
+        raise ConfigError(f"{where} is {kind_of(value)}, which a checkpoint cannot hold; give numbers, texts or arrays")
+
+    def _tensor(self, value: torch.Tensor) -> str:
+        tensor = value.detach()
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+        if tensor.numel() and key in self._names:
+            return self._names[key]
+        name = self._names[key] = str(len(self._tensors))
+        dense = tensor.cpu().contiguous()
+        # Safetensors takes no two tensors of one memory, and none that is a part of a larger one.
+        storage = dense.untyped_storage()
+        if storage.data_ptr() in self._storages or storage.nbytes() != dense.numel() * dense.element_size():
+            dense = dense.clone()
+        self._storages.add(storage.data_ptr())
+        self._kept += [tensor, dense]
+        self._tensors[name] = dense
+        return name
+
+    def _array(self, value: Any, where: str) -> Any:
+        if value.dtype == object:
+            return {"$objects": [self.plain(item, f"{where}[{index}]") for index, item in enumerate(value)]}
+        native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+        try:
+            name = self._tensor(torch.from_numpy(native))
+        except TypeError:
+            if self._as_text or native.dtype.kind == "U":
+                return {"$objects": [self.plain(item, where) for item in native.tolist()]}
+            raise ConfigError(f"{where} is an array of {value.dtype}, which a checkpoint cannot hold") from None
+        return {"$array" if isinstance(value, np.ndarray) else "$scalar": name}
+
+
+def _restored(plain: Any, tensors: Tensors) -> Any:
+    if isinstance(plain, list):
+        return [_restored(item, tensors) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    tag = next(iter(plain), "")
+    if len(plain) == 1 and tag in _READERS:
+        return _READERS[tag](plain[tag], tensors)
+    return {key: _restored(item, tensors) for key, item in plain.items()}
+
+
+_READERS: dict[str, Callable[[Any, Tensors], Any]] = {
+    "$tensor": lambda name, tensors: tensors[name],
+    "$array": lambda name, tensors: tensors[name].numpy(),
+    "$scalar": lambda name, tensors: tensors[name].numpy()[()],
+    "$tuple": lambda items, tensors: tuple(_restored(items, tensors)),
+    "$dict": lambda pairs, tensors: {_restored(k, tensors): _restored(v, tensors) for k, v in pairs},
+    "$float": lambda text, tensors: float(text),
+    "$objects": lambda items, tensors: np.fromiter(_restored(items, tensors), dtype=object, count=len(items)),
+    "$allowed_ids": lambda parts, tensors: AllowedIds.shared(*_restored(parts, tensors)),
+    "$text": lambda text, tensors: text,
+}

@@ -1,0 +1,477 @@
+"""Our own chat templates, for models that we build: one token per role, nothing between messages, prefix-preserving.
+
+    <|tools|>{"type": "function", …}       the tools, one a line, where there are any
+    <|system|>You do chores.<|user|>You see a fridge 1.
+    <|assistant|>go to fridge 1<|end|>     without the line breaks that stand here
+    <|tool|>You arrive.<|assistant|>
+
+A message begins with the mark of its role and ends where the next mark begins; only what the assistant says ends with
+a token of its own, `<|end|>`, which is the end-of-sequence token, since somebody has to say that it is done. What a
+message becomes never depends on what follows it, so that the tokens of an episode so far are always the beginning of
+its next prompt. A mark that stands in the text of a message is broken up, so that a text cannot speak in another role.
+Calls are written as the action format "hermes" writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from reward_kit.agent.policies.hf.model import no_progress_bars
+from reward_kit.credit.options import check_choice
+from reward_kit.errors import ConfigError, boundary
+from reward_kit.rl.checkpoint import atomic_folder, write_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
+
+ROLE_MARKS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|tools|>")
+
+SPECIAL_TOKENS = (PAD, UNKNOWN, END, *ROLE_MARKS)
+
+CALL_MARKS = ("<tool_call>", "</tool_call>")
+
+"""One token each, and part of the text: what stands between them is a call as JSON."""
+
+CHAT_TEMPLATE = """\
+{%- macro safe(text) -%}{{ text | replace('<|', '< |') }}{%- endmacro -%}
+{%- macro words(content) -%}
+{%- if content is string -%}{{ safe(content) }}
+{%- elif content -%}{%- for part in content -%}{{ safe(part.text or '') }}{%- endfor -%}
+{%- endif -%}{%- endmacro -%}
+{%- macro written(call) -%}
+{%- if call.arguments is string -%}{%- set arguments = call.arguments -%}
+{%- else -%}{%- set arguments = call.arguments | tojson -%}{%- endif -%}
+{{ '<tool_call>\\n{"name": ' ~ safe(call.name | tojson) ~ ', "arguments": ' ~ safe(arguments) ~ '}\\n</tool_call>' }}
+{%- endmacro -%}
+{%- if tools -%}<|tools|>{%- for tool in tools -%}
+{{ safe(tool | tojson) }}{%- if not loop.last -%}{{ '\\n' }}{%- endif -%}
+{%- endfor -%}{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role in ('system', 'developer') -%}<|system|>{{ words(message.content) }}
+{%- elif message.role == 'user' -%}<|user|>{{ words(message.content) }}
+{%- elif message.role in ('tool', 'function') -%}<|tool|>{{ words(message.content) }}
+{%- elif message.role == 'assistant' -%}<|assistant|>
+{%- if message.reasoning_content -%}
+{{ '<think>\\n' ~ safe(message.reasoning_content) ~ '\\n</think>\\n\\n' }}{%- endif -%}
+{{ words(message.content) }}
+{%- for call in message.tool_calls or [] -%}
+{%- if message.content or not loop.first -%}{{ '\\n' }}{%- endif -%}
+{{ written(call.function or call) }}{%- endfor -%}<|end|>
+{%- else -%}{{ raise_exception('a message has the role system, user, assistant or tool; got ' ~ message.role) }}
+{%- endif -%}{%- endfor -%}
+{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
+
+"""A chat with a system message, tools and calls, in which each role is one token that no text can write."""
+
+TERSE_TEMPLATE = """\
+{%- macro safe(text) -%}{{ text | replace('<|', '< |') }}{%- endmacro -%}
+{%- for message in messages -%}
+{%- set words = message.content if message.content is string else (message.content or []) | join('', 'text') -%}
+{%- if message.role == 'assistant' -%}<|assistant|>{{ safe(words) }}<|end|>
+{%- elif message.role in ('user', 'tool', 'function') -%}{{ ' ' ~ safe(words) }}
+{%- elif message.role not in ('system', 'developer') -%}
+{{ raise_exception('a message has the role system, user, assistant or tool; got ' ~ message.role) }}
+{%- endif -%}{%- endfor -%}
+{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
+
+"""The shortest, for models that know one task by heart: what the world says is all that is not said by the assistant.
+
+    Your task is: …<|assistant|>go to fridge 1<|end|> You arrive.<|assistant|>
+
+System messages and tools are left out, and so are calls, which stand in what an assistant says with the action format
+"bare".
+"""
+
+Level = Literal["word", "byte"]
+
+Spaces = Literal["kept", "single", "none"]
+
+
+def build_tokenizer(
+    texts: Iterable[str] = (),
+    *,
+    words: Iterable[str] = (),
+    units: Sequence[str] = (),
+    level: Level = "word",
+    spaces: Spaces = "kept",
+    dropped: Sequence[str] = (),
+    chat_template: str = CHAT_TEMPLATE,
+    context: int | None = None,
+) -> PreTrainedTokenizerFast:
+    r"""A tokenizer with our chat template inside; `save_pretrained` and `AutoTokenizer.from_pretrained` keep it whole.
+
+    Word by word ("word"), a text is taken apart into units, words (`\w+`) and single signs, each with the one space
+    that may stand before it; every further character of white space is a piece of its own. The vocabulary is what
+    occurs in `texts` and `words`, every piece with a space before it and without, spaces and line breaks. All else
+    becomes `<|unknown|>`; `unknown_pieces` counts it. What is lost: unknown pieces, what is `dropped`, and spaces where
+    they are not kept.
+
+    Byte by byte ("byte"), a token is a byte of UTF-8: nothing is unknown, and there is no vocabulary to build.
+
+    Args:
+        texts: of the domain, for its vocabulary.
+        words: words and things that may come up and are not in the texts.
+        units: regular expressions (Oniguruma's) of what is to be one token though it is several words; the first that
+            matches counts. `[a-z]+ \d+` makes "fridge 1" one token, `\{"name": "` the beginning of a call.
+        level: "word" or "byte".
+        spaces: "kept"; "single" makes every run of white space one space, and none at the ends of a text; with "none"
+            white space only parts pieces, so that a word has one form, and one space stands between the texts of
+            tokens. No grammar can be compiled for such a tokenizer; choices among listed texts can be.
+        dropped: regular expressions (Oniguruma's) of what is left out of every text, one after another, before anything
+            else, such as `(?i)\b(?:a|the)\b`. Whoever reads tokens does not see it: what observations lose is lost to
+            the model, and two choices that differ in nothing else cannot be told apart.
+        chat_template: Jinja, with the marks of `templates`.
+        context: what `model_max_length` says.
+
+    Raises:
+        ConfigError: the level is unknown, there is no vocabulary or one that is not wanted, or a unit or something
+            dropped is no expression.
+    """
+    check_choice("level", level, get_args(Level))
+    check_choice("spaces", spaces, get_args(Spaces))
+    if level == "word":
+        core = _word_level(texts, words, units, spaces, dropped)
+    elif units or list(words) or list(texts) or spaces == "none":
+        raise ConfigError(
+            "a tokenizer of bytes has no vocabulary to build; leave out texts, words, units and spaces='none'"
+        )
+    else:
+        core = _byte_level(spaces, dropped)
+    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    core.add_tokens([AddedToken(token, special=False, normalized=False) for token in CALL_MARKS])
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=core,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN if level == "word" else None,
+        extra_special_tokens=[token for token in SPECIAL_TOKENS if token not in (PAD, END, UNKNOWN)],
+        chat_template=chat_template,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+        **({"model_max_length": context} if context is not None else {}),
+    )
+
+
+def _word_level(
+    texts: Iterable[str], words: Iterable[str], units: Sequence[str], spaces: Spaces, dropped: Sequence[str]
+) -> Tokenizer:
+    _check_expressions("units", units)
+    alternatives = "|".join([*(f"(?:{unit})" for unit in units), r"\w+", r"[^\w\s]"])
+    core = Tokenizer(models.WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN))
+    if spaces == "none":
+        # Without a decoder a space is put between the texts of tokens.
+        core.pre_tokenizer = pre_tokenizers.Split(Regex(alternatives), behavior="removed", invert=True)
+    else:
+        core.pre_tokenizer = pre_tokenizers.Split(Regex(f" ?(?:{alternatives})|\\s"), behavior="isolated")
+        core.decoder = decoders.Fuse()
+    core.normalizer = _normalizer(spaces, dropped)
+    pieces = _pieces(core, chain(texts, words))
+    if not pieces:
+        raise ConfigError("a tokenizer of words needs texts or words for its vocabulary; for plain bytes level='byte'")
+    if spaces != "none":
+        _add_other_forms(pieces)
+    ordered = sorted(pieces, key=lambda piece: (-pieces[piece], piece))
+    vocabulary = dict.fromkeys([*SPECIAL_TOKENS, *CALL_MARKS, *ordered])
+    core.model = models.WordLevel({piece: place for place, piece in enumerate(vocabulary)}, unk_token=UNKNOWN)
+    return core
+
+
+def _check_expressions(name: str, expressions: Sequence[str]) -> None:
+    for expression in expressions:
+        with boundary(ConfigError, f"{name}: {expression!r} is no regular expression"):
+            Regex(expression)
+
+
+def _normalizer(spaces: Spaces, dropped: Sequence[str]) -> normalizers.Normalizer | None:
+    _check_expressions("dropped", dropped)
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(Regex(expression), "") for expression in dropped]
+    if spaces == "single":
+        steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    return normalizers.Sequence(steps) if steps else None
+
+
+def _pieces(core: Tokenizer, texts: Iterable[str]) -> Counter[str]:
+    """How often each piece occurs."""
+    found: Counter[str] = Counter()
+    for text in texts:
+        plain = core.normalizer.normalize_str(text) if core.normalizer is not None else text
+        found.update(piece for piece, _ in core.pre_tokenizer.pre_tokenize_str(plain))
+    return found
+
+
+def _add_other_forms(pieces: Counter[str]) -> None:
+    """Every piece's other form, with a space or without, and white space itself, as occurring 0 times."""
+    words = [piece for piece in pieces if not piece.isspace()]
+    others = [piece[1:] if piece.startswith(" ") else f" {piece}" for piece in words]
+    for piece in (*others, " ", "\n") if words else ():
+        pieces.setdefault(piece, 0)
+
+
+def _byte_level(spaces: Spaces, dropped: Sequence[str]) -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: place for place, token in enumerate([*SPECIAL_TOKENS, *CALL_MARKS, *alphabet])}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    core.normalizer = _normalizer(spaces, dropped)
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    return core
+
+
+def unknown_pieces(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Counter[str]:
+    """What of these texts is not in the vocabulary, and how often; empty where nothing is lost.
+
+    Args:
+        tokenizer: one with offsets, as all that are built here are.
+        texts: without the marks of the chat template.
+    """
+    found: Counter[str] = Counter()
+    if tokenizer.unk_token_id is None:
+        return found
+    for text in texts:
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        for token, (start, stop) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            if token == tokenizer.unk_token_id:
+                found[text[start:stop]] += 1
+    return found
+
+
+def tool_texts(tools: Iterable[dict[str, Any]]) -> list[str]:
+    """The texts that tools become in our chat template, for the vocabulary of a tokenizer."""
+    return [json.dumps(tool, ensure_ascii=False) for tool in tools]
+
+
+logger = logging.getLogger("reward_kit.rl")
+
+EMBEDDING_STD = 0.02
+
+_MULTIPLE = 32
+
+
+def build_decoder(
+    tokenizer: PreTrainedTokenizerBase | int,
+    *,
+    layers: int,
+    width: int,
+    heads: int,
+    context: int,
+    kv_heads: int | None = None,
+    hidden: int | None = None,
+    tie: bool = True,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> Qwen3ForCausalLM:
+    """A decoder with fresh weights; the same arguments give the same weights, and no global generator is touched.
+
+    Embeddings begin at a standard deviation of 0.02, so that with tied weights all tokens are about equally likely at
+    first; matrices at 1/√(their inputs), so that activations keep their size at any width; the two matrices of a layer
+    that write to the residual stream at zero, so that every layer begins as the identity.
+
+    Args:
+        tokenizer: the tokenizer, or the number of its tokens.
+        layers: decoder layers.
+        width: of the residual stream.
+        heads: of attention; `width` is a multiple of them.
+        context: the longest sequence, in tokens.
+        kv_heads: heads of keys and values, of which `heads` is a multiple; by default as many as heads.
+        hidden: width inside a layer's MLP; by default 8/3 of `width`, up to the next multiple of 32.
+        tie: the embeddings are the output matrix too.
+        seed: of the weights.
+        dtype: of the weights.
+
+    Raises:
+        ConfigError: a number is below 1, or the heads do not divide.
+    """
+    kv_heads = heads if kv_heads is None else kv_heads
+    hidden = _MULTIPLE * math.ceil(8 * width / 3 / _MULTIPLE) if hidden is None else hidden
+    vocabulary = tokenizer if isinstance(tokenizer, int) else len(tokenizer)
+    _check(vocabulary=vocabulary, layers=layers, width=width, heads=heads, context=context, kv=kv_heads, hidden=hidden)
+    ids: dict[str, Any] = _special_ids(tokenizer)
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=width // heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=tie,
+        initializer_range=EMBEDDING_STD,
+        **ids,
+    )
+    with torch.random.fork_rng(devices=[]):
+        model: Qwen3ForCausalLM = Qwen3ForCausalLM(config)
+    initialise(model, seed)
+    torch.nn.Module.to(model, dtype)
+    model.generation_config = GenerationConfig(**ids)  # type: ignore[no-untyped-call]
+    logger.info("%s", describe(model))
+    return model
+
+
+def _check(*, vocabulary: int, layers: int, width: int, heads: int, context: int, kv: int, hidden: int) -> None:
+    numbers = {"the vocabulary": vocabulary, "layers": layers, "width": width, "heads": heads, "context": context}
+    for name, number in (numbers | {"kv_heads": kv, "hidden": hidden}).items():
+        if number < 1:
+            raise ConfigError(f"{name} is at least 1; got {number}")
+    if width % heads or (width // heads) % 2:
+        # Rotary positions turn pairs of numbers.
+        raise ConfigError(f"width is an even multiple of heads; got width={width} and heads={heads}")
+    if heads % kv:
+        raise ConfigError(f"heads is a multiple of kv_heads; got heads={heads} and kv_heads={kv}")
+
+
+def _special_ids(tokenizer: PreTrainedTokenizerBase | int) -> dict[str, int | None]:
+    if isinstance(tokenizer, int):
+        return {"pad_token_id": None, "eos_token_id": None, "bos_token_id": None}
+    return {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+
+
+@torch.no_grad()
+def initialise(model: PreTrainedModel, seed: int) -> None:
+    """Begin anew, in place, as `build_decoder` says; any decoder with Llama's names of layers.
+
+    Args:
+        model: its weights are float32 here, so that every dtype begins alike.
+        seed: of the weights.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, weights in model.named_parameters():
+        if weights.ndim < 2:
+            weights.fill_(0.0 if name.endswith("bias") else 1.0)
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights.zero_()
+        else:
+            is_table = name.endswith(("embed_tokens.weight", "lm_head.weight"))
+            std = EMBEDDING_STD if is_table else weights.shape[1] ** -0.5
+            weights.copy_(torch.randn(weights.shape, generator=generator) * std)
+
+
+@torch.no_grad()
+def compose_embeddings(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, number_weight: float = 0.5
+) -> None:
+    """Let a token of several words begin as the sum of its words, in place: "take mug 1" as "take" + "mug" + half "1".
+
+    Tokens that share a word are then akin from the start, as input and, with tied weights, as output: to take the mug
+    that is asked for, a model has to copy the word and not to learn every pair of a word and a command. The sums are
+    scaled to the size of one word. Special tokens keep what they have.
+
+    Args:
+        model: its embeddings are of one standard deviation, as `build_decoder` begins them.
+        tokenizer: of words, from `build_tokenizer`.
+        seed: of the words.
+        number_weight: of a word that is a number; which of several mugs it is says less than that it is one.
+    """
+    table: Any = model.get_input_embeddings().weight
+    std, generator = float(table.std()), torch.Generator().manual_seed(seed)
+    words: dict[str, torch.Tensor] = {}
+    for text, token in sorted(tokenizer.get_vocab().items()):
+        parts = text.split()
+        if not parts or token in tokenizer.added_tokens_decoder:
+            continue
+        for part in parts:
+            if part not in words:
+                words[part] = torch.randn(table.shape[1], generator=generator) * std
+        weights = [number_weight if part.isdigit() else 1.0 for part in parts]
+        total = torch.stack([words[part] * weight for part, weight in zip(parts, weights, strict=True)]).sum(dim=0)
+        table[token] = total / math.hypot(*weights)
+
+
+def parameter_count(model: PreTrainedModel) -> int:
+    """The numbers in all weights, tied ones counted once."""
+    return sum(weights.numel() for weights in model.parameters())
+
+
+def describe(model: PreTrainedModel) -> str:
+    """One line, such as "a decoder of 613.2k parameters (40.1k of them embeddings): 2 layers, width 128, …"."""
+    config = model.config
+    weights: Any = model.get_input_embeddings().weight
+    return (
+        f"a decoder of {_short(parameter_count(model))} parameters ({_short(weights.numel())} of them embeddings): "
+        f"{config.num_hidden_layers} layers, width {config.hidden_size}, {config.num_attention_heads} heads, "
+        f"context {config.max_position_embeddings}"
+    )
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e6:.1f}M" if count >= 1_000_000 else f"{count / 1e3:.1f}k"
+
+
+class LoadedModel(NamedTuple):
+    """A model and its tokenizer, None where the folder has none."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+def save_model(
+    folder: Path | str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    is_private: bool = False,
+) -> None:
+    """Write a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load.
+
+    The weights are in safetensors. A folder that is there already is replaced as a whole.
+
+    Args:
+        folder: where to; folders above it are made.
+        model: a causal language model.
+        tokenizer: its tokenizer.
+        is_private: the folder is its owner's alone; by default the umask decides.
+
+    Raises:
+        StoreError: it cannot be written; what was there stays.
+    """
+    with atomic_folder(Path(folder), is_private=is_private) as part:
+        write_model(part, model, tokenizer)
+
+
+def load_model(
+    folder: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> LoadedModel:
+    """Read what `save_model` wrote; nothing is ever fetched from the network.
+
+    Args:
+        folder: the model's.
+        dtype: of the weights; by default what they were saved in.
+        device: where they go.
+
+    Raises:
+        ConfigError: there is no model in the folder, or it cannot be read.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"there is no model in {folder}: no config.json; give a folder that save_model wrote")
+    # It takes seconds, and checkpoints without a model need none of it.
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with boundary(ConfigError, f"cannot load the model in {folder}"), no_progress_bars():
+        # No code of the folder is run.
+        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", **options)
+        has_tokenizer = (folder / "tokenizer_config.json").is_file()
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options) if has_tokenizer else None
+        torch.nn.Module.to(model, device)
+    return LoadedModel(model, tokenizer)

@@ -1,0 +1,724 @@
+"""Training schedules, and an exact simulation of what each gains while rewards are being scored.
+
+No clock runs. A step rolls out a batch, hands it to the reward agent, computes log-probabilities, updates the policy by
+each mini-batch, and publishes the weights. The machine does one of these at a time; at most `max_concurrency` reward
+calls run beside it, begun in the order in which they were submitted. `AsyncRewardAgent` does so within a batch; batches
+that wait for slots at the same time take turns there.
+
+For equal latencies `both` takes no longer than `minibatch` and `one_step_off`, and neither of them longer than `sync`:
+calls without precedence, begun in a fixed order, end no later when the slots come free earlier, and each schedule needs
+the rewards no earlier than the one it is compared with. `docs/concepts/overlap.md` gives the argument.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from reward_kit.errors import ConfigError, did_you_mean, why_unreadable
+
+__all__ = [
+    "Interval",
+    "Latency",
+    "Overlap",
+    "PipelineSettings",
+    "Schedule",
+    "ScheduleResult",
+    "ScoredBatch",
+    "draw_latencies",
+    "draw_timeline",
+    "list_schedule",
+    "lower_bound",
+    "parse_latency",
+    "rank_correlation",
+    "read_durations",
+    "simulate_overlap",
+]
+
+MOST_CALLS = 5_000_000
+MOST_SECONDS = 1e8
+"""Three years. With sums of such numbers the clock of a simulation still tells milliseconds, and cannot overflow."""
+
+
+class Schedule(StrEnum):
+    """When the machine rolls out, and what it waits for before it updates."""
+
+    SYNC = "sync"
+    MINIBATCH = "minibatch"
+    ONE_STEP_OFF = "one_step_off"
+    BOTH = "both"
+
+    @property
+    def updates_early(self) -> bool:
+        """A mini-batch is trained on as soon as enough groups are scored."""
+        return self in (Schedule.MINIBATCH, Schedule.BOTH)
+
+    @property
+    def rolls_ahead(self) -> bool:
+        """The next batch is rolled out before this one is trained on, with weights one version older."""
+        return self in (Schedule.ONE_STEP_OFF, Schedule.BOTH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSettings:
+    """How a trainer works, in seconds and numbers.
+
+    Attributes:
+        rollout_s: to roll out a batch.
+        update_s: to update the policy by one mini-batch.
+        log_probs_s: to compute the log-probabilities of a batch, which need no rewards.
+        publish_s: to hand the new weights to whatever rolls out.
+        handling_s: from the end of a rollout to the first call the batch may make: decoding, sending.
+        batch_size: samples in a batch; each is rolled out `group_size` times.
+        group_size: rollouts of a sample; each is one reward call, and a group is complete when all of them are scored.
+        minibatch_size: samples in a mini-batch.
+        max_concurrency: reward calls in flight.
+        steps: batches.
+        separate_rollouts: rollouts have a machine of their own, beside the trainer's.
+        log_probs_while_scoring: `sync` computes log-probabilities before it waits, not after; the others always do.
+        one_batch_at_a_time: the agent begins a batch when the one before is scored, and not when a slot is free.
+
+    Raises:
+        ConfigError: a value is impossible.
+    """
+
+    rollout_s: float
+    update_s: float
+    log_probs_s: float = 0.0
+    publish_s: float = 0.0
+    handling_s: float = 0.0
+    batch_size: int = 64
+    group_size: int = 8
+    minibatch_size: int = 16
+    max_concurrency: int = 16
+    steps: int = 20
+    separate_rollouts: bool = False
+    log_probs_while_scoring: bool = False
+    one_batch_at_a_time: bool = False
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name.endswith("_s") and not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{item.name} is a number of seconds from 0 on, not {value:g}")
+            if item.name.endswith("_s") and value > MOST_SECONDS:
+                raise ConfigError(f"{item.name} is at most {MOST_SECONDS:g} seconds, not {value:g}")
+            if item.type == "int" and value < 1:
+                raise ConfigError(f"{item.name} is at least 1, not {value}")
+        if self.batch_size % self.minibatch_size:
+            raise ConfigError(
+                f"a batch of {self.batch_size} samples cannot be cut into mini-batches of {self.minibatch_size}; "
+                f"minibatch_size divides batch_size, as {_nearest_divisor(self.batch_size, self.minibatch_size)} does"
+            )
+        if self.rollout_s + self.update_s == 0:
+            raise ConfigError("rollout_s and update_s are both 0: nothing would be waiting for the rewards")
+        if self.calls_per_step * self.steps > MOST_CALLS:
+            raise ConfigError(
+                f"{self.steps} steps of {self.calls_per_step} calls are more than {MOST_CALLS:,}; give fewer steps"
+            )
+
+    @property
+    def calls_per_step(self) -> int:
+        """Reward calls of one batch."""
+        return self.batch_size * self.group_size
+
+    @property
+    def train_s(self) -> float:
+        """The work of one step once its batch is rolled out."""
+        return self.log_probs_s + self.minibatches * self.update_s + self.publish_s
+
+    @property
+    def minibatches(self) -> int:
+        """Updates of one step."""
+        return self.batch_size // self.minibatch_size
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    candidates = {d for k in range(1, math.isqrt(number) + 1) if number % k == 0 for d in (k, number // k)}
+    return min(candidates, key=lambda divisor: (abs(divisor - wanted), divisor))
+
+
+Floats = npt.NDArray[np.float64]
+
+
+class _Kind(NamedTuple):
+    """One distribution: its parameters by name, and how numbers are drawn."""
+
+    parameters: tuple[str, ...]
+    draw: Callable[[np.random.Generator, Sequence[float], tuple[int, ...]], Floats]
+
+
+def _lognormal(generator: np.random.Generator, given: Sequence[float], size: tuple[int, ...]) -> Floats:
+    mean, sigma = given
+    if mean == 0.0:
+        return np.zeros(size)
+    return generator.lognormal(math.log(mean) - sigma * sigma / 2, sigma, size)
+
+
+_KINDS = {
+    "constant": _Kind(("SECONDS",), lambda generator, given, size: np.full(size, given[0])),
+    "uniform": _Kind(("LOW", "HIGH"), lambda generator, given, size: generator.uniform(given[0], given[1], size)),
+    "exponential": _Kind(("MEAN",), lambda generator, given, size: generator.exponential(given[0], size)),
+    "lognormal": _Kind(("MEAN", "SIGMA"), _lognormal),
+    "empirical": _Kind((), lambda generator, given, size: generator.choice(np.asarray(given, np.float64), size)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """The distribution of the seconds that one reward call takes.
+
+    Attributes:
+        kind: "constant", "uniform", "exponential", "lognormal", or "empirical", which draws from what was measured.
+        figures: of a constant, the seconds; of a uniform distribution, its lowest and highest; of an exponential one,
+            its mean; of a log-normal one, its mean and the standard deviation of its logarithm; else what was measured.
+
+    Raises:
+        ConfigError: the kind is unknown, or a figure is no possible one.
+    """
+
+    kind: str
+    figures: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ConfigError(f"latency {self.kind!r} is unknown{did_you_mean(self.kind, _KINDS)}")
+        names = _KINDS[self.kind].parameters
+        if names and len(self.figures) != len(names):
+            raise ConfigError(f"latency {self.kind} is written {form_of(self.kind)}, with {len(names)} numbers")
+        if not self.figures:
+            raise ConfigError("latency empirical has no measured call to draw from")
+        for figure in self.figures:
+            if not math.isfinite(figure) or figure < 0:
+                raise ConfigError(f"latency {self.kind}: {figure:g} is no finite number from 0 on")
+            if figure > MOST_SECONDS:
+                raise ConfigError(
+                    f"latency {self.kind}: {figure:g} is above {MOST_SECONDS:g}, the most that is simulated"
+                )
+        if self.kind == "uniform" and self.figures[0] > self.figures[1]:
+            low, high = self.figures
+            raise ConfigError(f"latency uniform: LOW is at most HIGH, not {low:g} and {high:g}")
+
+    def draw(self, generator: np.random.Generator, size: tuple[int, ...]) -> Floats:
+        """As many seconds as `size` asks for."""
+        return _KINDS[self.kind].draw(generator, self.figures, size)
+
+    def __str__(self) -> str:
+        if self.kind == "empirical":
+            return f"empirical, from {len(self.figures)} measured calls"
+        return ":".join([self.kind, *(f"{figure:g}" for figure in self.figures)])
+
+
+def form_of(kind: str) -> str:
+    """How a kind of latency is written: "uniform:LOW:HIGH"."""
+    return ":".join([kind, *_KINDS[kind].parameters])
+
+
+def parse_latency(text: str) -> Latency:
+    """The latency that a user wrote: `uniform:1:40`, `constant:3`, `exponential:8`, `lognormal:8:1.0`, `file:PATH`.
+
+    PATH is the `scores.jsonl` of a run, or the run.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    kind, _, rest = text.partition(":")
+    if kind == "file":
+        path = Path(rest)
+        return Latency("empirical", read_durations(path / "scores.jsonl" if path.is_dir() else path))
+    written = {name for name in _KINDS if name != "empirical"}
+    if kind not in written:
+        raise ConfigError(f"latency {text!r}: no kind {kind!r}{did_you_mean(kind, {*written, 'file'})}")
+    try:
+        figures = tuple(float(part) for part in rest.split(":"))
+    except ValueError:
+        raise ConfigError(f"latency {text!r}: it is written {form_of(kind)}, with numbers") from None
+    return Latency(kind, figures)
+
+
+def read_durations(path: Path) -> tuple[float, ...]:
+    """The seconds of each call in the `scores.jsonl` of a run; a last line that was cut off is left out.
+
+    The episodes that a batch reward scored in one call are one call.
+
+    Raises:
+        ConfigError: the file cannot be read, a line of it is no score, or it has none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{path}: {why_unreadable(path, error)}") from None
+    found: list[float] = []
+    groups: set[tuple[str, float]] = set()
+    for number, line in enumerate(lines, 1):
+        if number == len(lines) and not line.endswith("\n"):
+            continue
+        duration, group = _duration(line, f"{path}:{number}")
+        if group is not None and (group, duration) in groups:
+            continue
+        groups.add((group or "", duration))
+        found.append(duration)
+    if not found:
+        raise ConfigError(f"{path} holds no score to take a duration from")
+    return tuple(found)
+
+
+def _duration(line: str, where: str) -> tuple[float, str | None]:
+    try:
+        record: Any = json.loads(line)
+        duration = float(record["timing"]["duration_s"])
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{where} has no number at timing.duration_s, as scores.jsonl of a run has") from None
+    if not math.isfinite(duration) or duration < 0:
+        raise ConfigError(f"{where}: timing.duration_s is {duration:g}, which is no duration")
+    return duration, record.get("scored_group")
+
+
+def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
+    """No schedule whose rollouts use weights at most one version old is over sooner, however it orders its calls.
+
+    It is the largest of: the work of each machine; and for each run of batches s..t, the work that must come before the
+    first of their calls, the calls themselves spread evenly over the slots (and the longest of them whole), and the
+    work that must come after the last of them.
+    """
+    steps = range(settings.steps)
+    rollouts = 1 if settings.separate_rollouts else settings.steps  # the trainer's machine waits for the first at least
+    work_s = settings.steps * settings.train_s + rollouts * settings.rollout_s
+    heads_S = np.array([_before(settings, step) for step in steps])
+    tails_S = np.array([_after(settings, settings.steps - 1 - step) for step in steps])
+    loads_S = latencies_SC.sum(axis=1) / settings.max_concurrency
+    longest_S = latencies_SC.max(axis=1)
+    up_to_S = np.cumsum(loads_S)
+    bound = max(work_s, float((heads_S + longest_S + tails_S).max()))
+    # The best first batch for each last one: heads - loads before it, accumulated.
+    first_S = np.maximum.accumulate(heads_S - (up_to_S - loads_S))
+    return max(bound, float((first_S + up_to_S + tails_S).max()))
+
+
+def _before(settings: PipelineSettings, step: int) -> float:
+    """The work before the first call of a step: rollouts up to its own, and every update but those of two steps."""
+    updated = max(0, step - 1)
+    if not settings.separate_rollouts:
+        return (step + 1) * settings.rollout_s + updated * settings.train_s + settings.handling_s
+    generating = (step + 1) * settings.rollout_s + updated * settings.publish_s
+    training = settings.rollout_s + updated * settings.train_s + (settings.rollout_s if step else 0.0)
+    return max(generating, training) + settings.handling_s
+
+
+def _after(settings: PipelineSettings, left: int) -> float:
+    """The work after the last call of a step with `left` more to come: one update, and theirs but for what is ahead."""
+    update_s = settings.minibatches * settings.update_s
+    rollouts = max(0, left - 1)  # the next batch may be rolled out already, and have its log-probabilities
+    training = left * (update_s + settings.publish_s) + rollouts * settings.log_probs_s
+    last_s = settings.update_s + settings.publish_s
+    if not settings.separate_rollouts:
+        return last_s + training + rollouts * settings.rollout_s
+    generating = rollouts * (settings.rollout_s + settings.publish_s) + settings.log_probs_s + update_s
+    return last_s + (max(training, generating) if rollouts else training)
+
+
+Doing = Literal["rollout", "log_probs", "update", "publish", "waits_for_rewards", "waits_for_rollouts"]
+
+
+class Interval(NamedTuple):
+    """What a machine does from one second to another, for the batch of which step (from 0)."""
+
+    doing: Doing
+    step: int
+    begin_s: float
+    end_s: float
+
+
+class ScoredBatch(NamedTuple):
+    """The reward calls of one batch, `begins_C` and `ends_C` in the order of its rollouts, and when it can be used.
+
+    `ready_M` says when each mini-batch may be trained on, `groups_MG` which groups are in it.
+    """
+
+    submitted_s: float
+    begins_C: Floats
+    ends_C: Floats
+    ready_M: Floats
+    groups_MG: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleResult:
+    """One schedule, simulated.
+
+    Attributes:
+        schedule: which.
+        makespan_s: until the weights of the last step are published.
+        intervals: what the trainer's machine did and what it waited for, without a gap.
+        rollouts: what the machine for rollouts did, where that is another one.
+        batches: the reward calls of each step.
+        staleness: by how many versions the weights that a batch was rolled out with were older than those it updated,
+            at most.
+        latency_bias: Spearman's rank correlation of the slowest call of a group with the mini-batch the group is in,
+            the mean over steps: 1 where slow groups always come last. None where that is undefined.
+        order_kept: of the mini-batch that a group would be in by order of submission with the one it is in: 1 where
+            completion does not reorder groups. None where there is one mini-batch.
+    """
+
+    schedule: Schedule
+    makespan_s: float
+    intervals: tuple[Interval, ...]
+    rollouts: tuple[Interval, ...]
+    batches: tuple[ScoredBatch, ...]
+    staleness: int
+    latency_bias: float | None
+    order_kept: float | None
+
+    def seconds(self, *doing: Doing) -> float:
+        """How long the trainer's machine did these things."""
+        return math.fsum(item.end_s - item.begin_s for item in self.intervals if item.doing in doing)
+
+    @property
+    def idle_s(self) -> float:
+        """How long the trainer's machine waited."""
+        return self.seconds("waits_for_rewards", "waits_for_rollouts")
+
+    @property
+    def utilisation(self) -> float:
+        """The share of the time in which the trainer's machine worked."""
+        return 1.0 - self.idle_s / self.makespan_s
+
+    @property
+    def step_ends_s(self) -> list[float]:
+        """When each step was over: its weights published."""
+        ends: dict[int, float] = {}
+        for item in self.intervals:
+            if item.doing in ("update", "publish"):
+                ends[item.step] = item.end_s
+        return [ends[step] for step in range(len(self.batches))]
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """The four schedules side by side, with equal latencies.
+
+    Attributes:
+        settings: of the trainer.
+        latencies_SC: seconds of each call, by step.
+        results: of each schedule.
+        lower_bound_s: no schedule in which weights are at most one version old can be over sooner.
+    """
+
+    settings: PipelineSettings
+    latencies_SC: Floats
+    results: Mapping[Schedule, ScheduleResult]
+    lower_bound_s: float
+
+    def cut(self, schedule: Schedule) -> float:
+        """The share of the time of `sync` that a schedule saves."""
+        return 1.0 - self.results[schedule].makespan_s / self.results[Schedule.SYNC].makespan_s
+
+
+def draw_latencies(settings: PipelineSettings, latency: Latency, seed: int = 0) -> Floats:
+    """The seconds of every call, a row for each step; equal seeds draw equal numbers."""
+    return latency.draw(np.random.default_rng(seed), (settings.steps, settings.calls_per_step))
+
+
+def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overlap:
+    """Simulate the four schedules with the same calls.
+
+    Args:
+        settings: of the trainer.
+        latencies_SC: seconds of each call; consecutive `group_size` calls of a row are a group.
+
+    Raises:
+        ConfigError: the latencies are not steps × calls, or one of them is no duration.
+    """
+    shape = (settings.steps, settings.calls_per_step)
+    if latencies_SC.shape != shape:
+        raise ConfigError(f"latencies for {shape[0]} steps of {shape[1]} calls are needed, not {latencies_SC.shape}")
+    if not (np.isfinite(latencies_SC) & (latencies_SC >= 0)).all():
+        raise ConfigError("a latency is a finite number of seconds from 0 on")
+    results = {schedule: _Simulation(settings, schedule, latencies_SC).run() for schedule in Schedule}
+    return Overlap(settings, latencies_SC, results, lower_bound(settings, latencies_SC))
+
+
+def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s: float = 0.0) -> tuple[Floats, Floats]:
+    """Begin calls in their order, each as soon as a slot is free: when they begin and end.
+
+    Args:
+        latencies_C: seconds of each call.
+        slots: when each slot comes free, a heap; it is brought up to date.
+        not_before_s: when the first may begin.
+    """
+    begins = np.empty(len(latencies_C))
+    for place, seconds in enumerate(latencies_C):
+        begin = slots[0] if slots[0] > not_before_s else not_before_s
+        begins[place] = begin
+        heapq.heapreplace(slots, begin + seconds)
+    return begins, begins + np.asarray(latencies_C)
+
+
+@dataclass(slots=True)
+class _Simulation:
+    """One schedule while it is simulated. `trainer_s` and `rollouts_s` are when each machine is free."""
+
+    settings: PipelineSettings
+    schedule: Schedule
+    latencies_SC: Floats
+    slots: list[float] = field(init=False)
+    trainer_s: float = 0.0
+    rollouts_s: float = 0.0
+    published_s: float = 0.0
+    version: int = 0
+    versions: list[int] = field(default_factory=list)
+    intervals: list[Interval] = field(default_factory=list)
+    rollouts: list[Interval] = field(default_factory=list)
+    batches: list[ScoredBatch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # Two batches at most are in flight, so more slots than calls in them are never taken.
+        self.slots = [0.0] * min(self.settings.max_concurrency, 2 * self.settings.calls_per_step)
+
+    def run(self) -> ScheduleResult:
+        """Simulate every step."""
+        staleness = 0
+        self._roll_out()
+        for step in range(self.settings.steps):
+            if self.schedule.rolls_ahead:
+                self._roll_out()
+            staleness = max(staleness, self.version - self.versions[step])
+            self._train(step)
+            if not self.schedule.rolls_ahead:
+                self._roll_out()
+        bias, kept = _order(self.settings, self.batches, self.latencies_SC)
+        return ScheduleResult(
+            self.schedule,
+            self.trainer_s,
+            tuple(self.intervals),
+            tuple(self.rollouts),
+            tuple(self.batches),
+            staleness,
+            bias,
+            kept,
+        )
+
+    def _roll_out(self) -> None:
+        """Roll out the next batch, unless it was the last, and submit it."""
+        step, settings = len(self.batches), self.settings
+        if step == settings.steps:
+            return
+        if settings.separate_rollouts:
+            begin = max(self.rollouts_s, self.published_s)
+            self.rollouts_s = begin + settings.rollout_s
+            self.rollouts.append(Interval("rollout", step, begin, self.rollouts_s))
+        else:
+            self._do("rollout", step, settings.rollout_s)
+            self.rollouts_s = self.trainer_s
+        self.versions.append(self.version)
+        self.batches.append(self._score(step, self.rollouts_s))
+
+    def _score(self, step: int, submitted_s: float) -> ScoredBatch:
+        """Make the calls of a batch."""
+        settings = self.settings
+        first = submitted_s + settings.handling_s
+        if settings.one_batch_at_a_time:
+            idle = max(self.slots)
+            # Handed over whole, a batch is handled when its turn comes; else while the one before is being scored.
+            first = max(first, idle if self.schedule.updates_early else idle + settings.handling_s)
+        begins_C, ends_C = list_schedule(self.latencies_SC[step].tolist(), self.slots, first)
+        ends_G = ends_C.reshape(settings.batch_size, settings.group_size).max(axis=1)
+        order_G = np.arange(settings.batch_size)
+        if self.schedule.updates_early:
+            order_G = np.argsort(ends_G, kind="stable")
+        groups_MG = order_G.reshape(settings.minibatches, settings.minibatch_size)
+        ready_M = ends_G[groups_MG].max(axis=1)
+        if not self.schedule.updates_early:
+            ready_M = np.full(settings.minibatches, ends_G.max())
+        return ScoredBatch(submitted_s, begins_C, ends_C, ready_M, groups_MG)
+
+    def _train(self, step: int) -> None:
+        """Log-probabilities, the updates, and the new weights of one step."""
+        settings, batch = self.settings, self.batches[step]
+        waits_first = self.schedule is Schedule.SYNC and not settings.log_probs_while_scoring
+        self._wait("waits_for_rollouts", step, batch.submitted_s)
+        self._wait("waits_for_rewards", step, float(batch.ready_M[-1]) if waits_first else 0.0)
+        self._do("log_probs", step, settings.log_probs_s)
+        for ready_s in batch.ready_M.tolist():
+            self._wait("waits_for_rewards", step, ready_s)
+            self._do("update", step, settings.update_s)
+        # Weights are swapped between rollouts, so that none is made by a mixture of two versions.
+        self._wait("waits_for_rollouts", step, self.rollouts_s)
+        self._do("publish", step, settings.publish_s)
+        self.published_s = self.trainer_s
+        self.version += 1
+
+    def _do(self, doing: Doing, step: int, seconds: float) -> None:
+        begin, self.trainer_s = self.trainer_s, self.trainer_s + seconds
+        self.intervals.append(Interval(doing, step, begin, self.trainer_s))
+
+    def _wait(self, doing: Doing, step: int, until_s: float) -> None:
+        if until_s > self.trainer_s:
+            self.intervals.append(Interval(doing, step, self.trainer_s, until_s))
+            self.trainer_s = until_s
+
+
+def _order(
+    settings: PipelineSettings, batches: Sequence[ScoredBatch], latencies_SC: Floats
+) -> tuple[float | None, float | None]:
+    """`latency_bias` and `order_kept`, the means over steps."""
+    shape = (settings.steps, settings.batch_size, settings.group_size)
+    slowest_SG = latencies_SC.reshape(shape).max(axis=2)
+    minibatch_G = np.repeat(np.arange(settings.minibatches), settings.minibatch_size)
+    biases, kept = [], []
+    for slowest_G, batch in zip(slowest_SG, batches, strict=True):
+        given_G = np.empty(settings.batch_size)
+        given_G[batch.groups_MG.ravel()] = minibatch_G
+        biases.append(rank_correlation(slowest_G, given_G))
+        kept.append(rank_correlation(minibatch_G.astype(np.float64), given_G))
+    return _mean(biases), _mean(kept)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def rank_correlation(first_N: Floats, second_N: Floats) -> float | None:
+    """Spearman's rank correlation, equal values sharing the mean of their ranks; None where one side is constant."""
+    if first_N.min() == first_N.max() or second_N.min() == second_N.max():
+        return None
+    return float(np.corrcoef(_ranks(first_N), _ranks(second_N))[0, 1])
+
+
+def _ranks(values_N: Floats) -> Floats:
+    _, inverse, counts = np.unique(values_N, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse].astype(np.float64)
+
+
+LETTERS: dict[Doing, str] = {
+    "rollout": "R",
+    "log_probs": "L",
+    "update": "U",
+    "publish": "P",
+    "waits_for_rewards": "·",
+    "waits_for_rollouts": "-",
+}
+
+LEGEND = (
+    "R rollout  L log-probabilities  U update  P weights published  · waits for rewards  - waits for rollouts\n"
+    "step: whose batch it is (last digit)  calls: reward calls in flight, █ all of max_concurrency"
+)
+
+_LEVELS = " ▁▂▃▄▅▆▇█"
+
+_STEPS = 2
+
+_MARGIN = len("  rollouts ")
+
+NARROWEST = _MARGIN + 10
+
+_DOINGS: tuple[Doing, ...] = get_args(Doing)
+
+
+class TimelineRow(NamedTuple):
+    """One row of the drawing: whose it is, what it shows (machine, rollouts, step, calls), and its cells."""
+
+    schedule: Schedule
+    shows: str
+    cells: str
+
+
+class Timeline(NamedTuple):
+    """A drawing of the schedules; `cell_s` seconds are one cell, and the steps are counted from 1."""
+
+    rows: tuple[TimelineRow, ...]
+    cell_s: float
+    first_step: int
+    last_step: int
+
+    def __str__(self) -> str:
+        lines = [f"steps {self.first_step} to {self.last_step}, {self.cell_s:.3g} s a character"]
+        if self.first_step == self.last_step:
+            lines = [f"step {self.first_step}, {self.cell_s:.3g} s a character"]
+        for row in self.rows:
+            if row.shows == "machine":
+                lines += ["", row.schedule.value]
+            lines.append(f"  {row.shows:8} {row.cells}".rstrip())
+        return "\n".join(lines)
+
+
+def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
+    """Draw two steps of each schedule from the second step on, or from the first where there are fewer than four.
+
+    Args:
+        overlap: what was simulated.
+        width: characters of the longest line.
+
+    Raises:
+        ConfigError: nothing can be seen in so few characters.
+    """
+    if width < NARROWEST:
+        raise ConfigError(f"a timeline needs {NARROWEST} characters, not {width}")
+    steps = overlap.settings.steps
+    first = 1 if steps >= _STEPS + 2 else 0
+    last = min(first + _STEPS, steps) - 1
+    spans = {schedule: _span(result, first, last) for schedule, result in overlap.results.items()}
+    cell_s = max(end - begin for begin, end in spans.values()) / (width - _MARGIN)
+    rows: list[TimelineRow] = []
+    for schedule, (begin, end) in spans.items():
+        cells = max(1, round((end - begin) / cell_s))
+        rows += _rows(overlap, overlap.results[schedule], np.array([begin + cell_s * n for n in range(cells + 1)]))
+    return Timeline(tuple(rows), cell_s, first + 1, last + 1)
+
+
+def _span(result: ScheduleResult, first: int, last: int) -> tuple[float, float]:
+    ends = result.step_ends_s
+    return (ends[first - 1] if first else 0.0), ends[last]
+
+
+def _rows(overlap: Overlap, result: ScheduleResult, edges: Floats) -> list[TimelineRow]:
+    rows = [("machine", _letters(result.intervals, edges))]
+    if result.rollouts:
+        rows.append(("rollouts", _letters(result.rollouts, edges)))
+    rows.append(("step", _steps(result.intervals, edges)))
+    slots = min(overlap.settings.max_concurrency, overlap.settings.calls_per_step)
+    rows.append(("calls", _calls(result, edges, slots)))
+    return [TimelineRow(result.schedule, shows, cells) for shows, cells in rows]
+
+
+def _shares(intervals: Sequence[Interval], edges: Floats, kinds: Sequence[object], of: int) -> list[int | None]:
+    """For each cell the place in `kinds` of what fills most of it, None where nothing does; `of` is the field."""
+    filled = np.zeros((len(kinds), len(edges) - 1))
+    places = {kind: place for place, kind in enumerate(kinds)}
+    for item in intervals:
+        inside = np.minimum(edges[1:], item.end_s) - np.maximum(edges[:-1], item.begin_s)
+        filled[places[item[of]]] += np.maximum(inside, 0.0)
+    return [int(cell.argmax()) if cell.any() else None for cell in filled.T]
+
+
+def _letters(intervals: Sequence[Interval], edges: Floats) -> str:
+    shares = _shares(intervals, edges, _DOINGS, Interval._fields.index("doing"))
+    return "".join(" " if place is None else LETTERS[_DOINGS[place]] for place in shares)
+
+
+def _steps(intervals: Sequence[Interval], edges: Floats) -> str:
+    steps = range(max(item.step for item in intervals) + 1)
+    shares = _shares(intervals, edges, steps, Interval._fields.index("step"))
+    return "".join(" " if step is None else str((step + 1) % 10) for step in shares)
+
+
+def _calls(result: ScheduleResult, edges: Floats, slots: int) -> str:
+    """How many calls are in flight in each cell, on the average; the lowest level says that there are any."""
+    done = np.zeros(len(edges))
+    for batch in result.batches:
+        if batch.submitted_s < edges[-1] and batch.ends_C.max() > edges[0]:
+            lengths = batch.ends_C - batch.begins_C
+            done += [np.clip(edge - batch.begins_C, 0.0, lengths).sum() for edge in edges]
+    shares = np.diff(done) / (np.diff(edges) * slots)
+    top = len(_LEVELS) - 1
+    return "".join(_LEVELS[min(top, max(round(share * top), int(share > 1e-9)))] for share in shares.tolist())

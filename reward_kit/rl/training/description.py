@@ -1,0 +1,255 @@
+"""The description of a training plan that `train --dry-run` prints: batches, credit and loss, with their values."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.overlap import Schedule
+from reward_kit.rl.training.config import TrainModel
+from reward_kit.rl.training.plan import TrainingPlan
+
+_WIDTH = 100
+
+_INDENT = 12
+
+_CREDIT: Mapping[str, str] = {
+    "grpo": "A = (score - mean) / std over the episodes of a group",
+    "rloo": "A = score - mean score of the others of the group",
+    "opo": "A = score - mean score of the group, weighted by length",
+    "gpg": "A = (score - mean) · episodes / episodes in groups that differ",
+    "grpo_passk": "A = best - second best for the best episode of a group, else 0",
+    "reinforce_plus_plus_baseline": "A = (score - mean of the group) / std over the batch",
+    "reinforce_plus_plus": "A = (G - mean) / std over all steps of the batch",
+    "discounted_returns": "A = G, less the mean of the group with baseline: mean",
+    "turn_level_grpo": "A = G_k - mean G_k of the others of the group at the same turn",
+    "gae": "A = Σ (gamma lam)^i δ_i,  δ = r + gamma V' - V",
+}
+
+_OVER_THE_BATCH: Mapping[str, str] = {
+    "gpg": "the share of groups that differ over the batch",
+    "reinforce_plus_plus_baseline": "its scale over the batch",
+    "reinforce_plus_plus": "its mean and its scale over the batch",
+}
+
+_PIPELINES: Mapping[Schedule, str] = {
+    Schedule.SYNC: "one thing after another: roll out, score, learn; no token is older than the weights that learn",
+    Schedule.MINIBATCH: "a part of the batch is learned from as soon as its groups are scored, slow ones last",
+    Schedule.ONE_STEP_OFF: "the next batch is rolled out while this one is scored and learned from; its tokens are one "
+    "version older than the weights that learn from them",
+    Schedule.BOTH: "the next batch is rolled out while this one is learned from part by part, as groups are scored; "
+    "its tokens are one version older than the weights that learn from them",
+}
+
+_LOSSES: Mapping[str, tuple[str, ...]] = {
+    "ppo": ("L_t = max(-A r, -A clip(r, {low:g}, {high:g}))", "r   = π(token) / π_old(token)"),
+    "gspo": (
+        "L_t = max(-A s, -A clip(s, {low:g}, {high:g}))",
+        "s   = exp(mean over the sequence of log π - log π_old), with the gradient of each token's own log π",
+    ),
+    "cispo": ("L_t = -stop_gradient(clip(r, {low:g}, {high:g})) A log π(token)", "r   = π(token) / π_old(token)"),
+    "decoupled": (
+        "L_t = w max(-A r, -A clip(r, {low:g}, {high:g}))",
+        "r   = π(token) / π_prox(token),  π_prox: the weights before the update",
+        "w   = π_prox(token) / π_sampler(token),  at most {cap:g}; a token beyond it {beyond}",
+    ),
+}
+
+_AGGREGATIONS: Mapping[str, str] = {
+    "token-mean": "the mean over all tokens that take part",
+    "seq-mean-token-sum": "the mean over sequences of each one's sum",
+    "seq-mean-token-mean": "the mean over sequences of each one's mean",
+    "seq-mean-token-sum-norm": "the mean over sequences of each one's sum / {norm:g}",
+}
+
+
+def describe_plan(plan: TrainingPlan) -> str:
+    """Describe the plan in words and formulas, with the values in effect."""
+    sections = {
+        "Training": _training(plan),
+        "Engine": _engine(plan.config),
+        "Pipeline": _pipeline(plan),
+        "Scores": _scores(plan),
+        "Credit": _credit(plan),
+        "Loss": _loss(plan.config.ppo),
+        "Update": _update(plan.config.ppo),
+        "Evaluation": _evaluation(plan),
+        "Checkpoints": [
+            f"every {plan.config.checkpoints.every} updates; the latest {plan.config.checkpoints.keep} are kept, and "
+            f"the best by {plan.config.best_by}"
+        ],
+    }
+    printed: list[str] = []
+    for title, lines in sections.items():
+        wrapped: list[str] = []
+        for line in lines:
+            first, hanging = " " * _INDENT, " " * (_INDENT + 6)
+            wrapped += textwrap.wrap(line, _WIDTH, initial_indent=first, subsequent_indent=hanging) or [""]
+        if wrapped:
+            wrapped[0] = f"{title:<{_INDENT}}{wrapped[0][_INDENT:]}"
+        printed += wrapped
+    return "\n".join(printed)
+
+
+def plan_notes(plan: TrainingPlan) -> list[str]:
+    """Note what is allowed but may not be intended."""
+    estimator, groups = plan.credit.estimator, plan.samples_per_minibatch
+    if estimator not in _OVER_THE_BATCH or groups == plan.config.rollout.samples_per_update:
+        return []
+    return [
+        f"note: {estimator} measures {_OVER_THE_BATCH[estimator]}, and pipeline {plan.config.pipeline.value} gives it "
+        f"{groups} of {plan.config.rollout.samples_per_update} groups at a time: raise rollout.samples_per_minibatch, "
+        "or take an estimator that compares within groups"
+    ]
+
+
+def _training(plan: TrainingPlan) -> list[str]:
+    config, rollout = plan.config, plan.config.rollout
+    episodes = rollout.samples_per_update * rollout.group_size
+    limit = f", at most {rollout.max_concurrency} at a time" if rollout.max_concurrency else ""
+    block = config.policy or plan.task.definition.policy
+    lines = [
+        f"{plan.name}: {config.updates} updates of {rollout.samples_per_update} samples × {rollout.group_size} "
+        f"episodes = {episodes} episodes{limit}; {len(plan.samples)} samples to train on, seed {config.seed}",
+        f"policy {block.type if block else 'none'}; task {plan.task.path}",
+    ]
+    if (dynamic := config.dynamic_sampling) is not None:
+        kept = "whose scores differ" + (", or whose steps do" if dynamic.keep_step_signal else "")
+        band = f" and whose mean score is in [{dynamic.band[0]:g}, {dynamic.band[1]:g}]" if dynamic.band else ""
+        dropped = "; groups with an unscored member are dropped" if dynamic.unscored == "drop" else ""
+        lines.append(
+            f"only groups {kept}{band} count; others are collected in their place, {dynamic.max_collections} "
+            f"collections at most{dropped}"
+        )
+    return lines
+
+
+def _engine(config: TrainModel) -> list[str]:
+    if (engine := config.engine).type == "local":
+        return []
+    count = engine.workers or "as many as fit"
+    where = f"the cluster {engine.address}" if engine.address else "a cluster on this machine alone"
+    rewards = f"in {engine.reward_workers} processes there" if engine.reward_workers else "in this process"
+    return [
+        f"ray: rollouts in {count} processes of {where}, each with {engine.cpus:g} CPUs, {engine.gpus:g} GPUs and a "
+        f"copy of the weights, which gets the new ones after each update; rewards are called {rewards}",
+        "which episodes are computed together is not repeated: the same seed gives the same draws, not the same bits",
+    ]
+
+
+def _pipeline(plan: TrainingPlan) -> list[str]:
+    schedule = plan.config.pipeline
+    parts = f"{plan.samples_per_minibatch} groups at a time, each with all the epochs and mini-batches of `ppo`"
+    return [f"{schedule.value}: {_PIPELINES[schedule]}", *([parts] if schedule.updates_early else [])]
+
+
+def _scores(plan: TrainingPlan) -> list[str]:
+    definition, config = plan.task.definition, plan.config
+    kinds = {
+        "none": "as they are",
+        "length": "divided by the episode's number of steps",
+        "variance": "(score - mean) / (std + 1e-8), running over all episodes so far",
+    }
+    kind = config.reward_manager.normalization_type
+    return [
+        f"{definition.reward_function_path}, {config.reward.max_concurrency} calls at a time; unscored is not zero: an "
+        "unscored episode takes no part",
+        f"reward manager {config.reward_manager.name}, normalization {kind}: {kinds[kind]}",
+    ]
+
+
+def _credit(plan: TrainingPlan) -> list[str]:
+    credit, options = plan.credit, dict(plan.credit.options)
+    sources = {
+        "reward_function": "r_k: what the reward says of step k",
+        "environment": "r_k: what the environment gave for step k, where the reward says nothing of steps",
+    }
+    formulas = _gigpo(options) if credit.estimator == "gigpo" else [_CREDIT[credit.estimator]]
+    texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in options.items()}
+    shown = ", ".join(f"{name} {text}" for name, text in texts.items() if options[name] is not None)
+    return [f"{credit.estimator}: {formulas[0]}", *formulas[1:], sources[credit.step_rewards], f"with {shown}"]
+
+
+def _gigpo(options: Mapping[str, Any]) -> list[str]:
+    if options["combination"] == "convex":
+        rule = f"A = {options['omega']:g} A_E + {1 - options['omega']:g} A_S"
+    else:
+        rule = f"A = A_E + {options['step_weight']:g} A_S"
+    scale = {
+        "std": "/ (std + {:g})".format(options["epsilon"]),
+        "mean": "",
+        "constant": f"/ {options['normalization_constant']}",
+        "leave_one_out": "of the others",
+    }[options["normalization"]]
+    return [
+        rule,
+        f"A_E = (score - mean) {scale}  over the episodes of a group",
+        f"A_S = (G_k - mean) {scale}  over the group's steps taken in the same state",
+        f"G_k = r_k + {options['gamma']:g} G_k+1",
+    ]
+
+
+def _loss(ppo: PPOConfig) -> list[str]:
+    clip = ppo.clip
+    beyond = "is left out" if ppo.beyond_cap == "exclude" else "counts with that"
+    values = {"low": 1 - clip.low, "high": 1 + clip.high, "cap": ppo.decoupled_cap, "beyond": beyond}
+    lines = [line.format(**values) for line in _LOSSES[ppo.loss]]
+    if clip.dual is not None:
+        lines.insert(1, f"L_t is at most {clip.dual:g} |A| where A < 0")
+    if ppo.loss != "decoupled":
+        recorded = "as the sampler recorded it" if ppo.old_logprobs == "sampler" else "recomputed before the update"
+        lines.append(f"π_old: {recorded}")
+    if ppo.importance is not None:
+        lines.append(
+            f"times w = min(π_before / π_sampler of the {ppo.importance}, {ppo.importance_cap:g}), for what the "
+            "sampler computed otherwise"
+        )
+    total = _AGGREGATIONS[ppo.reduction].format(norm=ppo.norm_length or 1.0)
+    lines = [f"{ppo.loss}: {lines[0]}", *lines[1:], f"log π at temperature {ppo.temperature:g}; L is {total}"]
+    if ppo.kl_coefficient:
+        held = f", adapted to hold {ppo.kl_target:g} per sequence" if ppo.kl_target is not None else ""
+        lines.append(f"+ {ppo.kl_coefficient:g} KL(π, the policy at the start), estimator {ppo.kl_kind}{held}")
+    else:
+        lines.append("no divergence from a reference (kl_coefficient 0)")
+    sign = "-" if ppo.entropy_coefficient >= 0 else "+"
+    lines += [f"{sign} {abs(ppo.entropy_coefficient):g} entropy"] if ppo.entropy_coefficient else ["no entropy bonus"]
+    kept = f", kept within {ppo.value_clip:g} of what it was" if ppo.value_clip is not None else ""
+    lines.append(f"+ {ppo.value_coefficient:g} · ½ (V - return)²{kept}, where the policy has a value head")
+    return lines
+
+
+def _update(ppo: PPOConfig) -> list[str]:
+    if ppo.minibatch_rows is not None:
+        batches = f"mini-batches of {ppo.minibatch_rows} rows"
+    else:
+        batches = f"{ppo.minibatches} mini-batches" if ppo.minibatches else "one mini-batch"
+    cut = f"gradient norm at most {ppo.max_grad_norm:g}" if ppo.max_grad_norm is not None else "gradient as it is"
+    decay = f", weight decay {ppo.weight_decay:g} on matrices" if ppo.weight_decay else ""
+    lines = [
+        f"{ppo.epochs} epochs of {batches}; AdamW, lr {ppo.lr:g}, betas {ppo.betas[0]:g} and {ppo.betas[1]:g}{decay}; "
+        f"{cut}",
+        *(f"lr {rate:g} for {pattern}" for pattern, rate in ppo.lr_by_name.items()),
+        f"lr {ppo.schedule}" + (f" after {ppo.warmup} updates of warm-up" if ppo.warmup else ""),
+    ]
+    if ppo.critic_warmup:
+        lines.append(f"the first {ppo.critic_warmup} updates train the value head alone")
+    if ppo.lora is not None:
+        lines.append(f"low-rank adapters of rank {ppo.lora.rank}, alpha {ppo.lora.alpha:g}, in {ppo.lora.targets}")
+    return lines
+
+
+def _evaluation(plan: TrainingPlan) -> list[str]:
+    asked, held_out = plan.config.evaluation, plan.held_out
+    if asked is None or held_out is None:
+        return ["none"]
+    temperature = "" if asked.temperature is None else f" at temperature {asked.temperature:g}"
+    lines = [
+        f"every {asked.every} updates, before the first and after the last: {len(held_out.samples)} samples × "
+        f"{asked.rollouts} of {held_out.task.path}{temperature}, the same draws each time"
+    ]
+    if (stop := plan.config.early_stop) is not None:
+        often = f" {stop.times} times in a row" if stop.times > 1 else ""
+        lines.append(f"training is over once {stop.metric} is at least {stop.at_least:g}{often}")
+    return lines

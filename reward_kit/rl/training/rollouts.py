@@ -1,0 +1,284 @@
+"""Collection of groups of episodes: the order of samples, many groups at once, lockstep, and held-out evaluations."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import anyio
+import numpy as np
+import torch
+
+from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
+from reward_kit.agent.samples import Sample, derive_seed
+from reward_kit.environments.base import ToolSpec
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import ConfigError
+from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.reward_agent.agent import AsyncRewardAgent
+from reward_kit.reward_agent.scoring import ScoringRequest
+from reward_kit.rl.reward_manager import RewardManager
+from reward_kit.rl.training.figures import Figures, episode_figures, prefixed, score_figures
+from reward_kit.runs.engine import RolloutWorker
+from reward_kit.runs.statistics import mean_interval
+from reward_kit.tokens import build_rows
+
+
+class SampleStream:
+    """All samples, over and over, shuffled in each epoch by the seed.
+
+    Args:
+        samples: what is trained on.
+        seed: of the order.
+
+    Attributes:
+        position: how many samples were taken; the whole state, for a resume.
+
+    Raises:
+        ConfigError: there are no samples.
+    """
+
+    def __init__(self, samples: Sequence[Sample], seed: int) -> None:
+        if not samples:
+            raise ConfigError("there are no samples to train on")
+        self._samples, self._seed = list(samples), seed
+        self.position = 0
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def take(self, count: int) -> list[Sample]:
+        """Return the next `count` samples."""
+        taken = []
+        for _ in range(count):
+            epoch, index = divmod(self.position, len(self._samples))
+            if self._order[0] != epoch:
+                generator = np.random.default_rng(derive_seed("samples", self._seed, epoch))
+                self._order = (epoch, generator.permutation(len(self._samples)).tolist())
+            self.position += 1
+            taken.append(self._samples[self._order[1][index]])
+        return taken
+
+    @property
+    def epoch(self) -> float:
+        """How often all of them were taken."""
+        return self.position / len(self._samples)
+
+
+class LockstepBarrier(AgentPolicy):
+    """A trainable policy whose sessions start together: each `open` waits until all expected sessions are open.
+
+    An engine that computes every open session at once would otherwise start with whichever environment was ready first,
+    so that its batches, and with them the last bits of its results, would depend on timing.
+
+    Args:
+        policy: the policy behind it.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+        self._expected = self._arrived = 0
+        self._complete = anyio.Event()
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The weights in training."""
+        module: torch.nn.Module = self._policy.module
+        return module
+
+    @property
+    def pad_token_id(self) -> int:
+        """The id that fills up rows."""
+        pad: int = self._policy.pad_token_id
+        return pad
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def expect(self, sessions: int) -> None:
+        """Make the next `sessions` sessions wait for one another."""
+        self._expected, self._arrived, self._complete = sessions, 0, anyio.Event()
+
+    def give_up(self) -> None:
+        """Expect one session less, since it will never be opened."""
+        self._expected -= 1
+        self._release_if_complete()
+
+    def _release_if_complete(self) -> None:
+        if self._arrived >= self._expected:
+            self._complete.set()
+
+    async def open(self, context: EpisodeContext) -> AgentPolicy:
+        """Open a session, and wait for the others."""
+        session: AgentPolicy = await self._policy.open(context)
+        self._arrived += 1
+        self._release_if_complete()
+        try:
+            await self._complete.wait()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await session.close()
+            raise
+        return session
+
+    async def get_action(
+        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
+    ) -> PolicyOutput:
+        """Act outside of any session."""
+        output: PolicyOutput = await self._policy.get_action(observation, available_tools_specs)
+        return output
+
+    async def publish(self, version: int) -> None:
+        """Act with the weights in training."""
+        await self._policy.publish(version)
+
+    async def close(self) -> None:
+        """Close the policy."""
+        await self._policy.close()
+
+
+class TrainingWorker(RolloutWorker, Protocol):
+    """Collects the episodes that are trained on; `RLRolloutWorker` is the one in this process.
+
+    Attributes:
+        agent_policy: acts, or publishes weights to the policies that act.
+        task_definition: the task.
+    """
+
+    agent_policy: Any
+    task_definition: TaskDefinitionModel
+
+
+GroupRequest = tuple[Sample, int]
+"""A sample and the seed of its group."""
+Finished = Callable[[int, list[SingleAgentEpisode]], Coroutine[Any, Any, None]]
+
+
+class Collector:
+    """Collects groups. Behind a `LockstepBarrier` they come in waves whose episodes start together.
+
+    Which episodes act at the same time then does not depend on timing.
+
+    Args:
+        group_size: episodes per sample.
+        max_concurrency: episodes in flight; None: all of a call.
+    """
+
+    def __init__(self, group_size: int, max_concurrency: int | None = None) -> None:
+        self._group_size, self._limit = group_size, max_concurrency
+        self._wave_lock = anyio.Lock()
+
+    async def collect(
+        self, worker: TrainingWorker, requests: Sequence[GroupRequest], finished: Finished | None = None
+    ) -> list[list[SingleAgentEpisode]]:
+        """Collect a group for each sample, in their order; a failed episode carries its failure.
+
+        Args:
+            worker: collects the episodes.
+            requests: the samples.
+            finished: called with the index and the episodes of each group as soon as they are over.
+        """
+        groups: list[list[SingleAgentEpisode]] = [[] for _ in requests]
+        most = len(requests) * self._group_size
+        limiter = anyio.CapacityLimiter(self._limit or max(1, most))
+        barrier = worker.agent_policy if isinstance(worker.agent_policy, LockstepBarrier) else None
+
+        async def collect_group(index: int) -> None:
+            episodes: dict[int, SingleAgentEpisode] = {}
+
+            async def collect_episode(number: int) -> None:
+                async with limiter:
+                    episodes[number] = await worker.collect_episode(start, number)
+                if barrier is not None and not episodes[number].messages:
+                    barrier.give_up()
+
+            async with worker.group(*requests[index]) as start:
+                await _all_at_once(collect_episode, range(self._group_size))
+            groups[index] = [episodes[number] for number in range(self._group_size)]
+            if finished is not None:
+                await finished(index, groups[index])
+
+        indices = range(len(requests))
+        if barrier is None:
+            await _all_at_once(collect_group, indices)
+            return groups
+        # Whole groups, and at least one: the episodes in flight at a time are part of what lockstep repeats.
+        width = max(1, (self._limit or most) // self._group_size)
+        limiter.total_tokens = width * self._group_size
+        async with self._wave_lock:
+            for first in range(0, len(requests), width):
+                wave = indices[first : first + width]
+                barrier.expect(len(wave) * self._group_size)
+                await _all_at_once(collect_group, wave)
+        return groups
+
+
+async def _all_at_once(call: Callable[[int], Coroutine[Any, Any, None]], numbers: Sequence[int]) -> None:
+    async with anyio.create_task_group() as tasks:
+        for number in numbers:
+            tasks.start_soon(call, number)
+
+
+@dataclass(slots=True)
+class HeldOutEvaluation:
+    """Evaluates the acting weights on held-out samples, with the same draws each time.
+
+    Attributes:
+        worker: collects; its policy acts as in evaluations.
+        reward_agent: scores; open.
+        samples: the held-out samples.
+        rollouts: episodes of each.
+        run_seed: seeds the draws.
+        collector: collects groups of `rollouts`.
+        examples: shows some of the episodes; None shows none.
+        pad_token_id: of the policy, for the examples.
+    """
+
+    worker: TrainingWorker
+    reward_agent: AsyncRewardAgent
+    samples: Sequence[Sample]
+    rollouts: int
+    run_seed: int
+    collector: Collector
+    examples: RewardManager | None = None
+    pad_token_id: int = 0
+
+    async def measure(self) -> Figures:
+        """Collect, score, and return the figures, each under `held_out/`."""
+        seed, task = derive_seed("evaluate", self.run_seed), self.worker.task_definition
+        groups = await self.collector.collect(self.worker, [(sample, seed) for sample in self.samples])
+        episodes = [episode for group in groups for episode in group]
+        requests = [ScoringRequest.of(episode, task) for episode in episodes]
+        scored = await self.reward_agent.score_all(requests, self.rollouts)
+        scores = [one.score for one in scored]
+        if self.examples is not None:
+            rows = build_rows(episodes, scores=scores, pad_token_id=self.pad_token_id)
+            if len(rows):
+                self.examples(rows)
+        failures = [one.failure for one in scored if one.failure is not None]
+        figures = score_figures(scores, failures, task.pass_threshold)
+        if "mean" in figures:
+            figures["score"] = figures.pop("mean")
+            of_sample = [sample.id for sample in self.samples for _ in range(self.rollouts)]
+            error = mean_interval(scores, of_sample).standard_error
+            figures |= {"standard_error": error} if error is not None else {}
+        shown = ("count", "steps_mean", "tokens_mean", "return_mean", "invalid_action_share")
+        figures |= {name: value for name, value in episode_figures(episodes).items() if name in shown}
+        return prefixed("held_out", figures)
+
+
+def acting_as(policy: Any, temperature: float | None) -> Any:
+    """Return the policy that acts in evaluations: the same weights at another temperature; None keeps the policy.
+
+    Raises:
+        ConfigError: the policy has no temperature.
+    """
+    if temperature is None:
+        return policy
+    sampling = getattr(policy, "sampling", None)
+    if sampling is None or not hasattr(sampling, "temperature"):
+        raise ConfigError(f"evaluation.temperature: {type(policy).__name__} has no sampling temperature")
+    # It shares the engine: sessions close what they open, and the owner closes the policy itself.
+    acting = copy.copy(policy)
+    acting.sampling = sampling._replace(temperature=temperature)
+    return acting

@@ -1,0 +1,89 @@
+"""How long a simulated reward call takes: distributions by their figures, and the calls of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.rl.overlap import parse_latency
+
+
+@pytest.mark.parametrize(
+    ("text", "mean", "low", "high"),
+    [
+        ("constant:3", 3, 3, 3),
+        ("uniform:1:40", 20.5, 1, 40),
+        ("exponential:8", 8, 0, math.inf),
+        ("lognormal:8:0.5", 8, 0, math.inf),
+        ("lognormal:0:1", 0, 0, 0),
+    ],
+)
+def test_a_distribution_has_the_mean_it_was_given(text: str, mean: float, low: float, high: float) -> None:
+    drawn = parse_latency(text).draw(np.random.default_rng(0), (200, 500))
+    assert drawn.shape == (200, 500) and drawn.min() >= low and drawn.max() <= high
+    assert drawn.mean() == pytest.approx(mean, rel=0.02)
+    assert str(parse_latency(text)) == text
+
+
+def test_the_spread_of_a_lognormal_latency_is_that_of_its_logarithm() -> None:
+    drawn = parse_latency("lognormal:8:0.5").draw(np.random.default_rng(0), (100_000,))
+    assert np.log(drawn).std() == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("unifrom:1:40", "no kind 'unifrom'; did you mean 'uniform'?"),
+        ("empirical:1", "no kind 'empirical'"),
+        ("uniform:1", "latency uniform is written uniform:LOW:HIGH, with 2 numbers"),
+        ("uniform:1:x", "it is written uniform:LOW:HIGH, with numbers"),
+        ("uniform:40:1", "LOW is at most HIGH, not 40 and 1"),
+        ("constant:-1", "-1 is no finite number from 0 on"),
+        ("exponential:inf", "inf is no finite number from 0 on"),
+        ("uniform:1e308:1e308", "1e+308 is above 1e+08, the most that is simulated"),
+        ("constant:nan", "nan is no finite number from 0 on"),
+    ],
+)
+def test_an_impossible_latency_is_refused(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_latency(text)
+    assert told in str(refused.value)
+
+
+def score_line(duration: object, **more: object) -> str:
+    return json.dumps({"rollout_id": "r", "timing": {"duration_s": duration}, **more}) + "\n"
+
+
+def test_latencies_are_drawn_from_the_calls_of_a_run(tmp_path: Path) -> None:
+    lines = [score_line(1.5), score_line(4.0), *[score_line(2.0, scored_group="g")] * 3, score_line(2.0)]
+    (tmp_path / "scores.jsonl").write_text("".join(lines) + '{"torn')
+    latency = parse_latency(f"file:{tmp_path / 'scores.jsonl'}")
+    assert latency.figures == (1.5, 4.0, 2.0, 2.0)  # the call for the group counts once
+    assert parse_latency(f"file:{tmp_path}") == latency
+    assert set(latency.draw(np.random.default_rng(0), (100,)).tolist()) == {1.5, 2.0, 4.0}
+    assert str(latency) == "empirical, from 4 measured calls"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "No such file or directory"),
+        ("", "holds no score to take a duration from"),
+        (score_line(1) + "{}\n", "scores.jsonl:2 has no number at timing.duration_s"),
+        (score_line("soon"), "scores.jsonl:1 has no number at timing.duration_s"),
+        (score_line(-2), "timing.duration_s is -2, which is no duration"),
+        (score_line(math.nan), "timing.duration_s is nan, which is no duration"),
+    ],
+)
+def test_a_file_that_holds_no_durations_is_refused(tmp_path: Path, text: str | None, told: str) -> None:
+    path = tmp_path / "scores.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=r"scores\.jsonl") as refused:
+        parse_latency(f"file:{path}")
+    assert told in str(refused.value)
